@@ -1,0 +1,101 @@
+"""The types that text, models and objectives share: Batch, what a model is fed, and Mask, who may attend to whom.
+
+Shapes: B rows, T positions of the tokens, Q query positions, S key positions.
+"""
+
+from dataclasses import dataclass, fields, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+IGNORE = -100
+"""Target value of positions that have no loss."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch of rows, on one device.
+
+    tokens_BT: int64 token ids.
+    targets_BT: int64 ids to predict at each position, IGNORE where there is no loss; None when none are wanted.
+    keep_BT: bool, False at padding; None when every position is text.
+    documents_BT: int64 ordinal of the document that each position belongs to, when rows hold several documents that
+        must not see each other; None when a row is one text.
+    """
+
+    tokens_BT: Tensor
+    targets_BT: Tensor | None = None
+    keep_BT: Tensor | None = None
+    documents_BT: Tensor | None = None
+
+    @property
+    def n_targets(self) -> int:
+        """Number of positions that have a loss."""
+        return 0 if self.targets_BT is None else int((self.targets_BT != IGNORE).sum())
+
+    def to(self, device: torch.device) -> Self:
+        """The same batch on `device`; from pinned memory the copy does not block."""
+        moved = {
+            f.name: t.to(device, non_blocking=True) for f in fields(self) if (t := getattr(self, f.name)) is not None
+        }
+        return replace(self, **moved)
+
+    def pin(self) -> Self:
+        """The same batch in page-locked memory, from which copies to a GPU run beside its work."""
+        pinned = {f.name: t.pin_memory() for f in fields(self) if (t := getattr(self, f.name)) is not None}
+        return replace(self, **pinned)
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Which keys each query sees, as data. All conditions that are set must hold.
+
+    Positions count from the first key: when keys are cached, query 0 stands at position S - Q.
+
+    causal: a query sees keys up to its own position, but see prefix_B.
+    window: a query sees only keys less than this many positions away.
+    prefix_B: keys before this position are seen by every query of the row, past or future (prefix LM).
+    keep_BS: bool, False at keys that nobody sees, which is padding.
+    documents_BS: a query sees only keys with its own document's number.
+    """
+
+    causal: bool = False
+    window: int | None = None
+    prefix_B: Tensor | None = None
+    keep_BS: Tensor | None = None
+    documents_BS: Tensor | None = None
+
+    @property
+    def only_causal(self) -> bool:
+        """True when kernels with a built-in causal mask serve this mask."""
+        return self.causal and not self._has_rows and self.window is None
+
+    @property
+    def sees_all(self) -> bool:
+        """True when no mask is needed at all."""
+        return not self.causal and not self._has_rows and self.window is None
+
+    @property
+    def _has_rows(self) -> bool:
+        return any(t is not None for t in (self.prefix_B, self.keep_BS, self.documents_BS))
+
+    def allowed(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor:
+        """Bool mask of the last `n_queries` of `n_keys` positions: (1, Q, S), or (B, Q, S) when rows differ.
+
+        A query that would see nothing at all (padding) sees itself, so that softmax stays finite.
+        """
+        key_S = torch.arange(n_keys, device=device)
+        query_Q1 = key_S[n_keys - n_queries :, None]
+        allowed = torch.ones(1, n_queries, n_keys, dtype=torch.bool, device=device)
+        if self.causal:
+            allowed = allowed & (key_S <= query_Q1)
+            if self.prefix_B is not None:
+                allowed = allowed | (key_S < self.prefix_B[:, None, None])
+        if self.window is not None:
+            allowed = allowed & ((query_Q1 - key_S).abs() < self.window)
+        if self.documents_BS is not None:
+            allowed = allowed & (self.documents_BS[:, n_keys - n_queries :, None] == self.documents_BS[:, None, :])
+        if self.keep_BS is not None:
+            allowed = allowed & self.keep_BS[:, None, :]
+        return allowed | (~allowed.any(-1, keepdim=True) & (key_S == query_Q1))

@@ -1,0 +1,69 @@
+"""What can go wrong, as a person reads it: what happened, where, and what to do; and the exit code of each kind."""
+
+from typing import ClassVar
+
+
+class LmtoolError(Exception):
+    """Base of every error that lmtool raises on purpose.
+
+    `what` says what is wrong, `where` names the file, line, column or key, `fix` what to do about it. Printed as at
+    most three lines. The subclass decides the exit code.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.fix = fix
+
+    def lines(self) -> list[str]:
+        """The message as printed, one string a line."""
+        return [self.what, *(f"  {part}" for part in (self.where, self.fix) if part)]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+
+class UsageError(LmtoolError):
+    """The command line asks for something that does not exist or contradicts itself."""
+
+    exit_code = 2
+
+
+class RecipeError(LmtoolError):
+    """A recipe is not valid. Holds one line for each mistake, so that all are mended in one go."""
+
+    exit_code = 2
+
+    def __init__(self, mistakes: list[str]) -> None:
+        super().__init__(mistakes[0])
+        self.mistakes = mistakes
+
+    def lines(self) -> list[str]:
+        return self.mistakes
+
+
+class DataError(LmtoolError):
+    """Text or a table cannot be read or used."""
+
+    exit_code = 3
+
+
+class CheckpointError(LmtoolError):
+    """A run, checkpoint, model or tokenizer is missing, damaged, or does not fit."""
+
+    exit_code = 4
+
+
+class ResourceError(LmtoolError):
+    """The environment cannot do it: device, memory, disk or permission."""
+
+    exit_code = 5
+
+
+class NumericalError(LmtoolError):
+    """A loss or gradient is NaN or infinite."""
+
+    exit_code = 6

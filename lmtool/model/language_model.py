@@ -1,0 +1,93 @@
+"""The one interface of every model family, and the state that decoding carries.
+
+Shapes: B rows, T new positions, S cached positions, D model width, V vocabulary, N heads, H head width.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lmtool.batch import Batch
+
+
+class KeyValue(NamedTuple):
+    """What an attention sublayer keeps: keys and values of all positions so far, each (B, N, S, H)."""
+
+    k_BNSH: Tensor
+    v_BNSH: Tensor
+
+
+LayerState = KeyValue | tuple[()]
+"""What one sublayer keeps between calls of `advance`."""
+
+
+@dataclass(frozen=True)
+class DecodeState:
+    """All that a model remembers of the tokens it has read; a value: advancing makes a new one.
+
+    length: positions read so far, the same for all rows.
+    padding_B: how many of the first positions are padding, for rows that read fewer tokens.
+    layers: one entry for each sublayer. Dimension 0 of every tensor is the row.
+    """
+
+    length: int
+    padding_B: Tensor
+    layers: tuple[LayerState, ...]
+
+    def __getitem__(self, rows: Tensor) -> Self:
+        """The state of the chosen rows, in that order; a row may be chosen more than once."""
+        layers = tuple(
+            KeyValue(*(t[rows] for t in layer)) if isinstance(layer, KeyValue) else layer for layer in self.layers
+        )
+        return type(self)(self.length, self.padding_B[rows], layers)
+
+    @classmethod
+    def join(cls, states: Sequence[Self]) -> Self:
+        """Rows of all states as one state; shorter ones are padded in front, where nobody looks."""
+        length = max(state.length for state in states)
+
+        def stack(tensors: Sequence[Tensor]) -> Tensor:
+            return torch.cat([F.pad(t, (0, 0, length - t.shape[2], 0)) for t in tensors])
+
+        layers = tuple(
+            KeyValue(stack([p.k_BNSH for p in parts]), stack([p.v_BNSH for p in parts])) if parts[0] else ()
+            for parts in zip(*(state.layers for state in states), strict=True)
+        )
+        padding_B = torch.cat([state.padding_B + length - state.length for state in states])
+        return cls(length, padding_B, layers)
+
+
+class LanguageModel(nn.Module, ABC):
+    """A model that turns tokens into hidden states, and hidden states into logits.
+
+    The two are apart so that losses can work in chunks and never hold all logits at once.
+
+    vocab_size: number of logits. context: most positions it can read, or None where there is no limit.
+    """
+
+    vocab_size: int
+    context: int | None
+
+    @abstractmethod
+    def forward(self, batch: Batch) -> Tensor:
+        """Hidden states (B, T, D) of all positions at once."""
+
+    @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores (..., V) of the next token for hidden states (..., D)."""
+
+    @abstractmethod
+    def start(self, batch: Batch) -> DecodeState:
+        """The state before the first token, for as many rows as `batch` has, on its device."""
+
+    @abstractmethod
+    def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+        """Read T >= 1 more tokens of each row: their hidden states (B, T, D), and the state after them.
+
+        Equal to the same positions of `forward` on all tokens at once, however they are cut into calls.
+        """
