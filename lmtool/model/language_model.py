@@ -31,12 +31,12 @@ class DecodeState:
     """All that a model remembers of the tokens it has read; a value: advancing makes a new one.
 
     length: positions read so far, the same for all rows.
-    padding_B: how many of the first positions are padding, for rows that read fewer tokens.
+    padding_B: how many of the first positions are padding, for rows that read fewer tokens; None when no row has any.
     layers: one entry for each sublayer. Dimension 0 of every tensor is the row.
     """
 
     length: int
-    padding_B: Tensor
+    padding_B: Tensor | None
     layers: tuple[LayerState, ...]
 
     def __getitem__(self, rows: Tensor) -> Self:
@@ -44,22 +44,35 @@ class DecodeState:
         layers = tuple(
             KeyValue(*(t[rows] for t in layer)) if isinstance(layer, KeyValue) else layer for layer in self.layers
         )
-        return type(self)(self.length, self.padding_B[rows], layers)
+        padding_B = None if self.padding_B is None else self.padding_B[rows]
+        return type(self)(self.length, padding_B, layers)
 
     @classmethod
     def join(cls, states: Sequence[Self]) -> Self:
         """Rows of all states as one state; shorter ones are padded in front, where nobody looks."""
         length = max(state.length for state in states)
-
-        def stack(tensors: Sequence[Tensor]) -> Tensor:
-            return torch.cat([F.pad(t, (0, 0, length - t.shape[2], 0)) for t in tensors])
-
-        layers = tuple(
-            KeyValue(stack([p.k_BNSH for p in parts]), stack([p.v_BNSH for p in parts])) if parts[0] else ()
-            for parts in zip(*(state.layers for state in states), strict=True)
-        )
-        padding_B = torch.cat([state.padding_B + length - state.length for state in states])
+        layers = tuple(_join_layer(parts, length) for parts in zip(*(state.layers for state in states), strict=True))
+        if all(state.length == length and state.padding_B is None for state in states):
+            return cls(length, None, layers)
+        padding_B = torch.cat([state._n_padding() + length - state.length for state in states])
         return cls(length, padding_B, layers)
+
+    def _n_padding(self) -> Tensor:
+        if self.padding_B is not None:
+            return self.padding_B
+        tensor = next(tensor for layer in self.layers for tensor in layer)
+        return torch.zeros(len(tensor), dtype=torch.int64, device=tensor.device)
+
+
+def _join_layer(parts: Sequence[LayerState], length: int) -> LayerState:
+    if not all(isinstance(part, KeyValue) for part in parts):
+        return ()
+    keys, values = zip(*parts, strict=True)
+    return KeyValue(_join_padded(keys, length), _join_padded(values, length))
+
+
+def _join_padded(tensors: Sequence[Tensor], length: int) -> Tensor:
+    return torch.cat([F.pad(tensor, (0, 0, length - tensor.shape[2], 0)) for tensor in tensors])
 
 
 class LanguageModel(nn.Module, ABC):
@@ -80,6 +93,10 @@ class LanguageModel(nn.Module, ABC):
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores (..., V) of the next token for hidden states (..., D)."""
+
+    @abstractmethod
+    def head_parameters(self) -> tuple[Tensor, ...]:
+        """The parameters that `logits` uses."""
 
     @abstractmethod
     def start(self, batch: Batch) -> DecodeState:

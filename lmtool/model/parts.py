@@ -1,0 +1,97 @@
+"""Parts that Transformers are made of: norms, positions, the position-wise feed-forward network.
+
+Shapes: B rows, T positions, D model width.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lmtool.model.attention import Attend, Mixer
+from lmtool.model.language_model import LayerState
+from lmtool.recipe.spec import LearnedPosition, NoPosition, Norm, SinusoidalPosition, Transformer
+
+
+def build_norm(spec: Norm, width: int, bias: bool) -> nn.Module:
+    """LayerNorm with gamma and beta (Ba et al. 2016), or RMSNorm with gamma alone (Zhang and Sennrich 2019)."""
+    match spec.kind:
+        case "layer":
+            return nn.LayerNorm(width, eps=spec.eps, bias=bias)
+        case "rms":
+            return nn.RMSNorm(width, eps=spec.eps)
+
+
+class LearnedPositions(nn.Module):
+    """A trained vector for each position."""
+
+    def __init__(self, size: int, d_model: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(size, d_model)
+
+    def forward(self, x_BTD: Tensor, positions_BT: Tensor) -> Tensor:
+        summed: Tensor = x_BTD + self.table(positions_BT)
+        return summed
+
+
+class SinusoidalPositions(nn.Module):
+    """PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) the cosine of the same (Vaswani et al. 2017)."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.d_model = d_model
+
+    def forward(self, x_BTD: Tensor, positions_BT: Tensor) -> Tensor:
+        # float64, because float32 loses the fast waves' phase at far positions
+        exponents = torch.arange(0, self.d_model, 2, device=x_BTD.device, dtype=torch.float64) / self.d_model
+        angles = positions_BT[..., None] * 10000.0**-exponents
+        waves = torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)
+        return x_BTD + waves.to(x_BTD.dtype)
+
+
+def build_position(spec: Transformer) -> nn.Module | None:
+    """The module that adds positions to embeddings, or None when none are added."""
+    match spec.position:
+        case LearnedPosition(size=size):
+            return LearnedPositions(size or spec.context, spec.d_model)
+        case SinusoidalPosition():
+            return SinusoidalPositions(spec.d_model)
+        case NoPosition():
+            return None
+
+
+class FeedForward(Mixer):
+    """Position-wise feed-forward network: W2 f(W1 x), or SwiGLU's W2 (silu(W1 x) * W3 x) (Shazeer 2020)."""
+
+    def __init__(self, d_model: int, d_ff: int, activation: str, bias: bool, dropout: float) -> None:
+        super().__init__()
+        self.activation = activation
+        self.dropout = dropout
+        gated = activation == "swiglu"
+        self.up = nn.Linear(d_model, 2 * d_ff if gated else d_ff, bias=bias)
+        self.out = nn.Linear(d_ff, d_model, bias=bias)
+
+    def start(self, n_rows: int) -> LayerState:
+        return ()
+
+    def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> tuple[Tensor, LayerState | None]:
+        return self.out(F.dropout(self._activate(self.up(x_BTD)), self.dropout, self.training)), past
+
+    def _activate(self, inner: Tensor) -> Tensor:
+        match self.activation:
+            case "relu":
+                return F.relu(inner)
+            case "gelu":
+                return F.gelu(inner)
+            case "gelu-tanh":
+                return F.gelu(inner, approximate="tanh")
+            case "swiglu":
+                gate, value = inner.chunk(2, -1)
+                return F.silu(gate) * value
+        raise ValueError(f"no such activation: {self.activation}")
+
+
+def embedding_scale(spec: Transformer) -> float:
+    """What embeddings are multiplied by before positions are added."""
+    return math.sqrt(spec.d_model) if spec.scale_embedding else 1.0

@@ -1,0 +1,67 @@
+"""Causal language modelling: predict each token from those before it, all positions at once (teacher forcing).
+
+Shapes: B rows, T positions, D model width, M scored positions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lmtool.batch import IGNORE, Batch
+from lmtool.model import LanguageModel
+from lmtool.objective.cross_entropy import chunked_cross_entropy
+from lmtool.recipe.spec import Causal
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Sums over a batch, never means, so that any split of a batch adds up to the same.
+
+    total: sum of the losses of all targets, to be minimised. count: number of targets.
+    """
+
+    total: Tensor
+    count: int
+
+
+@dataclass(frozen=True)
+class CausalObjective:
+    """Mean over tokens of -log p(w_{i+1} | w_1..w_i).
+
+    bos_id: the token that starts a document; it is given, so nobody is asked to predict it.
+    isolate_documents: hide from each token the other documents in its row.
+    """
+
+    spec: Causal
+    bos_id: int
+    isolate_documents: bool
+
+    def collate(self, examples: Sequence[NDArray[np.int64]]) -> Batch:
+        """Rows of T + 1 tokens each: the first T are read, the last T predicted."""
+        rows = torch.from_numpy(np.stack(examples))
+        tokens_BT, next_BT = rows[:, :-1].contiguous(), rows[:, 1:]
+        targets_BT = next_BT.masked_fill(next_BT == self.bos_id, IGNORE)
+        documents_BT = (tokens_BT == self.bos_id).cumsum(1) if self.isolate_documents else None
+        return Batch(tokens_BT, targets_BT, documents_BT=documents_BT)
+
+    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
+        """The summed cross-entropy of the batch's targets.
+
+        Raises ValueError when the batch has no targets.
+        """
+        if batch.targets_BT is None:
+            raise ValueError("a batch without targets has no loss")
+        hidden_MD = model(batch).flatten(0, 1)
+        total = chunked_cross_entropy(
+            model.logits,
+            model.head_parameters(),
+            hidden_MD,
+            batch.targets_BT.flatten(),
+            model.vocab_size,
+            self.spec.label_smoothing,
+        )
+        return Loss(total, batch.n_targets)

@@ -1,0 +1,89 @@
+"""Cross-entropy over a vocabulary, in chunks, so that the logits of a whole batch never exist at once.
+
+Shapes: M positions that are scored, D model width, V vocabulary.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lmtool.batch import IGNORE
+
+CHUNK_ELEMENTS = 2**23
+"""Most logits computed at once: 32 MiB in float32."""
+
+
+def smoothed_cross_entropy(logits_MV: Tensor, targets_M: Tensor, label_smoothing: float) -> Tensor:
+    """Sum over positions of -sum_k q(k) log p(k), computed in float32 or wider.
+
+    q is 1 - eps at the target and eps / (V - 1) at every other entry (Szegedy et al. 2016, but eps is not given to the
+    target as well, as F.cross_entropy does). Positions whose target is IGNORE count nothing.
+    """
+    logits_MV = logits_MV.to(torch.promote_types(logits_MV.dtype, torch.float32))
+    if label_smoothing == 0:
+        return F.cross_entropy(logits_MV, targets_M, ignore_index=IGNORE, reduction="sum")
+    scored = targets_M != IGNORE
+    log_p_MV = logits_MV.log_softmax(-1)
+    nll_M = -log_p_MV.gather(-1, targets_M.clamp(min=0)[:, None])[:, 0]
+    others_M = -log_p_MV.sum(-1) - nll_M
+    spread = label_smoothing / (logits_MV.shape[-1] - 1)
+    return (((1 - label_smoothing) * nll_M + spread * others_M) * scored).sum()
+
+
+def chunked_cross_entropy(
+    logits: Callable[[Tensor], Tensor],
+    head_parameters: tuple[Tensor, ...],
+    hidden_MD: Tensor,
+    targets_M: Tensor,
+    vocab_size: int,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """`smoothed_cross_entropy` of logits(hidden), with at most CHUNK_ELEMENTS logits alive at any time.
+
+    Each chunk's gradient is taken while its logits exist, so that they are neither kept nor computed twice.
+    head_parameters are the parameters that `logits` uses.
+    """
+    rows = max(1, CHUNK_ELEMENTS // vocab_size)
+    if len(hidden_MD) <= rows:
+        return smoothed_cross_entropy(logits(hidden_MD), targets_M, label_smoothing)
+    if not torch.is_grad_enabled():
+        chunks = zip(torch.split(hidden_MD, rows), torch.split(targets_M, rows), strict=True)
+        return torch.stack([smoothed_cross_entropy(logits(h), t, label_smoothing) for h, t in chunks]).sum()
+    total: Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        logits, rows, label_smoothing, targets_M, hidden_MD, *head_parameters
+    )
+    return total
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx,
+        logits: Callable[[Tensor], Tensor],
+        rows: int,
+        label_smoothing: float,
+        targets_M: Tensor,
+        hidden_MD: Tensor,
+        *head_parameters: Tensor,
+    ) -> Tensor:
+        total = torch.zeros((), dtype=torch.float32, device=hidden_MD.device)
+        hidden_grads = []
+        head_grads = [torch.zeros_like(p) for p in head_parameters]
+        for hidden, targets in zip(torch.split(hidden_MD, rows), torch.split(targets_M, rows), strict=True):
+            with torch.enable_grad():
+                hidden = hidden.detach().requires_grad_()
+                loss = smoothed_cross_entropy(logits(hidden), targets, label_smoothing)
+                hidden_grad, *grads = torch.autograd.grad(loss, (hidden, *head_parameters))
+            hidden_grads.append(hidden_grad)
+            for sum_so_far, grad in zip(head_grads, grads, strict=True):
+                sum_so_far += grad
+            total = total + loss.detach()
+        ctx.save_for_backward(torch.cat(hidden_grads), *head_grads)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad_total):  # type: ignore[no-untyped-def]  # autograd gives contexts no type
+        grads = (grad_total * grad for grad in ctx.saved_tensors)
+        return None, None, None, None, *grads
