@@ -75,28 +75,39 @@ class Mixer(nn.Module, ABC):
         """The output for x, which follows what `past` remembers; and what to remember, unless `past` is None."""
 
 
+class JoinedLinear(nn.Linear):
+    """Several linear maps of one input computed as one; `widths` are their output widths."""
+
+    def __init__(self, d_in: int, widths: tuple[int, ...], bias: bool) -> None:
+        super().__init__(d_in, sum(widths), bias=bias)
+        self.widths = widths
+
+    def parts(self, x: Tensor) -> tuple[Tensor, ...]:
+        """The output of each map."""
+        return torch.split(self(x), list(self.widths), -1)
+
+
 class SelfAttention(Mixer):
     """Multi-head self-attention (Vaswani et al. 2017), with grouped key-value heads (Ainslie et al. 2023)."""
 
     def __init__(self, d_model: int, n_heads: int, n_kv_heads: int, bias: bool, dropout: float) -> None:
         super().__init__()
         self.head_width = d_model // n_heads
-        self.widths = (d_model, n_kv_heads * self.head_width, n_kv_heads * self.head_width)
+        self.n_kv_heads = n_kv_heads
         self.dropout = dropout
-        self.qkv = nn.Linear(d_model, sum(self.widths), bias=bias)
+        kv_width = n_kv_heads * self.head_width
+        self.qkv = JoinedLinear(d_model, (d_model, kv_width, kv_width), bias)
         self.out = nn.Linear(d_model, d_model, bias=bias)
 
     def start(self, n_rows: int) -> KeyValue:
         """Keys and values of no positions."""
         weight = self.qkv.weight
-        shape = (n_rows, self.widths[1] // self.head_width, 0, self.head_width)
+        shape = (n_rows, self.n_kv_heads, 0, self.head_width)
         return KeyValue(weight.new_empty(shape), weight.new_empty(shape))
 
     def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> tuple[Tensor, LayerState | None]:
         B, T, D = x_BTD.shape
-        q, k, v = (
-            part.view(B, T, -1, self.head_width).transpose(1, 2) for part in self.qkv(x_BTD).split(self.widths, -1)
-        )
+        q, k, v = (part.view(B, T, -1, self.head_width).transpose(1, 2) for part in self.qkv.parts(x_BTD))
         now: LayerState | None = None
         if isinstance(past, KeyValue):
             k, v = torch.cat((past.k_BNSH, k), 2), torch.cat((past.v_BNSH, v), 2)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmtool.model.attention import Attend, Mixer
+from lmtool.model.attention import Attend, JoinedLinear, Mixer
 from lmtool.model.language_model import LayerState
 from lmtool.recipe.spec import LearnedPosition, NoPosition, Norm, SinusoidalPosition, Transformer
 
@@ -68,15 +68,15 @@ class FeedForward(Mixer):
         super().__init__()
         self.activation = activation
         self.dropout = dropout
-        gated = activation == "swiglu"
-        self.up = nn.Linear(d_model, 2 * d_ff if gated else d_ff, bias=bias)
+        self.up = JoinedLinear(d_model, (d_ff, d_ff) if activation == "swiglu" else (d_ff,), bias)
         self.out = nn.Linear(d_ff, d_model, bias=bias)
 
     def start(self, n_rows: int) -> LayerState:
         return ()
 
     def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> tuple[Tensor, LayerState | None]:
-        return self.out(F.dropout(self._activate(self.up(x_BTD)), self.dropout, self.training)), past
+        inner = self._activate(self.up(x_BTD))
+        return self.out(F.dropout(inner, self.dropout, self.training)), past
 
     def _activate(self, inner: Tensor) -> Tensor:
         match self.activation:
@@ -86,10 +86,8 @@ class FeedForward(Mixer):
                 return F.gelu(inner)
             case "gelu-tanh":
                 return F.gelu(inner, approximate="tanh")
-            case "swiglu":
-                gate, value = inner.chunk(2, -1)
-                return F.silu(gate) * value
-        raise ValueError(f"no such activation: {self.activation}")
+        gate, value = inner.chunk(2, -1)
+        return F.silu(gate) * value
 
 
 def embedding_scale(spec: Transformer) -> float:

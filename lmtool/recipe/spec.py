@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     NonNegativeFloat,
@@ -18,6 +19,8 @@ from pydantic import (
 )
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+DeviceName = Literal["auto", "cpu", "cuda", "mps"]
+PrecisionName = Literal["auto", "float32", "bfloat16", "float16"]
 Strings = Annotated[tuple[str, ...], Field(strict=False)]
 
 
@@ -116,15 +119,18 @@ class Transformer(Spec):
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:
+        mistakes = []
         if self.d_model % self.n_heads:
-            raise ValueError(f"n_heads {self.n_heads} does not divide d_model {self.d_model}")
+            mistakes.append(f"n_heads {self.n_heads} does not divide d_model {self.d_model}")
         if self.n_kv_heads is not None and self.n_heads % self.n_kv_heads:
-            raise ValueError(f"n_kv_heads {self.n_kv_heads} does not divide n_heads {self.n_heads}")
+            mistakes.append(f"n_kv_heads {self.n_kv_heads} does not divide n_heads {self.n_heads}")
         size = self.position.size if isinstance(self.position, LearnedPosition) else None
         if size is not None and self.context > size:
-            raise ValueError(f"context {self.context} is longer than position.size {size}")
+            mistakes.append(f"context {self.context} is longer than position.size {size}")
         if isinstance(self.position, SinusoidalPosition) and self.d_model % 2:
-            raise ValueError(f"sinusoidal positions need an even d_model, not {self.d_model}")
+            mistakes.append(f"d_model {self.d_model} is odd; sinusoidal positions come in pairs")
+        if mistakes:
+            raise ValueError("\n".join(mistakes))
         return self
 
 
@@ -236,9 +242,9 @@ class Training(Spec):
     """Sequences in one optimizer step, over all devices."""
     micro_batch: PositiveInt | Literal["auto"] = "auto"
     """Sequences computed at once on one device; auto starts at the whole share and halves when memory runs out."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    device: DeviceName = "auto"
     """Where to compute; auto takes the first of cuda, mps, cpu that is there."""
-    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    precision: PrecisionName = "auto"
     """Type of matrix products; weights stay float32. auto takes bfloat16 where the processor multiplies it fast."""
     clip_norm: PositiveFloat | None = 1.0
     """Largest global norm of the gradient; null for no clipping (Pascanu et al. 2013)."""
@@ -372,7 +378,7 @@ class Recipe(Spec):
 
     description: str = ""
     """One line for `lmtool recipes ls`."""
-    seed: NonNegativeInt = 1
+    seed: Annotated[int, Field(ge=0, lt=2**53)] = 1
     """Seed of weights, order, dropout and samples."""
     model: Model
     """The network."""

@@ -1,0 +1,183 @@
+"""Optimizers: which parameter follows which rule, and the rules that torch does not have in this form.
+
+Shapes: G matrices of one shape, R rows, C columns.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from lmtool.model.attention import JoinedLinear, Mixer
+from lmtool.recipe.spec import Adam, AdamW, Muon, Optimizer, Sgd
+
+Groups = list[dict[str, Any]]
+Blocks = dict[Parameter, list[int]]
+
+
+class MomentumSgd(torch.optim.Optimizer):
+    """v = m v + lr g; w = w - v (Polyak 1964, in the form in which the rate is part of the velocity)."""
+
+    def __init__(self, groups: Groups, lr: float, momentum: float) -> None:
+        super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closure is ever given
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if not parameters:
+                continue
+            grads: tuple[Tensor, ...] = tuple(p.grad for p in parameters)
+            if group["weight_decay"]:
+                grads = torch._foreach_add(grads, parameters, alpha=group["weight_decay"])
+            velocities = [self.state[p].setdefault("velocity", torch.zeros_like(p)) for p in parameters]
+            torch._foreach_mul_(velocities, group["momentum"])
+            torch._foreach_add_(velocities, grads, alpha=group["lr"])
+            torch._foreach_sub_(parameters, velocities)
+
+
+class MuonMatrices(torch.optim.Optimizer):
+    """Momentum, orthogonalised: w = w - lr max(1, R/C)^0.5 NS(Nesterov momentum) (Jordan et al. 2024).
+
+    Matrices of one shape are orthogonalised together. A joined matrix (queries, keys and values) is taken apart first,
+    because each part is a map of its own. `blocks` gives the rows of the parts of each parameter.
+    """
+
+    def __init__(self, blocks: Blocks, lr: float, momentum: float, weight_decay: float) -> None:
+        super().__init__(list(blocks), {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self._blocks = blocks
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closure is ever given
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if not parameters:
+                continue
+            grads = [p.grad for p in parameters]
+            averages = [self.state[p].setdefault("momentum", torch.zeros_like(p)) for p in parameters]
+            torch._foreach_lerp_(averages, grads, 1 - group["momentum"])
+            updates = torch._foreach_lerp(grads, averages, group["momentum"])
+            torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+            by_shape: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = defaultdict(list)
+            for parameter, update in zip(parameters, updates, strict=True):
+                rows = self._blocks[parameter]
+                for pair in zip(torch.split(parameter, rows), torch.split(update, rows), strict=True):
+                    by_shape[pair[0].shape[0], pair[0].shape[1]].append(pair)
+            for (n_rows, n_columns), pairs in by_shape.items():
+                orthogonal_GRC = orthogonalise(torch.stack([update for _, update in pairs]))
+                rate = group["lr"] * max(1, n_rows / n_columns) ** 0.5
+                torch._foreach_add_([weight for weight, _ in pairs], list(orthogonal_GRC.unbind()), alpha=-rate)
+
+
+def orthogonalise(matrices_GRC: Tensor, steps: int = 5) -> Tensor:
+    """Roughly the nearest semi-orthogonal matrix of each, by a quintic Newton-Schulz iteration in bfloat16.
+
+    Singular values end between about 0.7 and 1.2, which is as good as 1 here (Jordan et al. 2024).
+    """
+    a, b, c = 3.4445, -4.7750, 2.0315
+    x = matrices_GRC.bfloat16()
+    wide = x.shape[1] <= x.shape[2]
+    x = x if wide else x.mT
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x if wide else x.mT).to(matrices_GRC.dtype)
+
+
+class Optimizers:
+    """The optimizers of all parameters of a model, as one."""
+
+    def __init__(self, spec: Optimizer, model: nn.Module) -> None:
+        self._names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+        self._all = list(_build(spec, model))
+        self._base_rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in self._all]
+
+    def step(self, rate_multiplier: float) -> None:
+        """One update of every parameter, at its peak rate times `rate_multiplier`."""
+        for optimizer, rates in zip(self._all, self._base_rates, strict=True):
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * rate_multiplier
+            optimizer.step()
+
+    def zero_grad(self) -> None:
+        for optimizer in self._all:
+            optimizer.zero_grad(set_to_none=True)
+
+    @property
+    def base_rate(self) -> float:
+        """The peak rate that is reported: the first optimizer's."""
+        rate: float = self._base_rates[0][0]
+        return rate
+
+    def state(self) -> dict[str, Tensor]:
+        """All moments, by `moment/parameter name`."""
+        return {
+            f"{moment}/{self._names[parameter]}": torch.as_tensor(value)
+            for optimizer in self._all
+            for parameter, moments in optimizer.state.items()
+            for moment, value in moments.items()
+        }
+
+    def load_state(self, tensors: dict[str, Tensor]) -> None:
+        """Take over the moments that `state` gave.
+
+        Raises KeyError when a tensor belongs to no parameter.
+        """
+        parameters = {name: parameter for parameter, name in self._names.items()}
+        owner = {p: o for o in self._all for group in o.param_groups for p in group["params"]}
+        for key, tensor in tensors.items():
+            moment, _, name = key.partition("/")
+            parameter = parameters[name]
+            # counters stay where torch wants them, moments live beside their parameter
+            place = tensor.device if tensor.ndim == 0 and parameter.device.type != "cuda" else parameter.device
+            owner[parameter].state[parameter][moment] = tensor.clone().to(place)
+
+
+def _build(spec: Optimizer, model: nn.Module) -> Iterator[torch.optim.Optimizer]:
+    match spec:
+        case Sgd():
+            yield MomentumSgd(_decayed(model.parameters(), spec.weight_decay), spec.lr, spec.momentum)
+        case Adam() | AdamW():
+            yield _adam(spec, model.parameters())
+        case Muon():
+            blocks = _matrices(model)
+            yield MuonMatrices(blocks, spec.lr, spec.momentum, spec.weight_decay)
+            yield _adam(spec.adamw, (p for p in model.parameters() if p not in blocks))
+
+
+def _adam(spec: Adam | AdamW, parameters: Iterable[Parameter]) -> torch.optim.Optimizer:
+    kind = torch.optim.AdamW if isinstance(spec, AdamW) else torch.optim.Adam
+    groups = _decayed(parameters, spec.weight_decay)
+    fused = all(p.device.type in ("cpu", "cuda") for group in groups for p in group["params"])
+    return kind(groups, lr=spec.lr, betas=(spec.beta1, spec.beta2), eps=spec.eps, fused=fused)
+
+
+def _decayed(parameters: Iterable[Parameter], weight_decay: float) -> Groups:
+    """Matrices with weight decay, vectors without."""
+    every = list(parameters)
+    groups = [
+        {"params": [p for p in every if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in every if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _matrices(model: nn.Module) -> Blocks:
+    """Weights of the linear maps inside layers, each with the rows of its parts; no embeddings, no heads."""
+    linears = [
+        module
+        for layer in model.modules()
+        if isinstance(layer, Mixer)
+        for module in layer.modules()
+        if isinstance(module, nn.Linear)
+    ]
+    return {
+        cast(Parameter, linear.weight): list(linear.widths)
+        if isinstance(linear, JoinedLinear)
+        else [linear.out_features]
+        for linear in linears
+    }
