@@ -1,0 +1,343 @@
+"""Checkpoints: written beside, checked by digest, renamed into place, never changed afterwards.
+
+    checkpoints/step-000500/{model.safetensors, optimizer.safetensors, state.json, MANIFEST.json}
+
+MANIFEST.json has the size and SHA-256 of each file, and of itself. A process may be killed at any moment: a directory
+called step-... is whole, and whatever else was begun is called .tmp-... and removed by the next save.
+"""
+
+import dataclasses
+import errno
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmtool.errors import CheckpointError, ResourceError
+from lmtool.run import durable
+
+if TYPE_CHECKING:
+    # Torch takes seconds to import, and listing runs needs manifests only.
+    from torch import Tensor
+
+FORMAT = 1
+MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "MANIFEST.json"
+FILES = (MODEL, OPTIMIZER, STATE)
+
+_FIX = "name another checkpoint of the run, or name the run to take the newest whole one"
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """What the manifest says of one file: its bytes, and their SHA-256 in hexadecimal."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose files agree with its manifest.
+
+    path: its directory. step: optimizer steps done. best_step: the step with the lowest validation loss so far, None
+    before the first validation. digest: SHA-256 of the manifest, which stands for all content. verified: the files
+    whose digests were compared; those of the others are compared when they are read.
+    """
+
+    path: Path
+    step: int
+    best_step: int | None
+    files: Mapping[str, FileEntry]
+    digest: str
+    verified: frozenset[str] = frozenset()
+
+    def model(self) -> "dict[str, Tensor]":
+        """The model's tensors by name, in CPU memory. Raises CheckpointError when the file is damaged."""
+        return self._tensors(MODEL)
+
+    def optimizer(self) -> "dict[str, Tensor]":
+        """The optimizer's tensors by name, in CPU memory. Raises CheckpointError when the file is damaged."""
+        return self._tensors(OPTIMIZER)
+
+    def state(self) -> dict[str, object]:
+        """What the caller of `save` gave as state. Raises CheckpointError when the file is damaged."""
+        self._compare(STATE)
+        return _parse(self.path / STATE, _read(self.path / STATE))
+
+    def _tensors(self, name: str) -> "dict[str, Tensor]":
+        from lmtool.run import tensors
+
+        self._compare(name)
+        return tensors.read(self.path / name)
+
+    def _compare(self, name: str) -> None:
+        if name not in self.verified:
+            _compare_digest(self.path / name, self.files[name].sha256)
+
+
+def step_name(step: int) -> str:
+    """Name of the directory of a checkpoint."""
+    return f"step-{step:06d}"
+
+
+def listed(folder: Path) -> list[tuple[int, Path]]:
+    """Step and directory of everything called a checkpoint in `folder`, whole or not, oldest first."""
+    found = []
+    try:
+        paths = list(folder.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise CheckpointError(f"cannot list the checkpoints: {error.strerror}", where=str(folder)) from error
+    for path in paths:
+        match = re.fullmatch(r"step-(\d{6,})", path.name, re.ASCII)
+        if match and path.name == step_name(int(match[1])):
+            found.append((int(match[1]), path))
+    return sorted(found)
+
+
+def inspect(path: Path) -> Checkpoint:
+    """Read the manifest of a checkpoint, and compare the sizes of its files: quick, and blind to changed bytes.
+
+    Raises CheckpointError that names the first file that is missing or differs, and how.
+    """
+    if not path.is_dir():
+        raise _damage(path, "there is no such checkpoint directory")
+    checkpoint = _read_manifest(path)
+    for name, entry in checkpoint.files.items():
+        try:
+            size = (path / name).stat().st_size
+        except FileNotFoundError:
+            raise _damage(path / name, f"{name} is missing") from None
+        if size < entry.bytes:
+            raise _damage(path / name, f"{name} is truncated: {size} of {entry.bytes} bytes")
+        if size > entry.bytes:
+            raise _damage(path / name, f"{name} is too long: {size} bytes instead of {entry.bytes}")
+    return checkpoint
+
+
+def verify(path: Path, *, optimizer: bool = True) -> Checkpoint:
+    """Compare all files of a checkpoint with its manifest, sizes and digests; the optimizer's digest only if wanted.
+
+    Raises CheckpointError that names the first file that is missing or differs, and how.
+    """
+    checkpoint = inspect(path)
+    wanted = FILES if optimizer else (MODEL, STATE)
+    for name in wanted:
+        _compare_digest(path / name, checkpoint.files[name].sha256)
+    return dataclasses.replace(checkpoint, verified=frozenset(wanted))
+
+
+def newest_valid(folder: Path, *, optimizer: bool = True) -> tuple[Checkpoint, list[str]]:
+    """The newest checkpoint in `folder` that passes `verify`, and a warning for each newer one that does not.
+
+    Raises CheckpointError when there is none.
+    """
+    warnings: list[str] = []
+    for _, path in reversed(listed(folder)):
+        try:
+            return verify(path, optimizer=optimizer), warnings
+        except CheckpointError as error:
+            warnings.append(f"skipped the damaged checkpoint {path.name}: {error.what}")
+    if warnings:
+        raise CheckpointError(
+            f"no checkpoint of this run is whole; of the newest: {warnings[0].split(': ', 1)[1]}",
+            where=str(folder),
+            fix="restore the checkpoints from a copy, or train anew",
+        )
+    raise CheckpointError(
+        "this run has no checkpoint yet",
+        where=str(folder),
+        fix="train until its first checkpoint, or name another run (lmtool runs ls)",
+    )
+
+
+def save(
+    folder: Path,
+    step: int,
+    model: "Mapping[str, Tensor]",
+    optimizer: "Mapping[str, Tensor]",
+    state: Mapping[str, object],
+    *,
+    best_step: int | None,
+    keep_last: int,
+) -> Checkpoint:
+    """Write a checkpoint, and only then remove those that are neither among the last `keep_last` nor the best.
+
+    The caller holds the lock of the run. A step that has a whole checkpoint already keeps it: what belongs to a step
+    is decided by the step. Anything else of that name is set aside. Of tied tensors, give one.
+
+    state: what JSON can hold, without NaN and infinities.
+    Raises ResourceError when it cannot be written (full disk, permission), with nothing left of it and all earlier
+    checkpoints intact; ValueError for tensors or a state that a checkpoint cannot hold.
+    """
+    from lmtool.run import tensors
+
+    for group in (model, optimizer):
+        tensors.check(group)
+    contents: dict[str, Iterable[bytes | memoryview]] = {
+        MODEL: tensors.serialise(model),
+        OPTIMIZER: tensors.serialise(optimizer),
+        STATE: [_encode(dict(state))],
+    }
+    path = folder / step_name(step)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        sweep(folder)
+        try:
+            saved = verify(path)
+        except CheckpointError:
+            set_aside(path)
+            saved = _write(path, step, best_step, contents)
+        _prune(folder, best_step, keep_last)
+    except OSError as error:
+        raise ResourceError(
+            f"cannot save the checkpoint of step {step}: {error.strerror or error}",
+            where=str(folder),
+            fix="free some disk space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check this folder",
+        ) from error
+    return saved
+
+
+def set_aside(path: Path) -> None:
+    """Rename a checkpoint so that nothing takes it for one, and nothing removes it. Raises OSError."""
+    if not path.is_symlink() and not path.exists():
+        return
+    number = 1
+    while (aside := path.with_name(f"{path.name}.aside-{number}")).exists():
+        number += 1
+    path.rename(aside)
+    durable.sync_directory(path.parent)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed processes left half-written or half-removed. Raises OSError."""
+    for path in folder.glob(f"{durable.TEMPORARY}*"):
+        shutil.rmtree(path)
+
+
+def _write(
+    path: Path, step: int, best_step: int | None, contents: Mapping[str, Iterable[bytes | memoryview]]
+) -> Checkpoint:
+    temporary = path.with_name(f"{durable.TEMPORARY}{path.name}")
+    try:
+        temporary.mkdir()
+        files = {}
+        for name, chunks in contents.items():
+            meter = _Meter()
+            durable.write_new(temporary / name, meter.through(chunks))
+            files[name] = FileEntry(meter.bytes, meter.sha256.hexdigest())
+        manifest = _encode_manifest(step, best_step, files)
+        durable.write_new(temporary / MANIFEST, [manifest])
+        durable.sync_directory(temporary)
+        temporary.rename(path)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    durable.sync_directory(path.parent)
+    return Checkpoint(path, step, best_step, files, hashlib.sha256(manifest).hexdigest())
+
+
+class _Meter:
+    """Counts and digests what passes through."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.sha256 = hashlib.sha256()
+
+    def through(self, chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+        for chunk in chunks:
+            self.bytes += len(chunk)
+            self.sha256.update(chunk)
+            yield chunk
+
+
+def _prune(folder: Path, best_step: int | None, keep_last: int) -> None:
+    for step, path in listed(folder)[:-keep_last]:
+        if step != best_step:
+            # First out of sight in one rename: a kill in the middle leaves no half checkpoint.
+            doomed = path.with_name(f"{durable.TEMPORARY}{path.name}")
+            path.rename(doomed)
+            shutil.rmtree(doomed)
+
+
+def _encode(content: object) -> bytes:
+    return json.dumps(content, indent=1, allow_nan=False).encode("ascii") + b"\n"
+
+
+def _encode_manifest(step: int, best_step: int | None, files: Mapping[str, FileEntry]) -> bytes:
+    content = {
+        "format": FORMAT,
+        "step": step,
+        "best_step": best_step,
+        "files": {name: dataclasses.asdict(entry) for name, entry in files.items()},
+    }
+    return _encode(content | {"sha256": hashlib.sha256(_encode(content)).hexdigest()})
+
+
+def _read_manifest(path: Path) -> Checkpoint:
+    raw = _read(path / MANIFEST)
+    content = _parse(path / MANIFEST, raw)
+    if content.get("format") != FORMAT:
+        raise _damage(
+            path / MANIFEST, f"{MANIFEST} has format {content.get('format')!r:.20}; this lmtool reads {FORMAT}"
+        )
+    try:
+        step, best_step = content["step"], content["best_step"]
+        files = {name: FileEntry(**entry) for name, entry in content["files"].items()}
+        if not (
+            isinstance(step, int)
+            and isinstance(best_step, int | None)
+            and all(isinstance(entry.bytes, int) and isinstance(entry.sha256, str) for entry in files.values())
+        ):
+            raise TypeError
+    except (KeyError, TypeError, AttributeError):
+        raise _damage(path / MANIFEST, f"{MANIFEST} is not a manifest") from None
+    for name in files:
+        if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
+            raise _damage(path / MANIFEST, f"{MANIFEST} names {name!r:.60}, which is outside the checkpoint")
+    if set(files) != set(FILES):
+        raise _damage(path / MANIFEST, f"{MANIFEST} should name {', '.join(FILES)}, and nothing else")
+    # Byte for byte, because what is not compared can be damaged unseen.
+    if raw != _encode_manifest(step, best_step, files):
+        raise _damage(path / MANIFEST, f"{MANIFEST} does not have the digest that it states")
+    if re.fullmatch(r"step-\d+", path.name) and path.name != step_name(step):
+        raise _damage(path / MANIFEST, f"{MANIFEST} is that of step {step}")
+    return Checkpoint(path, step, best_step, files, hashlib.sha256(raw).hexdigest())
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise _damage(path, f"{path.name} is missing") from None
+    except OSError as error:
+        raise _damage(path, f"{path.name} cannot be read: {error.strerror}") from None
+
+
+def _parse(path: Path, raw: bytes) -> dict[str, Any]:
+    try:
+        content = json.loads(raw)
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise _damage(path, f"{path.name} is not a JSON object ({len(raw)} bytes)")
+    return content
+
+
+def _compare_digest(path: Path, expected: str) -> None:
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise _damage(path, f"{path.name} cannot be read: {error.strerror}") from None
+    if digest != expected:
+        raise _damage(path, f"{path.name} has changed: its SHA-256 is {digest[:12]}..., not {expected[:12]}...")
+
+
+def _damage(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(what, where=str(path), fix=_FIX)

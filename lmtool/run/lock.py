@@ -1,0 +1,84 @@
+"""One writer for each run directory, held by a lock that the kernel frees when the process dies."""
+
+import fcntl
+import os
+import time
+import weakref
+from pathlib import Path
+
+from lmtool.errors import CheckpointError, ResourceError
+
+LOCK_FILE = ".lock"
+
+_GLANCE_SECONDS = 0.5
+"""How long taking the lock waits: `is_held` borrows it for a moment, which must not refuse a training run."""
+
+
+class RunLock:
+    """The exclusive lock of a run directory, held from construction until `release` or the end of the process.
+
+    Raises CheckpointError when another process holds it, naming that process; ResourceError when it cannot be made.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            self._handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise ResourceError(
+                f"cannot write to the run directory: {error.strerror}",
+                where=str(folder),
+                fix="change its permissions, or choose another with -o",
+            ) from error
+        deadline = time.monotonic() + _GLANCE_SECONDS
+        while not _try(self._handle, fcntl.LOCK_EX):
+            if time.monotonic() > deadline:
+                holder = os.pread(self._handle, 32, 0).decode("ascii", "replace").strip()
+                os.close(self._handle)
+                raise CheckpointError(
+                    f"another process is using this run: pid {holder or 'unknown'}",
+                    where=str(folder),
+                    fix="wait until it ends, or stop it",
+                )
+            time.sleep(0.02)
+        os.ftruncate(self._handle, 0)
+        os.pwrite(self._handle, f"{os.getpid()}\n".encode(), 0)
+        _held.add(self)
+
+    def release(self) -> None:
+        """Give the lock back; once given back, do nothing."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+
+def is_held(folder: Path) -> bool:
+    """True while some process, this one included, holds the lock of a run directory."""
+    try:
+        handle = os.open(folder / LOCK_FILE, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return not _try(handle, fcntl.LOCK_SH)
+    finally:
+        os.close(handle)
+
+
+def _try(handle: int, kind: int) -> bool:
+    try:
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+_held: "weakref.WeakSet[RunLock]" = weakref.WeakSet()
+
+
+def _let_go_in_child() -> None:
+    # A forked child (a data worker, say) shares the open lock file: without this it would keep the run locked
+    # after its parent was killed.
+    for lock in list(_held):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)

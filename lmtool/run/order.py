@@ -1,0 +1,151 @@
+"""The order of samples, as pure functions: nothing to store, nothing to restore.
+
+Sample number `step * batch_size + j` maps to an epoch and an item, and stream windows map to places in the tokens, by
+arithmetic on (seed, epoch) alone. So a resumed run, or one on more devices, sees the samples that it would have seen.
+
+Shapes: S samples, N numbers; any shape is kept.
+"""
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtool.errors import DataError
+
+IntArray = NDArray[np.int64]
+
+ROUNDS = 12
+"""Feistel rounds, each of both halves; with 6 or fewer, some orders of six items come up more often than others."""
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_ONE = np.uint64(1)
+
+
+def hash_key(*parts: int | str) -> int:
+    """A seed derived from numbers and words, 0 <= seed < 2**63.
+
+    The first 8 bytes, little-endian and less the top bit, of BLAKE2b (RFC 7693, 8-byte digest) of `parts` as a JSON
+    list without spaces in ASCII: the same on every machine and in every version.
+    """
+    text = json.dumps(parts, separators=(",", ":"))
+    digest = hashlib.blake2b(text.encode("ascii"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def permute(index_N: IntArray, n: int, key: int | NDArray[np.uint64]) -> IntArray:
+    """Where a keyed permutation of range(n) sends each index: constant memory, any part in any order.
+
+    A Feistel network (Luby and Rackoff 1988) on a grid of about sqrt(n) x sqrt(n) cells, whose few results beyond n
+    are sent round again until they fall inside (cycle walking, Black and Rogaway 2002).
+
+    index_N: numbers in range(n). n: 1 <= n < 2**62. key: one for all, or one for each index.
+    Raises ValueError when n or an index is out of range.
+    """
+    if not 1 <= n < 2**62:
+        raise ValueError(f"a permutation of {n} items")
+    if index_N.size and (index_N.min() < 0 or index_N.max() >= n):
+        raise ValueError(f"indices from {index_N.min()} to {index_N.max()} are not in range({n})")
+    height = math.isqrt(n - 1) + 1
+    width = -(-n // height)
+    cells = index_N.astype(np.uint64).reshape(-1)
+    keys = np.broadcast_to(np.asarray(key, dtype=np.uint64), index_N.shape).reshape(-1)
+    outside = np.arange(cells.size)
+    while outside.size:
+        cells[outside] = _shuffle_cells(cells[outside], np.uint64(height), np.uint64(width), keys[outside])
+        outside = outside[cells[outside] >= n]
+    return cells.astype(np.int64).reshape(index_N.shape)
+
+
+def _shuffle_cells(
+    cell_N: NDArray[np.uint64], height: np.uint64, width: np.uint64, key_N: NDArray[np.uint64]
+) -> NDArray[np.uint64]:
+    """One pass of the Feistel network: a bijection of range(height * width) for each key."""
+    row_N, column_N = np.divmod(cell_N, width)
+    round_key_N = _mix(key_N)
+    for _ in range(ROUNDS):
+        round_key_N = round_key_N + _GOLDEN
+        # A shift by one leaves room for the sum: were it to wrap at 2**64, two cells could meet in one.
+        row_N = (row_N + (_mix(column_N ^ _mix(round_key_N)) >> _ONE)) % height
+        round_key_N = round_key_N + _GOLDEN
+        column_N = (column_N + (_mix(row_N ^ _mix(round_key_N)) >> _ONE)) % width
+    return row_N * width + column_N
+
+
+def _mix(x_N: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014): a bijection that mixes all bits."""
+    x_N = (x_N ^ (x_N >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x_N = (x_N ^ (x_N >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x_N ^ (x_N >> np.uint64(31))
+
+
+def rank_samples(step: int, batch_size: int, rank: int = 0, n_ranks: int = 1) -> IntArray:
+    """Numbers of the samples of batch `step` (from 0) that `rank` computes: its contiguous share of the batch.
+
+    All ranks together have samples step * batch_size to (step + 1) * batch_size - 1, in order.
+    """
+    first = step * batch_size
+    return np.arange(first + rank * batch_size // n_ranks, first + (rank + 1) * batch_size // n_ranks)
+
+
+@dataclass(frozen=True)
+class SampleOrder:
+    """Every item once an epoch, in another order each epoch.
+
+    n_items: items of one epoch, at least 1. seed: the recipe's.
+    """
+
+    n_items: int
+    seed: int
+
+    def __call__(self, sample_S: IntArray) -> tuple[IntArray, IntArray]:
+        """The epochs (from 0) of samples with these numbers, and the items (in range(n_items)) that they are."""
+        epoch_S, place_S = np.divmod(sample_S, self.n_items)
+        epochs, where_S = np.unique(epoch_S, return_inverse=True)
+        keys = np.array([hash_key(self.seed, "order", int(epoch)) for epoch in epochs], dtype=np.uint64)
+        return epoch_S, permute(place_S, self.n_items, keys[where_S.reshape(place_S.shape)])
+
+
+@dataclass(frozen=True)
+class StreamWindows:
+    """Windows of `context` + 1 tokens, inputs and targets, cut from one long stream; each epoch cuts it elsewhere.
+
+    Window i of epoch e is tokens[start : start + context + 1], start = phase(e) + i * context. As many windows are
+    cut as leave room for every phase, so all epochs have the same number.
+
+    n_tokens: tokens in the stream. context: positions a window predicts. seed: the recipe's.
+    Raises DataError when the stream is shorter than one window.
+    """
+
+    n_tokens: int
+    context: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.n_tokens <= self.context:
+            raise DataError(
+                f"the text has {self.n_tokens} tokens, but a context of {self.context} needs {self.context + 1}",
+                fix=f"give more text, or set model.context to {self.n_tokens - 1} or less"
+                if self.n_tokens > 1
+                else "give more text",
+            )
+
+    @property
+    def n_windows(self) -> int:
+        """Windows in one epoch."""
+        return max(1, self.n_tokens // self.context - 1)
+
+    def phase(self, epoch: int) -> int:
+        """Where the first window of an epoch starts."""
+        n_phases = min(self.context, self.n_tokens - self.n_windows * self.context)
+        return hash_key(self.seed, "phase", epoch) % n_phases
+
+    def starts(self, epoch_S: IntArray, window_S: IntArray) -> IntArray:
+        """Positions in the stream of the first tokens of windows."""
+        epochs, where_S = np.unique(epoch_S, return_inverse=True)
+        phases = np.array([self.phase(int(epoch)) for epoch in epochs], dtype=np.int64)
+        starts_S: IntArray = phases[where_S.reshape(epoch_S.shape)] + window_S * self.context
+        return starts_S

@@ -1,0 +1,74 @@
+"""Tensors in the safetensors format, written in one pass that also digests them.
+
+The library's own writer reports a full disk as a string and would need a second pass for the digest; the format is a
+JSON header and then the bytes (https://github.com/huggingface/safetensors#format). Reading is left to the library.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from lmtool.errors import CheckpointError
+
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def check(tensors: Mapping[str, Tensor]) -> None:
+    """Raise ValueError when these tensors cannot be saved: tied to each other, or of a type the format lacks."""
+    owners: dict[tuple[torch.device, int], str] = {}
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _NAMES:
+            raise ValueError(f"tensor {name!r} has the type {tensor.dtype}, which checkpoints do not hold")
+        owner = owners.setdefault((tensor.device, tensor.data_ptr()), name)
+        if owner != name and tensor.numel():
+            raise ValueError(f"tensors {owner!r} and {name!r} are the same memory: save one of them")
+
+
+def serialise(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """The bytes of a safetensors file, one tensor at a time in CPU memory."""
+    # Wide types first, as the library does it, so that every tensor lies at a multiple of its own width.
+    names = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
+    header = {}
+    end = 0
+    for name in names:
+        start, end = end, end + tensors[name].nbytes
+        header[name] = {
+            "dtype": _NAMES[tensors[name].dtype],
+            "shape": list(tensors[name].shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode("ascii")
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for name in names:
+        flat = tensors[name].detach().to("cpu").contiguous().reshape(-1)
+        if flat.numel():
+            yield flat.view(torch.uint8).numpy().data
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """All tensors of a safetensors file, in CPU memory. Raises CheckpointError when it is not one."""
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path.name} cannot be read: {str(error).splitlines()[0]}",
+            where=str(path),
+            fix="name another checkpoint of the run",
+        ) from error
