@@ -1,0 +1,70 @@
+"""Models built by hand, whose next token is known from a table or from the whole history.
+
+Shapes: B rows, T positions, S positions so far, V vocabulary. Hidden states are the logits themselves.
+"""
+
+import torch
+
+from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel
+
+
+class HistoryModel(LanguageModel):
+    """Logits that a generator draws for each history, and that differ wildly when one token of it differs.
+
+    Keys and values both hold the ids read so far, so a state that is mixed up anywhere changes everything after.
+    `read` counts the positions that were advanced over.
+    """
+
+    def __init__(self, vocab_size=11, context=None):
+        super().__init__()
+        self.vocab_size = vocab_size
+        self.context = context
+        self.read = 0
+        self.register_buffer("place", torch.zeros(()))
+
+    def logits_after(self, ids):
+        key = 0
+        for token in ids:
+            key = (key * 1000003 + token + 1) % (2**61 - 1)
+        return torch.randn(self.vocab_size, generator=torch.Generator().manual_seed(key)) * 2
+
+    def forward(self, batch):
+        return self.advance(batch.tokens_BT, self.start(batch))[0]
+
+    def logits(self, hidden):
+        return hidden
+
+    def head_parameters(self):
+        return ()
+
+    def start(self, batch):
+        nothing = torch.zeros(len(batch.tokens_BT), 1, 0, 1)
+        return DecodeState(0, None, (KeyValue(nothing, nothing), ()))
+
+    def advance(self, tokens_BT, state):
+        k_BNSH, v_BNSH = state.layers[0]
+        assert torch.equal(k_BNSH, v_BNSH)
+        assert k_BNSH.shape[2] == state.length
+        self.read += tokens_BT.numel()
+        new_BNTH = tokens_BT[:, None, :, None].float()
+        ids_BS = torch.cat([k_BNSH, new_BNTH], 2)
+        padding = [0] * len(tokens_BT) if state.padding_B is None else state.padding_B.tolist()
+        rows = [row[n:] for row, n in zip(ids_BS[:, 0, :, 0].int().tolist(), padding, strict=True)]
+        assert self.context is None or all(len(row) <= self.context for row in rows)
+        T = tokens_BT.shape[1]
+        hidden_BTV = torch.stack(
+            [torch.stack([self.logits_after(row[: len(row) - T + 1 + i]) for i in range(T)]) for row in rows]
+        )
+        now = KeyValue(ids_BS, ids_BS.clone())
+        return hidden_BTV, DecodeState(state.length + T, state.padding_B, (now, ()))
+
+
+class TableModel(HistoryModel):
+    """A Markov chain: probabilities of the next token given the last one, a row of the table."""
+
+    def __init__(self, table, context=None):
+        super().__init__(len(table), context)
+        self.logits_VV = torch.tensor(table).log()
+
+    def logits_after(self, ids):
+        return self.logits_VV[ids[-1]]

@@ -1,0 +1,106 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from lmtool.decoding import filters
+from lmtool.decoding.settings import Sample
+from tests.reference import decoding as reference
+
+SETTINGS = [
+    Sample(temperature=t, top_k=k, top_p=p)
+    for t in (0.1, 0.7, 1.0, 3.0)
+    for k in (None, 1, 5, 1000)
+    for p in (None, 0.01, 0.5, 0.9, 1.0)
+]
+
+
+def random_logits(n_rows=20, vocab_size=200, seed=1):
+    return torch.randn(n_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_filters_equal_transformers(settings):
+    logits_BV = random_logits()
+    expected = TemperatureLogitsWarper(settings.temperature)(None, logits_BV)
+    if settings.top_k is not None:
+        expected = TopKLogitsWarper(settings.top_k)(None, expected)
+    if settings.top_p is not None:
+        expected = TopPLogitsWarper(settings.top_p)(None, expected)
+    result = filters.apply(logits_BV, settings)
+    if settings.top_p != 1:  # where Transformers drops tokens whose probability is lost in rounding
+        assert torch.equal(result.isinf(), expected.isinf())
+    torch.testing.assert_close(result.softmax(-1), expected.softmax(-1))
+
+
+@given(
+    # Few different values, so that ties are common.
+    scores=st.lists(st.integers(-4, 4).map(float), min_size=1, max_size=12),
+    t=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
+    k=st.none() | st.integers(1, 14),
+    p=st.none() | st.floats(0.01, 1),
+)
+def test_filters_equal_the_plain_reference(scores, t, k, p):
+    expected = reference.temperature(scores, t)
+    expected = reference.top_k(expected, k) if k is not None else expected
+    # The sets differ where rounding moves a sum across p; so leave out a p that is a sum.
+    sums = torch.tensor(reference.softmax(expected)).sort(descending=True).values.cumsum(0)
+    if p is not None and (sums - p).abs().min() < 1e-6:
+        p = None
+    expected = reference.top_p(expected, p) if p is not None else expected
+    result = filters.apply(torch.tensor([scores]), Sample(temperature=t, top_k=k, top_p=p))
+    torch.testing.assert_close(result.softmax(-1)[0], torch.tensor(reference.softmax(expected)))
+
+
+def test_equal_logits_stay_in_order_of_their_ids():
+    logits_BV = torch.tensor([[1.0, 3.0, 3.0, 2.0, 3.0]])
+    assert filters.temperature(logits_BV, 0.0).isfinite().tolist() == [[False, True, False, False, False]]
+    assert filters.top_k(logits_BV, 1).isfinite().tolist() == [[False, True, False, False, False]]
+    assert filters.top_k(logits_BV, 2).isfinite().tolist() == [[False, True, True, False, False]]
+    assert filters.top_p(logits_BV, 0.4).isfinite().tolist() == [[False, True, True, False, False]]
+
+
+def test_equal_logits_in_a_large_vocabulary_give_the_lowest_id():
+    logits_BV = torch.zeros(2, 50_000)
+    for result in (filters.temperature(logits_BV, 0), filters.top_k(logits_BV, 1), filters.top_p(logits_BV, 1e-9)):
+        assert result.isfinite().nonzero().tolist() == [[0, 0], [1, 0]]
+
+
+@pytest.mark.parametrize("t", [1e-6, 1e-20, 1e-45, 5e-324])
+def test_temperature_goes_to_greedy(t):
+    logits_BV = random_logits()
+    expected = torch.nn.functional.one_hot(logits_BV.argmax(-1), 200).float()
+    torch.testing.assert_close(filters.temperature(logits_BV, t).softmax(-1), expected)
+
+
+def test_top_p_1_changes_nothing():
+    logits_BV = random_logits()
+    logits_BV[:, 0] = -200.0
+    assert torch.equal(filters.top_p(logits_BV, 1.0), logits_BV)
+
+
+def test_filters_leave_their_argument_alone():
+    logits_BV = random_logits()
+    before = logits_BV.clone()
+    filters.apply(logits_BV, Sample(temperature=0.5, top_k=3, top_p=0.5))
+    filters.apply(logits_BV, Sample(temperature=0))
+    assert torch.equal(logits_BV, before)
+
+
+def test_draw_inverts_the_distribution_function():
+    p = [0.1, 0.0, 0.4, 0.5, 0.0]
+    logits_BV = torch.tensor([p], dtype=torch.float64).log()
+    numbers = [0.0, 0.05, 0.0999999, 0.1000001, 0.3, 0.4999999, 0.5000001, 0.99, 1 - 2**-53]
+    drawn = filters.draw(logits_BV.expand(len(numbers), -1), torch.tensor(numbers, dtype=torch.float64))
+    assert drawn.tolist() == [0, 0, 0, 2, 2, 2, 3, 3, 3]
+    assert drawn.tolist() == [reference.inverse_cdf(p, u) for u in numbers]
+
+
+def test_draw_never_takes_a_removed_token():
+    logits_BV = filters.top_k(random_logits(50, 1000), 3)
+    for u in (0.0, 1e-300, 0.5, 1 - 2**-53):
+        drawn = filters.draw(logits_BV, torch.full((50,), u, dtype=torch.float64))
+        assert all(math.isfinite(x) for x in logits_BV.gather(-1, drawn[:, None])[:, 0].tolist())

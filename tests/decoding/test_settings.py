@@ -1,0 +1,60 @@
+import dataclasses
+
+import pytest
+
+from lmtool.decoding.settings import Greedy, Sample, choose
+from lmtool.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"temperature": -0.1},
+        {"temperature": float("inf")},
+        {"temperature": float("nan")},
+        {"top_k": 0},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"top_p": float("nan")},
+        {"max_new_tokens": 0},
+        {"seed": -1},
+    ],
+    ids=str,
+)
+def test_values_out_of_range_are_refused_by_name(values):
+    (name,) = values
+    with pytest.raises(UsageError, match=name):
+        Sample(**values)
+    with pytest.raises(UsageError, match=name):
+        choose(**values)
+
+
+def test_settings_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Sample().temperature = 0.5
+
+
+def test_choose_keeps_what_is_given_and_the_defaults_of_the_rest():
+    assert choose(seed=3) == Sample(seed=3)
+    assert choose(temperature=0.5, top_k=4, top_p=0.9, max_new_tokens=7, seed=0) == Sample(
+        temperature=0.5, top_k=4, top_p=0.9, max_new_tokens=7, seed=0
+    )
+    assert choose(greedy=True, temperature=0, max_new_tokens=7, seed=2) == Greedy(max_new_tokens=7, seed=2)
+    assert choose(temperature=0, top_k=40, seed=1) == Sample(temperature=0, top_k=40, seed=1)
+
+
+def test_without_a_seed_each_choice_has_another():
+    assert choose().seed != choose().seed
+
+
+@pytest.mark.parametrize("values", [{"temperature": 0.5}, {"top_k": 4}, {"top_p": 0.5}], ids=str)
+def test_greedy_contradicts_sampling(values):
+    with pytest.raises(UsageError, match="greedy contradicts"):
+        choose(greedy=True, **values)
+
+
+@pytest.mark.parametrize("values", [{"greedy": True}, {"temperature": 0}, {"top_k": 1}], ids=str)
+def test_several_samples_need_chance(values):
+    with pytest.raises(UsageError, match="3 samples"):
+        choose(n=3, **values)
+    choose(n=1, **values)
