@@ -18,16 +18,31 @@ from pydantic import (
     model_validator,
 )
 
+
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 DeviceName = Literal["auto", "cpu", "cuda", "mps"]
 PrecisionName = Literal["auto", "float32", "bfloat16", "float16"]
-Strings = Annotated[tuple[str, ...], Field(strict=False)]
+Strings = Annotated[
+    tuple[str, ...],
+    Field(strict=False),
+    BeforeValidator(_listed, json_schema_input_type=str | list[str]),
+]
+"""A list of texts; one text stands for a list of one."""
 
 
 class Spec(BaseModel):
-    """Base of all specs: immutable, strictly typed, and closed to keys it does not know."""
+    """Base of all specs: immutable, strictly typed, finite, and closed to keys it does not know.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    A check of several fields raises one ValueError with a line for each mistake, which starts with the key it is about.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 # Model

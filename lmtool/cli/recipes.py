@@ -1,0 +1,54 @@
+"""`lmtool recipes`: what recipes there are, what one says, and the language they are written in."""
+
+import json
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="List and show recipes.")
+
+Override = Annotated[
+    list[str] | None,
+    typer.Option("-s", "--set", metavar="KEY=VALUE", help="Change a value, such as training.steps=500; repeatable."),
+]
+
+
+@app.command()
+def ls(as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False) -> None:
+    """List the recipes that come with lmtool."""
+    from lmtool.recipe.load import load, shipped
+
+    recipes = {name: load(name).recipe for name in shipped()}
+    width = max(len(name) for name in recipes)
+    for name, recipe in recipes.items():
+        if as_json:
+            typer.echo(json.dumps({"name": name, "description": recipe.description}))
+        else:
+            typer.echo(f"{name:{width}}  {recipe.description}")
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="A shipped recipe, or a YAML file.")],
+    resolved: Annotated[bool, typer.Option("--resolved", help="Print every value and where it comes from.")] = False,
+    override: Override = None,
+) -> None:
+    """Print a recipe as it is written, or with every value resolved."""
+    from lmtool.recipe.dump import dump
+    from lmtool.recipe.load import find, load
+
+    recipe = load(name, override or [])
+    if resolved:
+        typer.echo(dump(recipe.recipe, recipe.origins), nl=False)
+    elif override:
+        typer.echo(dump(recipe.recipe), nl=False)
+    else:
+        typer.echo(find(name).read_text(encoding="utf-8"), nl=False)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of recipes."""
+    from lmtool.recipe.dump import schema
+
+    typer.echo(schema(), nl=False)

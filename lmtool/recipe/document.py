@@ -1,0 +1,187 @@
+"""YAML 1.2 as recipes use it: core-schema numbers and booleans, each key once, and the line of every key."""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+Path = tuple[str | int, ...]
+"""The way to a value: keys, and numbers inside lists."""
+
+_INT = re.compile(r"[-+]?[0-9]+")
+_OCTAL = re.compile(r"0o[0-7]+")
+_HEX = re.compile(r"0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_INFINITE = re.compile(r"[-+]?\.(inf|Inf|INF)")
+_WORDS = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+    **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
+}
+
+_PLAIN = "plain"  # stands for the tag of a scalar without quotes and without a tag of its own
+_TEXT = "tag:yaml.org,2002:str"
+_LIST = "tag:yaml.org,2002:seq"
+_MAPPING = "tag:yaml.org,2002:map"
+
+_IN_OTHER_WORDS = {
+    "mapping values are not allowed": "a ':' where none can be; quote the text that holds it",
+    "could not find expected ':'": "this key has no ':'",
+    "found character '\\t'": "a tab; indent with spaces",
+    "found character": "a character that cannot start a value; quote the text",
+    "expected <block end>": "the indentation does not fit the lines above",
+    "expected ',' or ']'": "a list that [ opened is not closed",
+    "expected ',' or '}'": "a mapping that { opened is not closed",
+    "found unexpected end of stream": "a quote is not closed",
+    "but found another document": "a second document; a recipe is one",
+}
+
+
+@dataclass(frozen=True, order=True)
+class Origin:
+    """Where a value was written: the file and line, or the argument of the command line."""
+
+    source: str
+    line: int = 0
+    column: int = 0
+
+    def __str__(self) -> str:
+        return ":".join([self.source, *(str(number) for number in (self.line, self.column) if number)])
+
+
+@dataclass(frozen=True, order=True)
+class Mistake:
+    """One thing that is wrong, and where it stands."""
+
+    origin: Origin
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.origin}: {self.what}"
+
+
+@dataclass
+class Document:
+    """The value of a YAML text, the origin of each key and list item in it, and what is wrong with it as YAML."""
+
+    value: Any = None
+    origins: dict[Path, Origin] = field(default_factory=dict)
+    mistakes: list[Mistake] = field(default_factory=list)
+
+
+def escaped(text: str, limit: int = 60) -> str:
+    """Text safe to print: control characters escaped, and shortened to `limit` characters."""
+    text = text if len(text) <= limit else text[: limit - 3] + "..."
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def shown(value: object) -> str:
+    """A value as a message quotes it: as YAML would spell it, escaped and short."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str):
+        return f"'{escaped(value)}'"
+    if isinstance(value, int) and abs(value) >= 10**60:
+        return "a number of more than 60 digits"
+    return escaped(repr(value))
+
+
+def plain(text: str) -> str | int | float | bool | None:
+    """What unquoted text means in YAML 1.2 (core schema): `1e-3` is a number; `on`, `1_000` and `1:30` are text."""
+    if text in _WORDS:
+        return _WORDS[text]
+    try:
+        for pattern, base in ((_INT, 10), (_OCTAL, 8), (_HEX, 16)):
+            if pattern.fullmatch(text):
+                return int(text if base == 10 else text[2:], base)
+    except ValueError:  # more digits than Python reads
+        return text
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    if _INFINITE.fullmatch(text):
+        return float("-inf" if text.startswith("-") else "inf")
+    return text
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's parser without its ideas of YAML 1.1 on what scalars mean, and without aliases."""
+
+    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
+        if kind is yaml.ScalarNode:
+            return _PLAIN if implicit[0] else _TEXT
+        return _LIST if kind is yaml.SequenceNode else _MAPPING
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.get_mark()
+            raise yaml.MarkedYAMLError(problem="an alias; write the value itself", problem_mark=mark)
+        return super().compose_node(parent, index)
+
+
+def parse(text: str, source: str) -> Document:
+    """Read one YAML document.
+
+    source: the name that origins give: a file, or an argument of the command line, which has no lines.
+    Text that is not YAML gives one mistake with line and column. A duplicate key gives a mistake and keeps its first
+    value, so that the rest can still be checked.
+    """
+    document = Document()
+    try:
+        root = yaml.compose(text, Loader=_Loader)
+        if root is not None:
+            document.value = _value(root, (), document, source)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        problem = error.problem or "cannot be read"
+        words = next((words for start, words in _IN_OTHER_WORDS.items() if problem.startswith(start)), problem)
+        origin = Origin(source, mark.line + 1, mark.column + 1) if mark else Origin(source)
+        document.mistakes.append(Mistake(origin, f"not YAML: {escaped(words, 200)}"))
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        column = error.position - (text.rfind("\n", 0, error.position) + 1) + 1
+        what = f"not YAML: the character U+{ord(text[error.position]):04X}, which text does not hold"
+        document.mistakes.append(Mistake(Origin(source, line, column), what))
+    except RecursionError:
+        document.mistakes.append(Mistake(Origin(source), "not a recipe: nested too deeply"))
+    return document
+
+
+def _value(node: yaml.Node, path: Path, document: Document, source: str) -> Any:
+    """The Python value of a node; fills in `document.origins` and `document.mistakes` on the way."""
+
+    def origin(at: yaml.Node) -> Origin:
+        return Origin(source, at.start_mark.line + 1)
+
+    if isinstance(node, yaml.MappingNode) and node.tag == _MAPPING:
+        mapping: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                document.mistakes.append(Mistake(origin(key_node), "a key must be a word, not a list or mapping"))
+                continue
+            key = key_node.value
+            here = (*path, key)
+            if key in mapping:
+                what = f"{dotted(here)}: written twice, first in line {document.origins[here].line}"
+                document.mistakes.append(Mistake(origin(key_node), what))
+                continue
+            document.origins[here] = origin(key_node)
+            mapping[key] = _value(value_node, here, document, source)
+        return mapping
+    if isinstance(node, yaml.SequenceNode) and node.tag == _LIST:
+        items = []
+        for number, item in enumerate(node.value):
+            document.origins[(*path, number)] = origin(item)
+            items.append(_value(item, (*path, number), document, source))
+        return items
+    if isinstance(node, yaml.ScalarNode) and node.tag in (_PLAIN, _TEXT):
+        return plain(node.value) if node.tag == _PLAIN else node.value
+    what = f"the tag {escaped(str(node.tag).replace('tag:yaml.org,2002:', '!!'))} is not read; leave it out"
+    document.mistakes.append(Mistake(origin(node), f"{dotted(path)}: {what}" if path else what))
+    return None
+
+
+def dotted(path: Path) -> str:
+    """The path as people write it, such as training.steps."""
+    return ".".join(escaped(str(step)) for step in path)

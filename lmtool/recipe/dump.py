@@ -1,0 +1,74 @@
+"""Writes a Recipe as YAML that reads as a paper's table would, and reads back as exactly the same recipe."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+
+from lmtool.recipe.document import Path, dotted
+from lmtool.recipe.spec import Recipe, Spec
+
+_BARE = re.compile(r"[A-Za-z][\w./+-]*( [\w./+-]+)*", re.ASCII)
+# Words that older readers of YAML take for booleans.
+_AMBIGUOUS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
+
+
+def dump(recipe: Recipe, origins: Mapping[str, str] | None = None) -> str:
+    """The recipe as YAML text, every value written out.
+
+    origins: where each dotted key came from; written as a comment behind the value when given.
+    """
+    lines = list(_lines(recipe, ()))
+    if origins is None:
+        return "".join(f"{text}\n" for text, _ in lines)
+    width = max(len(text) for text, key in lines if key and len(text) <= 60)
+    return "".join(f"{text:{width}}  # {origins[key]}\n" if key else f"{text}\n" for text, key in lines)
+
+
+def leaves(spec: Spec, path: Path = ()) -> Iterator[Path]:
+    """The path of every plain value, in the order of the specs, the kind of each part first."""
+    for name in sorted(type(spec).model_fields, key=lambda name: name != "kind"):
+        value = getattr(spec, name)
+        yield from leaves(value, (*path, name)) if isinstance(value, Spec) else ((*path, name),)
+
+
+def _lines(spec: Spec, path: Path) -> Iterator[tuple[str, str]]:
+    """Lines of text, each with its dotted key, or "" for a line that opens a part."""
+    indent = "  " * len(path)
+    for name in sorted(type(spec).model_fields, key=lambda name: name != "kind"):
+        value = getattr(spec, name)
+        if isinstance(value, Spec):
+            yield f"{indent}{name}:", ""
+            yield from _lines(value, (*path, name))
+        else:
+            yield f"{indent}{name}: {_value(value)}", dotted((*path, name))
+
+
+def _value(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(_value(item) for item in value)}]"
+    if isinstance(value, str):
+        return value if _BARE.fullmatch(value) and value.lower() not in _AMBIGUOUS else _quoted(value)
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    text = repr(value)
+    # 1e-05 is text to readers of YAML 1.1; 1.0e-05 is the same number to all.
+    return text.replace("e", ".0e") if isinstance(value, float) and "e" in text and "." not in text else text
+
+
+def _quoted(text: str) -> str:
+    """A YAML string in double quotes, on one line, printable."""
+    return '"' + "".join(_escaped(character) for character in text) + '"'
+
+
+def _escaped(character: str) -> str:
+    if character in '"\\':
+        return "\\" + character
+    if character == "\n":
+        return "\\n"
+    return character if character.isprintable() else f"\\U{ord(character):08X}"
+
+
+def schema() -> str:
+    """The JSON Schema of recipes, by which editors complete keys and show what they mean."""
+    tree = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Recipe.model_json_schema()}
+    return json.dumps(tree, indent=2, ensure_ascii=False) + "\n"

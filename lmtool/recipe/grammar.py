@@ -1,0 +1,118 @@
+"""What the recipe language allows at each key, read off the tree of specs: parts, kinds, defaults, and in words."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any, get_args
+
+from pydantic.fields import FieldInfo
+
+from lmtool.recipe.document import Path
+from lmtool.recipe.spec import Recipe, Spec
+
+_LIMITS = {"exclusiveMinimum": "above", "minimum": "of at least", "exclusiveMaximum": "below", "maximum": "at most"}
+
+
+def parts(field: FieldInfo) -> dict[str, type[Spec]]:
+    """The specs that may stand at a field, by kind; empty when the field holds a plain value."""
+    types = get_args(field.annotation) or (field.annotation,)
+    return {kind_of(part): part for part in types if isinstance(part, type) and issubclass(part, Spec)}
+
+
+def kind_of(spec: type[Spec]) -> str:
+    """The kind that tells a spec from the others in its union; "" for a spec that has none."""
+    names = get_args(spec.model_fields["kind"].annotation) if "kind" in spec.model_fields else ()
+    return str(names[0]) if len(names) == 1 else ""
+
+
+def chosen(field: FieldInfo, value: object) -> type[Spec] | None:
+    """The spec that `value` is meant to be: of the kind it gives, else of the default kind. None if it has neither."""
+    options = parts(field)
+    if len(options) == 1:
+        return next(iter(options.values()))
+    kind = value.get("kind") if isinstance(value, Mapping) else None
+    if kind is None:
+        return type(field.default) if isinstance(field.default, Spec) else None
+    return options.get(kind) if isinstance(kind, str) else None
+
+
+def owners(path: Path) -> list[type[Spec]]:
+    """Every spec that a value at `path` could belong to, whatever kinds are chosen on the way."""
+    specs: list[type[Spec]] = [Recipe]
+    for step in path[:-1]:
+        fields = [spec.model_fields[str(step)] for spec in specs if step in spec.model_fields]
+        specs = [part for field in fields for part in parts(field).values()]
+    return [spec for spec in specs if path[-1] in spec.model_fields]
+
+
+def keys(spec: type[Spec], before: str = "") -> Iterator[str]:
+    """All dotted keys below a spec, of every kind."""
+    for name, field in spec.model_fields.items():
+        yield before + name
+        for part in parts(field).values():
+            yield from keys(part, f"{before}{name}.")
+
+
+def value_at(tree: Any, path: Path) -> Any:
+    """The value at `path` in a nested mapping, or its default; None where there is neither."""
+    spec: type[Spec] | None = Recipe
+    for step in path:
+        field = spec.model_fields.get(str(step)) if spec else None
+        if field is None:
+            return None
+        written = isinstance(tree, Mapping) and step in tree
+        if parts(field):
+            tree = tree[step] if written else None
+            spec = chosen(field, tree)
+        else:
+            tree = tree[step] if written else None if field.is_required() else field.default
+            spec = None
+    return tree
+
+
+def nearest(word: str, words: Iterable[str]) -> str | None:
+    """The one of `words` that is most like `word`, if any is."""
+    folded = {w.lower().replace("-", "_"): w for w in words}
+    found = get_close_matches(word.lower().replace("-", "_"), folded, n=1)
+    return folded[found[0]] if found else None
+
+
+def did_you_mean(*words: str | None) -> str:
+    """The end of a message that suggests `words`; nothing when there are none."""
+    known = [word for word in words if word]
+    return f"; did you mean {either(known)}?" if known else ""
+
+
+def suggestion(path: Path, spec: type[Spec]) -> str:
+    """What to write instead of the unknown last step of `path` in `spec`, as the end of a message."""
+    fields = list(spec.model_fields)
+    guess = nearest(str(path[-1]), fields)
+    if guess:
+        return did_you_mean(guess)
+    elsewhere = dict.fromkeys(key for key in keys(Recipe) if key.split(".")[-1] == path[-1])
+    if elsewhere:
+        return did_you_mean(*list(elsewhere)[:3])
+    return f"; known here: {', '.join(fields)}"
+
+
+def either(words: list[str]) -> str:
+    """Words joined as "a, b or c"."""
+    return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
+
+
+def choices(spec: type[Spec], name: str) -> list[str]:
+    """What the value of a field may be, in words, such as ["a whole number above 0", "auto"]."""
+    return _choices(spec.model_json_schema()["properties"][name])
+
+
+def _choices(schema: dict[str, Any]) -> list[str]:
+    if "anyOf" in schema:
+        return [words for branch in schema["anyOf"] for words in _choices(branch)]
+    if "enum" in schema:
+        return list(schema["enum"])
+    if "const" in schema:
+        return [schema["const"]]
+    kind = schema["type"]
+    if kind in ("integer", "number"):
+        limits = " and ".join(f"{words} {schema[key]}" for key, words in _LIMITS.items() if key in schema)
+        return [f"{'a whole number' if kind == 'integer' else 'a number'} {limits}".rstrip()]
+    return {"boolean": ["true", "false"], "null": ["null"], "string": ["text"], "array": ["a list of texts"]}[kind]

@@ -1,0 +1,221 @@
+"""Finds a recipe by name or path, lays the command line over it, and gives the Recipe or all that is wrong with it.
+
+Precedence: defaults, then the recipe, then `-s KEY=VALUE` in order, then flags.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path as FilePath
+from typing import Any
+
+import lmtool
+from lmtool.errors import RecipeError, ResourceError, UsageError
+from lmtool.recipe.check import check
+from lmtool.recipe.document import Mistake, Origin, Path, dotted, escaped, parse, plain, shown
+from lmtool.recipe.dump import leaves
+from lmtool.recipe.grammar import chosen, did_you_mean, keys, kind_of, nearest, owners, parts, value_at
+from lmtool.recipe.spec import Recipe, Spec
+
+LARGEST_FILE = 1_000_000
+"""Bytes; a recipe is some fifty lines, so more than this is another file given by mistake."""
+
+_RELATIVE = re.compile(r"\+[0-9.].*")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value that the command line gives: `key` is dotted, `flag` is what the person typed."""
+
+    key: str
+    value: object
+    flag: str
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A recipe with all its values, and where each came from.
+
+    name: the recipe's name, for naming runs.
+    origins: for each dotted key "default", "FILE:LINE", or the argument of the command line.
+    """
+
+    recipe: Recipe
+    name: str
+    origins: Mapping[str, str]
+
+
+def shipped() -> dict[str, FilePath]:
+    """The files of the recipes that come with lmtool, by name."""
+    package = FilePath(lmtool.__file__).parent
+    installed = package / "_bundled" / "recipes"
+    folder = installed if installed.is_dir() else package.parent / "recipes"
+    return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
+
+
+def find(name: str | FilePath) -> FilePath:
+    """The file of a recipe, given the name of a shipped one or a path.
+
+    Raises: UsageError, with the nearest names, when there is none.
+    """
+    known = shipped()
+    if str(name) in known:
+        return known[str(name)]
+    path = FilePath(name)
+    if path.is_file():
+        return path
+    if path.is_dir():
+        raise UsageError(f"{shown(str(name))} is a folder, not a recipe", fix="Give a YAML file or a shipped recipe.")
+    beside = {str(file): file.name for file in path.parent.glob("*.y*ml")} if path.parent.is_dir() else {}
+    near = get_close_matches(path.stem, known, n=2) + get_close_matches(path.name, beside.values(), n=1)
+    files = [escaped(str(file), 200) for file, name in beside.items() if name in near]
+    fix = did_you_mean(*[n for n in near if n in known], *files).removeprefix("; ").capitalize()
+    raise UsageError(
+        f"no recipe {shown(str(name))}", where=f"shipped recipes: {', '.join(known)}", fix=fix or "or give a YAML file"
+    )
+
+
+def load(name: str | FilePath, overrides: Sequence[str] = (), flags: Sequence[Setting] = ()) -> Resolved:
+    """Read a recipe and lay overrides and flags over it.
+
+    name: a shipped recipe or a path. overrides: `KEY=VALUE` texts of `-s`, VALUE being YAML; `KEY=+N` adds to a number.
+    Raises: UsageError when there is no such recipe; RecipeError with one line for each mistake in it.
+    """
+    file = find(name)
+    source = file.name if str(name) in shipped() else escaped(str(name), 200)
+    text = _read(file, source)
+    document = parse(text, source)
+    if document.mistakes and document.value is None:
+        raise RecipeError([str(mistake) for mistake in document.mistakes])
+    if not isinstance(document.value, dict):
+        what = "is empty" if document.value is None else f"holds {shown(document.value)}"
+        raise RecipeError([f"{source}: {what}; a recipe is a mapping of keys such as model and training"])
+    layers = _Layers(document.value, document.origins, source)
+    for override in overrides:
+        layers.override(override)
+    for flag in flags:
+        layers.set(tuple(flag.key.split(".")), flag.value, Origin(flag.flag))
+    _fill_kinds(layers.tree, Recipe)
+    recipe, mistakes = check(layers.tree, layers.nearest_origin)
+    mistakes += document.mistakes + layers.mistakes
+    mistakes.sort(key=lambda mistake: (mistake.origin.source != source, mistake.origin))
+    if recipe is None or mistakes:
+        raise RecipeError(list(dict.fromkeys(str(mistake) for mistake in mistakes)))
+    origins = {dotted(path): str(layers.origin(path) or "default") for path in leaves(recipe)}
+    return Resolved(recipe, file.stem, origins)
+
+
+def _read(file: FilePath, source: str) -> str:
+    try:
+        if file.stat().st_size > LARGEST_FILE:
+            raise RecipeError([f"{source}: {file.stat().st_size} bytes; a recipe is a short YAML file"])
+        return file.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise ResourceError(f"cannot read the recipe: {error.strerror}", where=source) from error
+    except UnicodeDecodeError as error:
+        raise RecipeError([f"{source}: byte {error.start} is not UTF-8; a recipe is a YAML text"]) from error
+
+
+class _Layers:
+    """The nested mapping of a recipe while the command line is laid over it, and the origin of what is in it."""
+
+    def __init__(self, tree: dict[str, Any], origins: dict[Path, Origin], source: str) -> None:
+        self.tree = tree
+        self.mistakes: list[Mistake] = []
+        self._written = origins
+        self._set: dict[Path, Origin] = {}
+        self._source = source
+
+    def origin(self, path: Path) -> Origin | None:
+        """Where the value at `path` was written, alone or inside a value of the command line; None for a default."""
+        outer = next((self._set[path[:n]] for n in range(len(path), 0, -1) if path[:n] in self._set), None)
+        return outer or self._written.get(path)
+
+    def nearest_origin(self, path: Path) -> Origin:
+        """Where to mend a mistake at `path`: at the value, else at the kind that asks for it, else at its part."""
+        for n in range(len(path), 0, -1):
+            origin = self.origin(path[:n]) or self._set.get((*path[: n - 1], "kind"))
+            if origin:
+                return origin
+        return Origin(self._source, 1)
+
+    def override(self, argument: str) -> None:
+        """Lay one `KEY=VALUE` over the tree."""
+        origin = Origin(f"-s {escaped(argument)}")
+        key, equals, text = argument.partition("=")
+        path: Path = tuple(key.strip().split("."))
+        if not equals or not key.strip():
+            self.mistakes.append(Mistake(origin, "write KEY=VALUE, such as training.steps=500"))
+            return
+        if _holds_text(path):
+            self.set(path, _text_value(text), origin)
+            return
+        document = parse(text, origin.source)
+        if document.mistakes:
+            self.mistakes += [Mistake(origin, mistake.what) for mistake in document.mistakes]
+            return
+        addend = plain(text.strip()) if _RELATIVE.fullmatch(text.strip()) else None
+        if isinstance(addend, int | float) and owners(path):
+            before = value_at(self.tree, path)
+            if isinstance(before, bool) or not isinstance(before, int | float):
+                what = f"{dotted(path)}: +{addend} adds to a number, and this is {shown(before)}"
+                self.mistakes.append(Mistake(origin, what))
+                return
+            self.set(path, before + addend, origin)
+        else:
+            self.set(path, document.value, origin)
+
+    def set(self, path: Path, value: object, origin: Origin) -> None:
+        """Put a value at `path`. Another kind of a part drops the recipe's keys that this kind does not have."""
+        if not owners(path):
+            self.mistakes.append(Mistake(origin, f"unknown key{_nearest_key(path)}"))
+            return
+        part: Any = self.tree
+        for step in path[:-1]:
+            part = part.setdefault(step, {})
+            if not isinstance(part, dict):
+                return  # the recipe has a plain value here, which is a mistake of its own
+        if path[-1] == "kind":
+            spec = next((owner for owner in owners(path) if kind_of(owner) == value), None)
+            for key in [key for key in part if spec and key not in spec.model_fields]:
+                if not any(other[: len(path)] == (*path[:-1], key) for other in self._set):
+                    del part[key]
+        part[path[-1]] = value
+        for origins in (self._written, self._set):
+            for other in [other for other in origins if other[: len(path)] == path]:
+                del origins[other]
+        self._set[path] = origin
+
+
+def _holds_text(path: Path) -> bool:
+    """Whether the value at `path` is a text or a list of texts, which the command line gives without quotes."""
+    return any(owner.model_fields[str(path[-1])].annotation in (str, tuple[str, ...]) for owner in owners(path))
+
+
+def _text_value(text: str) -> object:
+    """A list or a quoted text if `text` is one in YAML, else `text` as it stands: `ROMEO:` is no mapping here."""
+    if text.startswith(("[", '"', "'")):
+        document = parse(text, "")
+        if not document.mistakes and isinstance(document.value, str | list):
+            return document.value
+    return text
+
+
+def _nearest_key(path: Path) -> str:
+    known = list(dict.fromkeys(keys(Recipe)))
+    alike = [key for key in known if key.split(".")[-1] == path[-1]]
+    return did_you_mean(*alike[:3]) or did_you_mean(nearest(dotted(path), known))
+
+
+def _fill_kinds(tree: object, spec: type[Spec]) -> None:
+    """Write the default kind into each part that gives none."""
+    if not isinstance(tree, dict):
+        return
+    for name, field in spec.model_fields.items():
+        part = chosen(field, tree.get(name)) if parts(field) else None
+        if part is None or not isinstance(tree.get(name), dict):
+            continue
+        if len(parts(field)) > 1:
+            tree[name].setdefault("kind", kind_of(part))
+        _fill_kinds(tree[name], part)
