@@ -30,6 +30,11 @@ class Compute:
         return torch.autocast(self.device.type, dtype=self.dtype)
 
     @property
+    def sum_dtype(self) -> torch.dtype:
+        """The widest type that the device adds in."""
+        return torch.float32 if self.device.type == "mps" else torch.float64
+
+    @property
     def scales_gradients(self) -> bool:
         """True where small gradients would vanish without a scale: float16."""
         return self.dtype == torch.float16

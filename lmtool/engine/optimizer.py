@@ -3,6 +3,7 @@
 Shapes: G matrices of one shape, R rows, C columns.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, cast
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from lmtool.engine.device import Compute
 from lmtool.model.attention import JoinedLinear, Mixer
 from lmtool.recipe.spec import Adam, AdamW, Muon, Optimizer, Sgd
 
@@ -89,33 +91,53 @@ def orthogonalise(matrices_GRC: Tensor, steps: int = 5) -> Tensor:
 
 
 class Optimizers:
-    """The optimizers of all parameters of a model, as one."""
+    """The optimizers of all parameters of a model, as one: scaling, clipping, update."""
 
-    def __init__(self, spec: Optimizer, model: nn.Module) -> None:
+    def __init__(self, spec: Optimizer, model: nn.Module, compute: Compute) -> None:
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         self._all = list(_build(spec, model))
         self._base_rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in self._all]
+        self._scaler = torch.amp.GradScaler(compute.device.type, enabled=compute.scales_gradients)
 
-    def step(self, rate_multiplier: float) -> None:
-        """One update of every parameter, at its peak rate times `rate_multiplier`."""
-        for optimizer, rates in zip(self._all, self._base_rates, strict=True):
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * rate_multiplier
-            optimizer.step()
+    def backward(self, total: Tensor) -> None:
+        """Add the gradient of a summed loss to what has piled up."""
+        torch.autograd.backward(self._scaler.scale(total))
 
-    def zero_grad(self) -> None:
+    def update(self, rate_multiplier: float, gradient_scale: float, clip_norm: float | None) -> float:
+        """Scale the gradients, clip them to g min(1, c / norm(g)), change the weights, and forget the gradients.
+
+        rate_multiplier: what the peak rates are multiplied by. gradient_scale: what turns summed gradients into means.
+        Returns the norm before clipping. When it is not finite, no weight is changed.
+        """
+        for optimizer in self._all:
+            self._scaler.unscale_(optimizer)
+        gradients = [parameter.grad for parameter in self._names if parameter.grad is not None]
+        norm = gradient_scale * float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
+        if math.isfinite(norm):
+            clip = 1.0 if clip_norm is None or norm <= clip_norm else clip_norm / norm
+            torch._foreach_mul_(gradients, gradient_scale * clip)
+            for optimizer, rates in zip(self._all, self._base_rates, strict=True):
+                for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                    group["lr"] = rate * rate_multiplier
+                self._scaler.step(optimizer)
+        self._scaler.update()
+        self.forget_gradients()
+        return norm
+
+    def forget_gradients(self) -> None:
         for optimizer in self._all:
             optimizer.zero_grad(set_to_none=True)
 
     @property
-    def base_rate(self) -> float:
+    def peak_rate(self) -> float:
         """The peak rate that is reported: the first optimizer's."""
         rate: float = self._base_rates[0][0]
         return rate
 
     def state(self) -> dict[str, Tensor]:
-        """All moments, by `moment/parameter name`."""
-        return {
+        """All moments, by `moment/parameter name`, and the gradient scale of float16."""
+        scale = {f"scaler/{key}": torch.tensor(value) for key, value in self._scaler.state_dict().items()}
+        return scale | {
             f"{moment}/{self._names[parameter]}": torch.as_tensor(value)
             for optimizer in self._all
             for parameter, moments in optimizer.state.items()
@@ -129,8 +151,13 @@ class Optimizers:
         """
         parameters = {name: parameter for parameter, name in self._names.items()}
         owner = {p: o for o in self._all for group in o.param_groups for p in group["params"]}
+        scale = {key.removeprefix("scaler/"): tensor for key, tensor in tensors.items() if key.startswith("scaler/")}
+        if self._scaler.is_enabled() and scale:
+            self._scaler.load_state_dict({key: tensor.item() for key, tensor in scale.items()})
         for key, tensor in tensors.items():
             moment, _, name = key.partition("/")
+            if moment == "scaler":
+                continue
             parameter = parameters[name]
             # counters stay where torch wants them, moments live beside their parameter
             place = tensor.device if tensor.ndim == 0 and parameter.device.type != "cuda" else parameter.device

@@ -48,6 +48,19 @@ class CausalObjective:
         documents_BT = (tokens_BT == self.bos_id).cumsum(1) if self.isolate_documents else None
         return Batch(tokens_BT, targets_BT, documents_BT=documents_BT)
 
+    def collate_spans(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
+        """Rows of any length for evaluation, padded behind, where no earlier position looks.
+
+        spans: tokens of a row, and the index of the first one that is scored; those before it are context.
+        """
+        length = max(len(tokens) for tokens, _ in spans) - 1
+        tokens_BT = torch.zeros(len(spans), length, dtype=torch.int64)
+        targets_BT = torch.full((len(spans), length), IGNORE)
+        for row, (tokens, first) in enumerate(spans):
+            tokens_BT[row, : len(tokens) - 1] = torch.from_numpy(tokens[:-1])
+            targets_BT[row, first - 1 : len(tokens) - 1] = torch.from_numpy(tokens[first:])
+        return Batch(tokens_BT, targets_BT)
+
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
         """The summed cross-entropy of the batch's targets.
 

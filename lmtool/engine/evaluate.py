@@ -1,0 +1,180 @@
+"""Perplexity of a model on a token store: sliding windows over each document, sums over all of them."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from lmtool.engine.device import Compute
+from lmtool.engine.distributed import World
+from lmtool.model import LanguageModel
+from lmtool.objective import CausalObjective
+from lmtool.recipe.spec import Causal
+from lmtool.run.order import hash_key, permute
+from lmtool.text.store import TokenStore
+from lmtool.text.tokenizer import Tokenizer
+
+BATCH_TOKENS = 16_384
+"""Positions computed at once."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of the store that is read at once, and its first token that is scored."""
+
+    start: int
+    stop: int
+    first: int
+
+    @property
+    def n_scored(self) -> int:
+        return self.stop - self.first
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """How well a model predicts a text.
+
+    nats: sum over the scored tokens of -log p(token | tokens before it). n_bytes, n_words: of the text that they spell.
+    """
+
+    nats: float
+    tokens: int
+    n_bytes: int
+    n_words: int
+    context: int
+    stride: int
+
+    @property
+    def loss(self) -> float:
+        """Nats per token."""
+        return self.nats / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        return _exp(self.loss)
+
+    @property
+    def word_perplexity(self) -> float:
+        """Per whitespace-separated word, so that tokenizers compare."""
+        return _exp(self.nats / self.n_words) if self.n_words else math.nan
+
+    @property
+    def bits_per_byte(self) -> float:
+        return self.nats / math.log(2) / self.n_bytes
+
+    def record(self) -> dict[str, float | int | None]:
+        """The names that other programs read."""
+        return {
+            "loss": self.loss,
+            "perplexity": self.perplexity,
+            "word_perplexity": self.word_perplexity if self.n_words else None,
+            "bits_per_byte": self.bits_per_byte,
+            "tokens": self.tokens,
+            "context": self.context,
+            "stride": self.stride,
+        }
+
+
+def _exp(nats: float) -> float:
+    return math.exp(nats) if nats < 700 else math.inf
+
+
+def spans(store: TokenStore, context: int, stride: int) -> list[Span]:
+    """Windows that score every token of every document once, but its first, which nothing comes before.
+
+    The first window of a document scores all it reads. Each later one starts `stride` tokens further and scores what is
+    new, so that with a stride below the context every token but the first ones has at least context - stride before it.
+    """
+    found = []
+    for number in range(store.n_documents):
+        begin, end = store.document(number)
+        start, first = begin, begin + 1
+        while first < end:
+            stop = min(end, start + context + 1)
+            found.append(Span(start, stop, first))
+            start, first = start + stride, stop
+    return found
+
+
+def sample_spans(store: TokenStore, context: int, tokens: int | None, seed: int) -> list[Span]:
+    """A fixed selection of windows with about `tokens` scored tokens in all; all windows when None."""
+    every = spans(store, context, context)
+    if tokens is None:
+        return every
+    chosen, scored = [], 0
+    for index in permute(np.arange(len(every)), len(every), hash_key(seed, "validation")):
+        if scored >= tokens:
+            break
+        chosen.append(every[index])
+        scored += every[index].n_scored
+    return sorted(chosen, key=lambda span: span.start)
+
+
+def mean_loss(
+    model: LanguageModel,
+    store: TokenStore,
+    wanted: Sequence[Span],
+    objective: CausalObjective,
+    compute: Compute,
+    world: World,
+) -> float:
+    """Nats per scored token of the spans, without label smoothing, computed by all processes together."""
+    nats = _nats(model, store, wanted[world.rank :: world.size], objective, compute)
+    total, count = world.sum((nats, sum(span.n_scored for span in wanted[world.rank :: world.size])), compute)
+    return total / count
+
+
+def evaluate(
+    model: LanguageModel,
+    store: TokenStore,
+    tokenizer: Tokenizer,
+    objective: CausalObjective,
+    compute: Compute,
+    context: int,
+    stride: int,
+) -> Perplexity:
+    """The perplexity of the whole store.
+
+    The text counts without the first token of a document, unless that is the mark of its beginning.
+    """
+    wanted = spans(store, context, stride)
+    n_bytes, n_words = int(np.sum(store.n_bytes)), int(np.sum(store.n_words))
+    for number in range(store.n_documents):
+        begin, _ = store.document(number)
+        first = int(store.read(begin, begin + 1)[0])
+        n_bytes -= len(tokenizer.decode([first]).encode()) if first != tokenizer.bos_id else 0
+    nats = _nats(model, store, wanted, objective, compute)
+    return Perplexity(nats, sum(span.n_scored for span in wanted), n_bytes, n_words, context, stride)
+
+
+@torch.inference_mode()
+def _nats(
+    model: LanguageModel, store: TokenStore, wanted: Sequence[Span], objective: CausalObjective, compute: Compute
+) -> float:
+    was_training = model.training
+    plain = replace(objective, spec=Causal())
+    model.eval()
+    total = torch.zeros(
+        (), dtype=torch.float32 if compute.device.type == "mps" else torch.float64, device=compute.device
+    )
+    for group in _batches(wanted):
+        rows = [(store.read(span.start, span.stop), span.first - span.start) for span in group]
+        with compute.autocast():
+            total += plain.loss(model, plain.collate_spans(rows).to(compute.device)).total
+    model.train(was_training)
+    return float(total)
+
+
+def _batches(wanted: Sequence[Span]) -> Iterator[list[Span]]:
+    """Spans of like length together, so that little is padding."""
+    group: list[Span] = []
+    for span in sorted(wanted, key=lambda span: span.stop - span.start):
+        if group and (len(group) + 1) * (span.stop - span.start) > BATCH_TOKENS:
+            yield group
+            group = []
+        group.append(span)
+    if group:
+        yield group

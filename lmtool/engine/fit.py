@@ -1,0 +1,199 @@
+"""The training loop: a generator of steps. Whoever iterates it logs, evaluates, samples and saves."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from lmtool.batch import Batch
+from lmtool.engine.device import Compute
+from lmtool.engine.distributed import World, peers_may_end
+from lmtool.engine.examples import Examples
+from lmtool.engine.optimizer import Optimizers
+from lmtool.engine.schedule import multiplier
+from lmtool.errors import NumericalError, ResourceError
+from lmtool.model import LanguageModel
+from lmtool.objective import CausalObjective
+from lmtool.recipe.spec import Recipe
+from lmtool.run.order import hash_key, rank_samples
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step, done.
+
+    step: steps done so far. loss: mean over the step's targets, before the update. lr: peak rate times schedule.
+    grad_norm: before clipping. tokens: targets of the step, over all processes. seconds: the step took.
+    micro_batch: rows computed at once. stop: somebody asked for an end; the same in every process.
+    """
+
+    step: int
+    loss: float
+    lr: float
+    grad_norm: float
+    tokens: int
+    seconds: float
+    micro_batch: int
+    stop: bool
+
+
+class _LossModule(nn.Module):
+    """Model and objective as one module, so that gradients can be exchanged while the backward pass runs."""
+
+    def __init__(self, model: LanguageModel, objective: CausalObjective) -> None:
+        super().__init__()
+        self.model = model
+        self.objective = objective
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.objective.loss(self.model, batch).total
+
+
+def fit(
+    model: LanguageModel,
+    objective: CausalObjective,
+    optimizers: Optimizers,
+    examples: Examples,
+    recipe: Recipe,
+    compute: Compute,
+    world: World,
+    *,
+    first_step: int = 0,
+    micro_batch: int | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[Step]:
+    """Train `model` in place, from `first_step` to the recipe's last, and yield each step when it is done.
+
+    Step n is a function of weights, moments, recipe and n: samples, dropout and rates follow from the seed and n.
+
+    micro_batch: rows at once; by default the recipe's, whose `auto` starts with this process's whole share. When memory
+    runs out it is halved and the step done again; the batch stays.
+
+    Raises NumericalError, before any weight changes, when a loss or gradient is not finite, and ResourceError when one
+    row does not fit into memory or another process ends.
+    """
+    training = recipe.training
+    share = training.batch_size // world.size
+    asked = training.micro_batch if micro_batch is None else micro_batch
+    rows = share if asked == "auto" else min(asked, share)
+    module = world.wrap(_LossModule(model, objective), compute)
+    loader = _Loader(examples, objective, recipe, world, compute)
+    model.train()
+    try:
+        for step in range(first_step, training.steps):
+            started = time.perf_counter()
+            while True:
+                try:
+                    total, count = _accumulate(
+                        module, optimizers, loader.batches(step, rows), recipe, step, compute, world
+                    )
+                    break
+                except RuntimeError as error:
+                    if not _out_of_memory(error):
+                        raise
+                    rows = _halve(rows, world, error)
+                    optimizers.forget_gradients()
+                    if compute.device.type == "cuda":
+                        torch.cuda.empty_cache()
+            total, n_targets, stops = world.sum((total, count, float(stop())), compute)
+            if not math.isfinite(total):
+                raise _not_finite("loss", total, step, loader)
+            rate = multiplier(recipe.schedule, step, training.steps, recipe.model.d_model)
+            # the backward passes summed over targets, and the exchange averaged over processes
+            norm = optimizers.update(rate, world.size / n_targets, training.clip_norm)
+            if not math.isfinite(norm) and not compute.scales_gradients:
+                raise _not_finite("gradient", norm, step, loader)
+            seconds = time.perf_counter() - started
+            lr = optimizers.peak_rate * rate
+            yield Step(step + 1, total / n_targets, lr, norm, int(n_targets), seconds, rows, stops > 0)
+    finally:
+        loader.close()
+
+
+def _accumulate(
+    module: nn.Module,
+    optimizers: Optimizers,
+    batches: list[Batch],
+    seed: int,
+    step: int,
+    compute: Compute,
+    world: World,
+) -> tuple[float, int]:
+    """Pile up the gradients of this process's micro-batches; the summed loss and the number of targets."""
+    losses, count = [], 0
+    for index, batch in enumerate(batches):
+        torch.manual_seed(hash_key(seed, "step", step, world.rank, index))
+        last = index == len(batches) - 1
+        with peers_may_end() if last else world.alone(module):
+            with compute.autocast():
+                total = module(batch.to(compute.device))
+            optimizers.backward(total)
+        losses.append(total.detach())
+        count += batch.n_targets
+    return float(torch.stack(losses).sum(dtype=torch.float32)), count
+
+
+class _Loader:
+    """Reads the batches of the next step while the current one is computed."""
+
+    def __init__(
+        self, examples: Examples, objective: CausalObjective, recipe: Recipe, world: World, compute: Compute
+    ) -> None:
+        self._examples = examples
+        self._objective = objective
+        self._batch_size = recipe.training.batch_size
+        self._last_step = recipe.training.steps - 1
+        self._world = world
+        self._pin = compute.device.type == "cuda"
+        self._thread = ThreadPoolExecutor(1)
+        self._ahead: dict[tuple[int, int], Future[list[Batch]]] = {}
+
+    def batches(self, step: int, rows: int) -> list[Batch]:
+        """The micro-batches of `rows` rows that this process computes in `step`."""
+        ahead = self._ahead.pop((step, rows), None)
+        batches = self._read(step, rows) if ahead is None else ahead.result()
+        if step < self._last_step:
+            self._ahead = {(step + 1, rows): self._thread.submit(self._read, step + 1, rows)}
+        return batches
+
+    def samples(self, step: int) -> NDArray[np.int64]:
+        """Numbers of the samples of this process in `step`."""
+        return rank_samples(step, self._batch_size, self._world.rank, self._world.size)
+
+    def documents(self, step: int) -> list[int]:
+        return self._examples.documents(self.samples(step))
+
+    def _read(self, step: int, rows: int) -> list[Batch]:
+        found = self._examples.read(self.samples(step))
+        batches = [self._objective.collate(found[i : i + rows]) for i in range(0, len(found), rows)]
+        return [batch.pin() for batch in batches] if self._pin else batches
+
+    def close(self) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def _halve(rows: int, world: World, error: RuntimeError) -> int:
+    if rows > 1 and world.size == 1:
+        return rows // 2
+    fix = "set model.context or model.d_model lower" if rows == 1 else f"set training.micro_batch below {rows}"
+    raise ResourceError(f"out of memory with {rows} rows of a batch at once", fix=fix) from error
+
+
+def _not_finite(what: str, value: float, step: int, loader: _Loader) -> NumericalError:
+    documents = loader.documents(step)
+    listed = ", ".join(str(number) for number in documents[:8]) + (", ..." if len(documents) > 8 else "")
+    return NumericalError(
+        f"the {what} of step {step + 1} is {value}; no weight was changed",
+        where=f"documents {listed} of the training text",
+        fix="try a lower optimizer.lr, more schedule.warmup_steps, or training.precision=float32",
+    )
