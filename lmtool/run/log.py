@@ -5,11 +5,12 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from lmtool.errors import CheckpointError, ResourceError
 from lmtool.run import durable
 
-Record = dict[str, object]
+Record = dict[str, Any]
 
 
 class Log:
@@ -61,7 +62,7 @@ class Log:
         kept = []
         complete = True
         for _, line, record in self._lines():
-            if record is not None and _step(record) <= step:
+            if record is not None and record["step"] <= step:
                 kept.append(line)
             else:
                 complete = False
@@ -101,12 +102,6 @@ def _parse(line: bytes) -> Record | None:
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
-
-
-def _step(record: Record) -> int:
-    step = record["step"]
-    assert isinstance(step, int)
-    return step
 
 
 def _finite(value: object) -> object:

@@ -1,0 +1,141 @@
+"""lmtool runs: what was trained, and how far."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from lmtool.run.listing import Summary
+
+app = typer.Typer(help="List training runs, or show one.", no_args_is_help=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
+
+
+@app.command("ls")
+def list_runs(json: Json = False) -> None:
+    """List all runs, the last started first."""
+    from lmtool.run.listing import summaries
+    from lmtool.run.places import runs_root
+
+    found = summaries()
+    if json:
+        _print_json([_as_dict(summary) for summary in found])
+    elif not found:
+        typer.echo(f"no runs in {_plain(str(runs_root()))}", err=True)
+    else:
+        _print_table(
+            ["name", "recipe", "model", "step", "valid loss", "started", "size", "state"],
+            [
+                [
+                    summary.name,
+                    summary.recipe,
+                    summary.model,
+                    str(summary.step),
+                    _loss(summary.valid_loss),
+                    _time(summary.started),
+                    _size(summary.bytes),
+                    summary.state,
+                ]
+                for summary in found
+            ],
+        )
+
+
+@app.command("show")
+def show_run(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's name or directory, or `last`.")],
+    json: Json = False,
+) -> None:
+    """Show one run: its sessions, checkpoints and losses."""
+    from lmtool.run.find import find
+    from lmtool.run.listing import summarise
+
+    found = find(run).run
+    summary = summarise(found.path)
+    if json:
+        _print_json(_as_dict(summary) | found.info)
+        return
+    facts = [
+        ("name", summary.name),
+        ("path", summary.path),
+        ("state", summary.state),
+        ("recipe", summary.recipe),
+        ("model", summary.model),
+        ("step", str(summary.step)),
+        ("valid loss", _loss(summary.valid_loss)),
+        ("lowest valid loss", _loss(summary.best_valid_loss)),
+        ("size", _size(summary.bytes)),
+    ]
+    facts += [(f"{name} fingerprint", str(value)) for name, value in found.fingerprints.items()]
+    for session in found.info["sessions"]:
+        began = "started" if session["step"] == 0 else f"resumed at step {session['step']}"
+        facts.append(("session", f"{_time(session['started'])} {began}: {' '.join(map(str, session['command']))}"))
+        facts.append(("", ", ".join(f"{k} {v}" for k, v in session["environment"].items() if v is not None)))
+    for checkpoint in summary.checkpoints:
+        notes = [_size(checkpoint.bytes), *(["best"] if checkpoint.best else []), checkpoint.problem]
+        facts.append(("checkpoint", f"{checkpoint.name}: {', '.join(note for note in notes if note)}"))
+    if summary.problem:
+        facts.append(("problem", summary.problem))
+    for name, value in facts:
+        typer.echo(f"{_plain(name):18} {_plain(value)}")
+
+
+def _as_dict(summary: "Summary") -> dict[str, object]:
+    from dataclasses import asdict
+
+    return asdict(summary)
+
+
+def _print_json(value: object) -> None:
+    from json import dumps
+
+    typer.echo(dumps(value, indent=1))
+
+
+def _print_table(columns: list[str], rows: list[list[str]]) -> None:
+    """A table on a terminal; elsewhere one line a row, tabs between the columns, no heading."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    if not console.is_terminal:
+        for row in rows:
+            typer.echo("\t".join(_plain(cell) for cell in row))
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if column in ("step", "valid loss", "size") else "left")
+    for row in rows:
+        table.add_row(*(Text(_plain(cell)) for cell in row))
+    console.print(table)
+
+
+def _plain(text: str) -> str:
+    """`text` as text: control characters escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def _loss(loss: float | None) -> str:
+    return "-" if loss is None else f"{loss:.4f}"
+
+
+def _time(stamp: str) -> str:
+    """An ISO 8601 time as local time, to the minute."""
+    from datetime import datetime
+
+    try:
+        return f"{datetime.fromisoformat(stamp).astimezone():%Y-%m-%d %H:%M}"
+    except ValueError:
+        return stamp or "-"
+
+
+def _size(size: int) -> str:
+    """Bytes in decimal units."""
+    amount = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} TB"

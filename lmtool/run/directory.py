@@ -1,0 +1,352 @@
+"""Run directories: made, locked, written to.
+
+    runs/2026-11-20-gpt-tiny-7f3a/
+      recipe.yaml  tokenizer.json  run.json  metrics.jsonl  samples.jsonl  checkpoints/
+
+run.json is written last when a run is made, so a folder is a run exactly when it has one.
+"""
+
+import errno
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import secrets
+import tempfile
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from lmtool import __version__
+from lmtool.errors import CheckpointError, ResourceError, UsageError
+from lmtool.run import checkpoint as checkpoints
+from lmtool.run import durable
+from lmtool.run.checkpoint import Checkpoint
+from lmtool.run.lock import RunLock, is_held
+from lmtool.run.log import Log
+from lmtool.run.places import INFO, remember, runs_root
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FORMAT = 1
+RECIPE, TOKENIZER = "recipe.yaml", "tokenizer.json"
+METRICS, SAMPLES, CHECKPOINTS = "metrics.jsonl", "samples.jsonl", "checkpoints"
+
+State = Literal["running", "finished", "stopped"]
+
+
+class Run:
+    """One run directory. Anyone may read it; only the process that holds its lock writes to it.
+
+    As a context manager it gives the lock back at the end.
+    """
+
+    def __init__(self, path: Path, info: dict[str, Any]) -> None:
+        """Use `create` or `open`."""
+        self.path = path
+        self.info = info
+        self.metrics = Log(path / METRICS)
+        self.samples = Log(path / SAMPLES)
+        self._lock: RunLock | None = None
+
+    @classmethod
+    def create(
+        cls,
+        folder: Path | None,
+        *,
+        name: str,
+        summary: str,
+        recipe: str,
+        tokenizer: bytes | Path,
+        fingerprints: Mapping[str, str],
+    ) -> Self:
+        """A new run, locked: in `folder`, or if None in a new folder of `runs_root()` named after day and recipe.
+
+        name: the recipe's. summary: one line on the model, for `lmtool runs ls`. recipe: the resolved recipe as YAML.
+        tokenizer: content or path of its tokenizer.json. fingerprints: of "data" and "tokenizer", to compare later.
+        Raises as `check_folder` does.
+        """
+        check_folder(folder)
+        path = folder or runs_root()
+        try:
+            path = _new_folder(name) if folder is None else folder
+            path.mkdir(parents=True, exist_ok=True)
+            run = cls(path, {})
+            run._lock = RunLock(path)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        try:
+            _refuse_used(path)
+            content = tokenizer if isinstance(tokenizer, bytes) else tokenizer.read_bytes()
+            durable.write_new(path / RECIPE, [recipe.encode()])
+            durable.write_new(path / TOKENIZER, [content])
+            (path / CHECKPOINTS).mkdir()
+            run._write_info(
+                {
+                    "format": FORMAT,
+                    "recipe": name,
+                    "summary": summary,
+                    "created": _now(),
+                    "fingerprints": dict(fingerprints),
+                    "sessions": [],
+                }
+            )
+        except BaseException as error:
+            run.release()
+            if isinstance(error, OSError):
+                raise _unwritable(path, error) from error
+            raise
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """An existing run, not locked. Raises CheckpointError when `path` is not one or its run.json is damaged."""
+        return cls(path, _read_info(path))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    @property
+    def name(self) -> str:
+        """Name of the directory."""
+        return self.path.resolve().name
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """Its tokenizer.json."""
+        return self.path / TOKENIZER
+
+    @property
+    def recipe_path(self) -> Path:
+        """Its recipe.yaml, fully resolved."""
+        return self.path / RECIPE
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """Of the data and the tokenizer, as they were when the run was made."""
+        return dict(self.info["fingerprints"])
+
+    @property
+    def last_started(self) -> str:
+        """When it was last started or resumed, ISO 8601 in UTC."""
+        sessions = self.info["sessions"]
+        return str(sessions[-1]["started"] if sessions else self.info["created"])
+
+    @property
+    def state(self) -> State:
+        """running while a process holds its lock; finished when its last session said so; stopped otherwise."""
+        if is_held(self.path):
+            return "running"
+        sessions = self.info["sessions"]
+        return "finished" if sessions and sessions[-1]["outcome"] == "finished" else "stopped"
+
+    def lock(self) -> None:
+        """Become the one process that may write. Raises CheckpointError when there is another, ResourceError too."""
+        if self._lock is None:
+            self._lock = RunLock(self.path)
+            self.info = _read_info(self.path)
+
+    def release(self) -> None:
+        """Give the lock back, if held."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def start(self, *, step: int, command: Sequence[str], environment: Mapping[str, object]) -> None:
+        """Begin a session after `step` steps: what a killed session left beyond that step is taken away.
+
+        Later records leave metrics and samples; later checkpoints are set aside (renamed to step-....aside-1).
+        command: as typed. environment: as from `describe_environment`.
+        Raises ResourceError when the directory cannot be written.
+        """
+        self._require_lock()
+        self.metrics.rewind(step)
+        self.samples.rewind(step)
+        session = {
+            "started": _now(),
+            "step": step,
+            "pid": os.getpid(),
+            "command": list(command),
+            "environment": dict(environment),
+            "ended": None,
+            "outcome": None,
+        }
+        try:
+            for later, path in checkpoints.listed(self.path / CHECKPOINTS):
+                if later > step:
+                    checkpoints.set_aside(path)
+            self._write_info(self.info | {"sessions": [*self.info["sessions"], session]})
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        remember(self.path)
+
+    def end(self, outcome: Literal["finished", "stopped"]) -> None:
+        """Close the session: finished when all steps are done or training stopped early by itself, else stopped.
+
+        Raises ResourceError when it cannot be written.
+        """
+        self._require_lock()
+        *earlier, session = self.info["sessions"]
+        try:
+            self._write_info(self.info | {"sessions": [*earlier, session | {"ended": _now(), "outcome": outcome}]})
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+
+    def save(
+        self,
+        step: int,
+        model: "Mapping[str, Tensor]",
+        optimizer: "Mapping[str, Tensor]",
+        state: Mapping[str, object],
+        *,
+        best_step: int | None,
+        keep_last: int,
+    ) -> Checkpoint:
+        """`checkpoint.save` in this run. Log the records of a step before saving it: a resumed run starts after it."""
+        self._require_lock()
+        try:
+            self.metrics.sync()
+            self.samples.sync()
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        return checkpoints.save(
+            self.path / CHECKPOINTS, step, model, optimizer, state, best_step=best_step, keep_last=keep_last
+        )
+
+    def newest(self, *, optimizer: bool = True) -> tuple[Checkpoint, list[str]]:
+        """`checkpoint.newest_valid` of this run: the checkpoint to resume from, and warnings about damaged ones."""
+        return checkpoints.newest_valid(self.path / CHECKPOINTS, optimizer=optimizer)
+
+    def best(self, *, optimizer: bool = True) -> tuple[Checkpoint, list[str]]:
+        """The checkpoint with the lowest validation loss; the newest whole one, with a warning, when that is damaged.
+
+        Before any validation, the newest is the best. Raises CheckpointError when none is whole.
+        """
+        newest, warnings = self.newest(optimizer=optimizer)
+        if newest.best_step is None or newest.best_step == newest.step:
+            return newest, warnings
+        path = newest.path.with_name(checkpoints.step_name(newest.best_step))
+        try:
+            return checkpoints.verify(path, optimizer=optimizer), warnings
+        except CheckpointError as error:
+            return newest, [*warnings, f"took {newest.path.name} instead of the best, {path.name}: {error.what}"]
+
+    def _require_lock(self) -> None:
+        if self._lock is None:
+            raise RuntimeError("only the process that holds the lock of a run writes to it")
+
+    def _write_info(self, info: dict[str, Any]) -> None:
+        durable.replace(self.path / INFO, json.dumps(info, indent=1, allow_nan=False).encode("ascii") + b"\n")
+        self.info = info
+
+
+def check_folder(folder: Path | None) -> None:
+    """Refuse early what `create` would refuse after minutes of preparing text.
+
+    Raises UsageError when `folder` holds a run already, ResourceError when it (or `runs_root()`) cannot be written.
+    """
+    path = folder or runs_root()
+    if folder is not None:
+        _refuse_used(folder)
+    nearest = next(parent for parent in (path, *path.absolute().parents) if os.path.exists(parent))
+    try:
+        with tempfile.TemporaryFile(dir=nearest):
+            pass
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def describe_environment(device: str) -> dict[str, object]:
+    """What a result may depend on besides recipe and data. device: as torch names it, "cpu" or "cuda:0"."""
+    import torch
+
+    gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else None
+    return {
+        "lmtool": __version__,
+        "python": platform.python_version(),
+        "torch": importlib.metadata.version("torch"),
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+        "device": device,
+        "gpu": gpu,
+    }
+
+
+def _processor() -> str:
+    try:
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        match = None
+    return match[1].strip() if match else platform.processor() or platform.machine()
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat()
+
+
+def _new_folder(name: str) -> Path:
+    slug = re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.")[:40] or "run"
+    root = runs_root()
+    root.mkdir(parents=True, exist_ok=True)
+    while True:
+        path = root / f"{datetime.now():%Y-%m-%d}-{slug}-{secrets.token_hex(2)}"
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+
+
+def _refuse_used(folder: Path) -> None:
+    for name in (INFO, RECIPE, TOKENIZER, METRICS, SAMPLES, CHECKPOINTS):
+        if os.path.lexists(folder / name):
+            raise UsageError(
+                f"the output folder already holds {name}",
+                where=str(folder),
+                fix="choose another with -o, or continue that run with lmtool resume",
+            )
+
+
+def _unwritable(path: Path, error: OSError) -> ResourceError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return ResourceError(
+        f"cannot write to the output folder: {error.strerror or error}",
+        where=str(path),
+        fix="free some disk space" if full else "change its permissions, or choose another with -o",
+    )
+
+
+def _read_info(path: Path) -> dict[str, Any]:
+    file = path / INFO
+    try:
+        info = json.loads(file.read_bytes())
+        texts = [info["recipe"], info["summary"], info["created"]]
+        texts += [
+            session["started"] for session in info["sessions"] if session["outcome"] in (None, "finished", "stopped")
+        ]
+        if (
+            info["format"] == FORMAT
+            and isinstance(info["fingerprints"], dict)
+            and all(isinstance(t, str) for t in texts)
+        ):
+            return dict(info)
+        problem = f"{INFO} has format {info['format']!r:.20}; this lmtool reads {FORMAT}"
+    except FileNotFoundError:
+        problem = f"{INFO} is missing"
+    except OSError as error:
+        problem = f"{INFO} cannot be read: {error.strerror}"
+    except (ValueError, KeyError, TypeError, RecursionError):
+        problem = f"{INFO} is damaged"
+    raise CheckpointError(
+        f"this is not a whole run: {problem}", where=str(file), fix="name another run (lmtool runs ls)"
+    )

@@ -1,0 +1,115 @@
+"""What runs look like from outside: one summary each, whatever state their files are in."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmtool.errors import CheckpointError
+from lmtool.run import checkpoint as checkpoints
+from lmtool.run.directory import CHECKPOINTS, Run
+from lmtool.run.places import known_runs
+
+
+@dataclass(frozen=True)
+class CheckpointSummary:
+    """One checkpoint. problem: why it cannot be used, as far as names and sizes tell; empty when they are right."""
+
+    name: str
+    step: int
+    bytes: int
+    best: bool
+    problem: str
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One run.
+
+    step: of its last record or checkpoint. valid_loss: the last one measured; best_valid_loss: the lowest; None before
+    the first. started: when it was last started or resumed, ISO 8601 in UTC. bytes: size on disk of all its files.
+    state: running, finished, stopped, or damaged, in which case `problem` says why and the rest is empty.
+    """
+
+    name: str
+    path: str
+    recipe: str
+    model: str
+    step: int
+    valid_loss: float | None
+    best_valid_loss: float | None
+    started: str
+    bytes: int
+    state: str
+    problem: str
+    checkpoints: tuple[CheckpointSummary, ...]
+
+
+def summaries() -> list[Summary]:
+    """All runs that are known here, the last started first."""
+    return sorted((summarise(path) for path in known_runs()), key=lambda summary: summary.started, reverse=True)
+
+
+def summarise(path: Path) -> Summary:
+    """The summary of the run directory `path`. Never raises for what is damaged."""
+    try:
+        run = Run.open(path)
+    except CheckpointError as error:
+        return Summary(
+            path.name, str(path), "", "", 0, None, None, "", _size(path), "damaged", error.lines()[0], checkpoints=()
+        )
+    saved: tuple[CheckpointSummary, ...] = ()
+    problem = ""
+    step = 0
+    losses = []
+    try:
+        saved = _checkpoints(path / CHECKPOINTS)
+        for record in run.metrics.read():
+            step = max(step, record["step"])
+            if isinstance(loss := record.get("valid_loss"), int | float):
+                losses.append(float(loss))
+    except CheckpointError as error:
+        problem = f"{error.what} ({error.where})"
+    return Summary(
+        name=run.name,
+        path=str(path),
+        recipe=run.info["recipe"],
+        model=run.info["summary"],
+        step=max([step, *(entry.step for entry in saved)]),
+        valid_loss=losses[-1] if losses else None,
+        best_valid_loss=min(losses, default=None),
+        started=run.last_started,
+        bytes=_size(path),
+        state=run.state,
+        problem=problem,
+        checkpoints=saved,
+    )
+
+
+def _checkpoints(folder: Path) -> tuple[CheckpointSummary, ...]:
+    best = None
+    found = []
+    for step, path in checkpoints.listed(folder):
+        try:
+            best = checkpoints.inspect(path).best_step
+            problem = ""
+        except CheckpointError as error:
+            problem = error.what
+        found.append((step, path, problem))
+    # The newest readable manifest knows which is the best.
+    return tuple(
+        CheckpointSummary(path.name, step, _size(path), step == best, problem) for step, path, problem in found
+    )
+
+
+def _size(path: Path) -> int:
+    return sum(_file_sizes(os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names))
+
+
+def _file_sizes(paths: Iterable[str]) -> Iterable[int]:
+    for path in paths:
+        try:
+            yield os.lstat(path).st_size
+        except OSError:
+            # A running process may have removed it since it was listed.
+            continue

@@ -1,0 +1,52 @@
+"""Where runs are kept: the runs directory, and a note there of the runs that were put elsewhere."""
+
+import json
+import os
+from pathlib import Path
+
+from lmtool.run import durable
+
+INFO = "run.json"
+"""A folder is a run exactly when it has a file of this name."""
+
+ELSEWHERE = ".elsewhere"
+"""In the runs directory: paths of runs outside it, one JSON string a line."""
+
+
+def runs_root() -> Path:
+    """Where runs are made: $LMTOOL_RUNS, or `runs` in the working directory."""
+    return Path(os.environ.get("LMTOOL_RUNS") or "runs")
+
+
+def known_runs() -> list[Path]:
+    """Directories of all runs in `runs_root()`, and of those started from there and put elsewhere, unsorted."""
+    try:
+        inside = [path for path in runs_root().iterdir() if os.path.exists(path / INFO)]
+    except OSError:
+        inside = []
+    return inside + _elsewhere()
+
+
+def remember(path: Path) -> None:
+    """Remember a run outside `runs_root()`, so that `last` and its name find it."""
+    path = path.resolve()
+    root = runs_root()
+    others = [other for other in _elsewhere() if other != path]
+    if path.parent == root.resolve():
+        return
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps(str(other)) for other in [*others, path]]
+        durable.replace(root / ELSEWHERE, "".join(line + "\n" for line in lines).encode("ascii"))
+    except OSError:
+        # A convenience only: the run can always be named by its path.
+        return
+
+
+def _elsewhere() -> list[Path]:
+    try:
+        lines = (runs_root() / ELSEWHERE).read_text("ascii").splitlines()
+        paths = [Path(json.loads(line)) for line in lines]
+    except (OSError, ValueError, TypeError):
+        return []
+    return [path for path in paths if os.path.exists(path / INFO)]
