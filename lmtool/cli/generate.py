@@ -1,0 +1,129 @@
+"""`lmtool generate`: continue prompts with a trained model."""
+
+from typing import Annotated, Literal
+
+import typer
+
+from lmtool.decoding.settings import Limits, Sample
+
+INPUT, CHOICE, OUTPUT = "Prompts and model", "Choosing tokens", "Output"
+
+
+def generate(
+    prompt: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Text to continue; several for several texts. None starts from nothing.", show_default=False
+        ),
+    ] = None,
+    prompt_file: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="One prompt a line; - reads standard input.", rich_help_panel=INPUT),
+    ] = None,
+    run: Annotated[
+        str, typer.Option(metavar="RUN", help="Run directory, checkpoint directory, or last.", rich_help_panel=INPUT)
+    ] = "last",
+    truncate: Annotated[
+        bool,
+        typer.Option("--truncate", help="Cut prompts longer than the context from the left.", rich_help_panel=INPUT),
+    ] = False,
+    device: Annotated[
+        Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to compute.", rich_help_panel=INPUT)
+    ] = "auto",
+    precision: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        typer.Option(help="Type of matrix products.", rich_help_panel=INPUT),
+    ] = "auto",
+    max_new_tokens: Annotated[
+        int, typer.Option(help="Most tokens written for each text.", rich_help_panel=CHOICE)
+    ] = Limits.max_new_tokens,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            help="Divides the logits: below 1 is surer, above 1 wilder, 0 is greedy.",
+            show_default=str(Sample.temperature),
+            rich_help_panel=CHOICE,
+        ),
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(metavar="K", help="Choose among the K most probable tokens.", rich_help_panel=CHOICE)
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(
+            metavar="P", help="Choose among the fewest tokens whose probability reaches P.", rich_help_panel=CHOICE
+        ),
+    ] = None,
+    greedy: Annotated[
+        bool, typer.Option("--greedy", help="Take the most probable token each time.", rich_help_panel=CHOICE)
+    ] = False,
+    n: Annotated[int, typer.Option("-n", min=1, help="Samples of each prompt.", rich_help_panel=CHOICE)] = 1,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Makes the result repeatable; a random one when left out.", rich_help_panel=CHOICE),
+    ] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="End before this text; may be repeated.", rich_help_panel=CHOICE),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object a line.", rich_help_panel=OUTPUT)
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print results only.", rich_help_panel=OUTPUT)] = False,
+) -> None:
+    """Continue text with a trained model.
+
+    A single text streams to a terminal. Several are parted by a line of ---; programs take --json.
+    """
+    import json
+    import sys
+    import time
+    from dataclasses import asdict
+
+    from lmtool.decoding.prompts import gather_prompts
+    from lmtool.decoding.settings import choose
+    from lmtool.decoding.text import complete, visible, write
+    from lmtool.engine.build import load_run
+
+    prompts = gather_prompts(prompt or [], prompt_file)
+    settings = choose(
+        greedy=greedy,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+        n=n,
+    )
+    loaded = load_run(run, device=device, precision=precision)
+    pieces = write(
+        loaded.model,
+        loaded.tokenizer,
+        prompts,
+        settings,
+        documents=loaded.recipe.data.split == "document",
+        n=n,
+        stop=stop or [],
+        truncate=truncate,
+    )
+    if not quiet:
+        typer.echo(f"{loaded.run_path}, step {loaded.step}, {loaded.device}, seed {settings.seed}", err=True)
+    source = {"run": str(loaded.run_path), "step": loaded.step, "checkpoint": loaded.checkpoint_hash}
+    shown = visible if sys.stdout.isatty() else str
+    n_tokens = 0
+    began = time.perf_counter()
+    if len(prompts) * n == 1 and sys.stdout.isatty() and not as_json:
+        typer.echo(shown(prompts[0]), nl=False)
+        for piece in pieces:
+            typer.echo(shown(piece.text), nl=piece.completion is not None)
+            n_tokens += 1
+    else:
+        for i, completion in enumerate(complete(pieces)):
+            n_tokens += len(completion.tokens)
+            if as_json:
+                typer.echo(json.dumps(asdict(completion) | source))
+            else:
+                typer.echo(("---\n" if i else "") + shown(completion.prompt + completion.text))
+    if not quiet:
+        seconds = time.perf_counter() - began
+        typer.echo(f"{n_tokens} tokens in {seconds:.1f} s, {n_tokens / seconds:.0f} tokens/s", err=True)

@@ -1,0 +1,61 @@
+"""Prompts: where they come from, and how they become tokens."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lmtool.errors import DataError, ResourceError, UsageError
+from lmtool.text.tokenizer import Tokenizer
+
+
+def gather_prompts(given: Sequence[str], path: str | None) -> list[str]:
+    """The prompts given one by one or in a file; a single empty one when there are none.
+
+    Raises UsageError when there are both, and what `read_prompts` raises.
+    """
+    if given and path is not None:
+        raise UsageError("prompts come both from the command line and from a file", fix="leave out one of them")
+    return read_prompts(path) if path is not None else list(given) or [""]
+
+
+def read_prompts(path: str) -> list[str]:
+    """The lines of a UTF-8 file, or of standard input when `path` is "-"; an empty line is an empty prompt.
+
+    Raises DataError when the file is missing, empty or not UTF-8, and ResourceError when it may not be read.
+    """
+    where = "standard input" if path == "-" else path
+    try:
+        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    except PermissionError:
+        raise ResourceError("the prompt file may not be read", where=where, fix="change its permissions") from None
+    except OSError as error:
+        raise DataError(
+            f"the prompt file cannot be read: {error.strerror}", where=where, fix="name a file, or - for standard input"
+        ) from None
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"the prompt file is not UTF-8 at byte {error.start}", where=f"{where}:{line}", fix="save it as UTF-8"
+        ) from None
+    if not text:
+        raise DataError("the prompt file is empty", where=where, fix="write one prompt a line")
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+
+
+def encode_prompt(tokenizer: Tokenizer, prompt: str, *, documents: bool) -> list[int]:
+    """Ids of a prompt as the model saw text in training: behind [BOS] when it was trained on documents.
+
+    Without [BOS] a prompt that gives no tokens starts from it nevertheless, since a model must read something.
+
+    Raises UsageError when the prompt has bytes that are not UTF-8.
+    """
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"the prompt is not UTF-8 at character {error.start}", fix="save it as UTF-8, or mend the terminal's locale"
+        ) from None
+    ids = tokenizer.encode(prompt)
+    return [tokenizer.bos_id, *ids] if documents or not ids else ids
