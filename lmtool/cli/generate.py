@@ -107,23 +107,24 @@ def generate(
         truncate=truncate,
     )
     if not quiet:
-        typer.echo(f"{loaded.run_path}, step {loaded.step}, {loaded.device}, seed {settings.seed}", err=True)
+        where = f"{loaded.run_path}, step {loaded.step}, {loaded.device}, seed {settings.seed}"
+        print(visible(where), file=sys.stderr)
     source = {"run": str(loaded.run_path), "step": loaded.step, "checkpoint": loaded.checkpoint_hash}
     shown = visible if sys.stdout.isatty() else str
     n_tokens = 0
     began = time.perf_counter()
     if len(prompts) * n == 1 and sys.stdout.isatty() and not as_json:
-        typer.echo(shown(prompts[0]), nl=False)
+        print(shown(prompts[0]), end="", flush=True)
         for piece in pieces:
-            typer.echo(shown(piece.text), nl=piece.completion is not None)
+            print(shown(piece.text), end="" if piece.completion is None else "\n", flush=True)
             n_tokens += 1
     else:
         for i, completion in enumerate(complete(pieces)):
             n_tokens += len(completion.tokens)
             if as_json:
-                typer.echo(json.dumps(asdict(completion) | source))
+                print(json.dumps(asdict(completion) | source), flush=True)
             else:
-                typer.echo(("---\n" if i else "") + shown(completion.prompt + completion.text))
+                print(("---\n" if i else "") + shown(completion.prompt + completion.text), flush=True)
     if not quiet:
         seconds = time.perf_counter() - began
-        typer.echo(f"{n_tokens} tokens in {seconds:.1f} s, {n_tokens / seconds:.0f} tokens/s", err=True)
+        print(f"{n_tokens} tokens in {seconds:.1f} s, {n_tokens / seconds:.0f} tokens/s", file=sys.stderr)

@@ -1,0 +1,115 @@
+"""Decoding with a real Transformer. Weights are float64, so that rounding never decides between two tokens."""
+
+import re
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from lmtool.batch import Batch
+from lmtool.decoding.generate import generate
+from lmtool.decoding.settings import Greedy, Sample
+from lmtool.model import build
+from lmtool.recipe.spec import Init, NoPosition, SinusoidalPosition, Transformer
+from tests.decoding.test_generate import collect
+from tests.reference import decoding as reference
+
+VOCAB_SIZE = 23
+PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 0], [2, 2, 2], [3, 1], [9] * 16]
+NAMES = {
+    r"transformer\.wte\.weight": "stack.embedding.weight",
+    r"transformer\.wpe\.weight": "stack.position.table.weight",
+    r"transformer\.h\.(\d+)\.ln_1\.(\w+)": "stack.sublayers.{0}.norm.{1}",
+    r"transformer\.h\.(\d+)\.attn\.c_attn\.(\w+)": "stack.sublayers.{0}.mixer.qkv.{1}",
+    r"transformer\.h\.(\d+)\.attn\.c_proj\.(\w+)": "stack.sublayers.{0}.mixer.out.{1}",
+    r"transformer\.h\.(\d+)\.ln_2\.(\w+)": "stack.sublayers.{0}+1.norm.{1}",
+    r"transformer\.h\.(\d+)\.mlp\.c_fc\.(\w+)": "stack.sublayers.{0}+1.mixer.up.{1}",
+    r"transformer\.h\.(\d+)\.mlp\.c_proj\.(\w+)": "stack.sublayers.{0}+1.mixer.out.{1}",
+    r"transformer\.ln_f\.(\w+)": "stack.norm.{0}",
+}
+
+
+def gpt(**options):
+    torch.manual_seed(1)
+    shape = {"n_layers": 2, "d_model": 24, "n_heads": 4, "context": 16, "activation": "gelu-tanh"}
+    spec = Transformer(kind="transformer", init=Init(std=0.6), **shape | options)
+    return build(spec, VOCAB_SIZE).double().eval()
+
+
+def gpt2_with_weights_of(model):
+    peer = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=VOCAB_SIZE,
+            n_positions=model.context,
+            n_embd=24,
+            n_layer=2,
+            n_head=4,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    ).double()
+    ours = model.state_dict()
+    weights = peer.state_dict()
+    for theirs, tensor in weights.items():
+        for pattern, name in NAMES.items():
+            if match := re.fullmatch(pattern, theirs):
+                place = match.groups()
+                if len(place) == 2:
+                    place = (2 * int(place[0]) + ("+1" in name), place[1])
+                source = ours.pop(name.replace("+1", "").format(*place))
+                transposed = tensor.dim() == 2 and "transformer.h." in theirs  # Conv1D keeps (in, out)
+                tensor.copy_(source.T if transposed else source)
+    assert not ours
+    peer.load_state_dict(weights)
+    return peer.eval()
+
+
+def without_cache(model):
+    @torch.inference_mode()
+    def logits_after(ids):
+        return model.logits(model(Batch(torch.tensor([ids])))[0, -1]).float().tolist()
+
+    return logits_after
+
+
+def test_greedy_equals_transformers():
+    model = gpt(context=64)
+    peer = gpt2_with_weights_of(model)
+    results = collect(generate(model, PROMPTS, Greedy(max_new_tokens=40)))
+    for i, prompt in enumerate(PROMPTS):
+        output = peer.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=40,
+            do_sample=False,
+            pad_token_id=0,
+        )
+        assert results[i, 0][0] == output[0, len(prompt) :].tolist()
+    assert len({tuple(tokens) for tokens, _ in results.values()}) == len(PROMPTS)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"position": SinusoidalPosition()}, {"position": NoPosition()}, {"n_kv_heads": 2, "activation": "swiglu"}],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "settings", [Greedy(max_new_tokens=40), Sample(max_new_tokens=40, top_k=9, top_p=0.95)], ids=str
+)
+def test_cached_batches_equal_each_request_alone_without_a_cache(options, settings):
+    model = gpt(**options)
+    n = 1 if isinstance(settings, Greedy) else 2
+    strategy = {"greedy": True} if n == 1 else {"t": settings.temperature, "k": 9, "p": 0.95}
+    results = collect(generate(model, PROMPTS, settings, n=n, end_ids={0}, max_rows=5))
+    for (prompt, sample), (tokens, logprobs) in results.items():
+        expected, expected_logprobs = reference.continuation(
+            without_cache(model),
+            PROMPTS[prompt],
+            max_new_tokens=40,
+            context=model.context,
+            end_ids={0},
+            sample=sample,
+            **strategy,
+        )
+        assert tokens == expected
+        assert logprobs == pytest.approx(expected_logprobs, abs=1e-4)
