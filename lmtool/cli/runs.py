@@ -78,7 +78,7 @@ def show_run(
     if summary.problem:
         facts.append(("problem", summary.problem))
     for name, value in facts:
-        typer.echo(f"{_plain(name):18} {_plain(value)}")
+        typer.echo(f"{_plain(name):21} {_plain(value)}")
 
 
 def _as_dict(summary: "Summary") -> dict[str, object]:
@@ -106,7 +106,12 @@ def _print_table(columns: list[str], rows: list[list[str]]) -> None:
         return
     table = Table(box=None, pad_edge=False)
     for column in columns:
-        table.add_column(column, justify="right" if column in ("step", "valid loss", "size") else "left")
+        # Names are typed again, so they are never cut; on a narrow terminal the descriptions fold instead.
+        table.add_column(
+            column,
+            justify="right" if column in ("step", "valid loss", "size") else "left",
+            no_wrap=column not in ("recipe", "model"),
+        )
     for row in rows:
         table.add_row(*(Text(_plain(cell)) for cell in row))
     console.print(table)

@@ -193,12 +193,19 @@ def save(
         except CheckpointError:
             set_aside(path)
             saved = _write(path, step, best_step, contents)
-        _prune(folder, best_step, keep_last)
     except OSError as error:
         raise ResourceError(
             f"cannot save the checkpoint of step {step}: {error.strerror or error}",
             where=str(folder),
             fix="free some disk space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check this folder",
+        ) from error
+    try:
+        _prune(folder, best_step, keep_last)
+    except OSError as error:
+        raise ResourceError(
+            f"saved step {step}, but cannot remove an older checkpoint: {error.strerror or error}",
+            where=str(error.filename or folder),
+            fix="check this folder",
         ) from error
     return saved
 
@@ -217,7 +224,10 @@ def set_aside(path: Path) -> None:
 def sweep(folder: Path) -> None:
     """Remove what killed processes left half-written or half-removed. Raises OSError."""
     for path in folder.glob(f"{durable.TEMPORARY}*"):
-        shutil.rmtree(path)
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _write(

@@ -1,0 +1,131 @@
+import errno
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from lmtool.errors import CheckpointError, ResourceError
+from lmtool.run.log import Log
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    log = Log(tmp_path / "metrics.jsonl")
+    for step in (1, 2, 2, 3):
+        log.append({"step": step, "loss": 0.1 * step})
+    return log
+
+
+def steps(log: Log) -> list[int]:
+    return [record["step"] for record in log.read()]
+
+
+def test_records_come_back(log: Log) -> None:
+    log.append({"step": 4, "text": "é\u2028\n\ud800", "none": None})
+    *_, third, last = log.read()
+    assert third == {"step": 3, "loss": 0.1 * 3}
+    assert last == {"step": 4, "text": "é\u2028\n\ud800", "none": None}
+    assert len(log.path.read_bytes().splitlines()) == 5
+
+
+def test_a_record_is_in_the_file_at_once(log: Log) -> None:
+    size = log.path.stat().st_size
+    log.append({"step": 4})
+    assert log.path.stat().st_size == size + len('{"step": 4}\n')
+
+
+def test_numbers_that_json_lacks_become_null(log: Log) -> None:
+    log.append({"step": 4, "loss": math.nan, "grad_norm": math.inf})
+    assert json.loads(log.path.read_text().splitlines()[-1], parse_constant=pytest.fail) == {
+        "step": 4,
+        "loss": None,
+        "grad_norm": None,
+    }
+
+
+def test_a_log_that_is_not_there_is_empty(tmp_path: Path) -> None:
+    log = Log(tmp_path / "none.jsonl")
+    assert steps(log) == []
+    log.rewind(3)
+    log.sync()
+    assert not log.path.exists()
+
+
+def test_rewinding_keeps_the_lines_of_earlier_steps(log: Log) -> None:
+    before = log.path.read_bytes().splitlines(keepends=True)
+    log.rewind(2)
+    assert log.path.read_bytes() == b"".join(before[:3])
+    log.append({"step": 3})
+    assert steps(log) == [1, 2, 2, 3]
+    log.rewind(0)
+    assert log.path.read_bytes() == b""
+    assert os.listdir(log.path.parent) == ["metrics.jsonl"]
+
+
+def test_rewinding_to_the_end_does_not_touch_the_file(log: Log) -> None:
+    before = log.path.stat().st_ino
+    log.rewind(3)
+    assert log.path.stat().st_ino == before
+
+
+@pytest.mark.parametrize(
+    "tail", [b'{"step": 3, "lo', b"\0\0\0", b'{"step": 3}', b"\xff\n", b"[]\n", b'{"loss": 1}\n', b"\n"]
+)
+def test_rewinding_removes_a_torn_end(log: Log, tail: bytes) -> None:
+    before = log.path.read_bytes()
+    log.path.write_bytes(before + tail)
+    log.rewind(3)
+    assert log.path.read_bytes() == before
+
+
+def test_a_line_that_is_being_written_is_not_read(log: Log) -> None:
+    with log.path.open("ab") as file:
+        file.write(b'{"step": 4, "lo')
+    assert steps(log) == [1, 2, 2, 3]
+
+
+def test_a_damaged_line_is_named(log: Log) -> None:
+    lines = log.path.read_bytes().splitlines(keepends=True)
+    log.path.write_bytes(b"".join([*lines[:2], b"{oops}\n", *lines[2:]]))
+    with pytest.raises(CheckpointError) as caught:
+        steps(log)
+    assert caught.value.where == f"{log.path}:3"
+
+
+def test_an_unreadable_log_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(CheckpointError, match="cannot read the log"):
+        steps(Log(tmp_path / "metrics.jsonl"))
+    with pytest.raises(ResourceError, match="cannot write the log"):
+        Log(tmp_path / "metrics.jsonl").append({"step": 1})
+
+
+def test_a_record_that_does_not_fit_leaves_nothing(log: Log) -> None:
+    import resource
+
+    before = log.path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, limits[1]))
+    try:
+        with pytest.raises(ResourceError, match="cannot write the log"):
+            log.append({"step": 4, "text": "x" * 100})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert log.path.read_bytes() == before
+    log.append({"step": 4})
+    assert steps(log) == [1, 2, 2, 3, 4]
+
+
+def test_a_full_disk_while_rewinding_leaves_the_log(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = log.path.read_bytes()
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ResourceError, match="No space left"):
+        log.rewind(1)
+    assert log.path.read_bytes() == before
+    assert os.listdir(log.path.parent) == ["metrics.jsonl"]

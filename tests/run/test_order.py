@@ -1,0 +1,158 @@
+import hashlib
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmtool.errors import DataError
+from lmtool.run.order import SampleOrder, StreamWindows, hash_key, permute, rank_samples
+from tests.reference import order as reference
+
+keys = st.integers(0, 2**63 - 1)
+
+
+def chi_square_is_plausible(counts: np.ndarray) -> bool:
+    """True when counts of equally likely cells lie within five standard deviations of chi-square's mean."""
+    expected = counts.sum() / counts.size
+    chi_square = ((counts - expected) ** 2 / expected).sum()
+    freedom = counts.size - 1
+    return bool(abs(chi_square - freedom) < 5 * math.sqrt(2 * freedom))
+
+
+@settings(deadline=None)
+@given(st.integers(1, 3000), keys)
+def test_permutation_reaches_each_item_once(n: int, key: int) -> None:
+    assert sorted(permute(np.arange(n), n, key)) == list(range(n))
+
+
+@settings(deadline=None)
+@given(st.integers(1, 2**50), keys, st.data())
+def test_permutation_equals_the_plain_one(n: int, key: int, data: st.DataObject) -> None:
+    indices = data.draw(st.lists(st.integers(0, n - 1), max_size=5))
+    assert permute(np.array(indices, dtype=np.int64), n, key).tolist() == [
+        reference.permute(index, n, key) for index in indices
+    ]
+
+
+@pytest.mark.parametrize("n", [2**32 + 1, 10**12, 2**61 + 3, 2**62 - 1])
+def test_permutation_of_a_huge_range_never_repeats(n: int) -> None:
+    indices = np.concatenate([np.arange(20_000), n - 1 - np.arange(20_000)])
+    images = permute(indices, n, 7)
+    assert len(np.unique(images)) == len(indices)
+    assert images.min() >= 0
+    assert images.max() < n
+    assert chi_square_is_plausible(np.bincount(images // (n // 100 + 1), minlength=100))
+
+
+def test_permutation_has_random_access() -> None:
+    n = 1000
+    whole = permute(np.arange(n), n, 3)
+    assert permute(np.array([[5, 999], [0, 5]]), n, 3).tolist() == [[whole[5], whole[999]], [whole[0], whole[5]]]
+    assert permute(np.array([], dtype=np.int64), n, 3).shape == (0,)
+
+
+def test_permutation_takes_a_key_for_each_index() -> None:
+    key_N = np.array([1, 2, 2**63 - 1], dtype=np.uint64)
+    assert permute(np.array([4, 4, 4]), 50, key_N).tolist() == [
+        permute(np.array([4]), 50, int(key))[0] for key in key_N
+    ]
+
+
+@pytest.mark.parametrize(("index", "n"), [(0, 0), (-1, 5), (5, 5), (0, 2**62)])
+def test_permutation_refuses_what_is_out_of_range(index: int, n: int) -> None:
+    with pytest.raises(ValueError, match=r"permutation|range"):
+        permute(np.array([index]), n, 0)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 6])
+def test_all_orders_of_a_few_items_are_equally_likely(n: int) -> None:
+    key_N = np.arange(100_000, dtype=np.uint64)
+    order_N = np.zeros(len(key_N), dtype=np.int64)
+    for index in range(n):
+        order_N = order_N * n + permute(np.full(len(key_N), index), n, key_N)
+    _, counts = np.unique(order_N, return_counts=True)
+    assert len(counts) == math.factorial(n)
+    assert chi_square_is_plausible(counts)
+
+
+@pytest.mark.parametrize("n", [37, 100, 101])
+def test_neighbours_go_to_independent_places(n: int) -> None:
+    key_N = np.arange(200 * n, dtype=np.uint64)
+    first, second = (permute(np.full(len(key_N), index), n, key_N) for index in (8, 9))
+    assert chi_square_is_plausible(np.bincount(first, minlength=n))
+    # The second is anywhere but where the first is, so its distance is uniform in 1..n-1.
+    assert chi_square_is_plausible(np.bincount((second - first) % n, minlength=n)[1:])
+
+
+def test_hash_key_is_the_documented_one() -> None:
+    digest = hashlib.blake2b(b'[3,"order",0]', digest_size=8).digest()
+    assert hash_key(3, "order", 0) == int.from_bytes(digest, "little") // 2
+
+
+def test_hash_key_tells_parts_apart() -> None:
+    parts = [(), (1,), ("1",), (1, 2), (12,), ("1", "2"), ("12",), ("", "12"), ("é",), ("\ud800",), ('","',), (-1,)]
+    assert len({hash_key(*part) for part in parts}) == len(parts)
+    assert all(0 <= hash_key(*part) < 2**63 for part in parts)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 200), st.integers(0, 5), st.integers(1, 50))
+def test_every_item_comes_once_an_epoch(n: int, seed: int, batch_size: int) -> None:
+    order = SampleOrder(n, seed)
+    n_steps = -(-3 * n // batch_size)
+    epochs, items = zip(*(order(rank_samples(step, batch_size)) for step in range(n_steps)), strict=True)
+    epoch_S, item_S = np.concatenate(epochs), np.concatenate(items)
+    for epoch in range(3):
+        assert sorted(item_S[epoch_S == epoch]) == list(range(n))
+
+
+def test_epochs_and_seeds_have_their_own_order() -> None:
+    orders = [SampleOrder(50, seed)(np.arange(100))[1].reshape(2, 50) for seed in (1, 2)]
+    assert len({tuple(epoch) for order in orders for epoch in order}) == 4
+
+
+@given(st.integers(0, 1000), st.integers(1, 100), st.integers(1, 9))
+def test_ranks_share_the_same_batch(step: int, batch_size: int, n_ranks: int) -> None:
+    shares = [rank_samples(step, batch_size, rank, n_ranks) for rank in range(n_ranks)]
+    assert np.concatenate(shares).tolist() == rank_samples(step, batch_size).tolist()
+    assert rank_samples(step, batch_size).tolist() == list(range(step * batch_size, (step + 1) * batch_size))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@settings(deadline=None)
+@given(st.integers(1, 30), st.integers(1, 400), st.integers(0, 3))
+def test_windows_lie_in_the_stream_and_do_not_overlap(context: int, more: int, seed: int) -> None:
+    n_tokens = context + more
+    windows = StreamWindows(n_tokens, context, seed)
+    n = windows.n_windows
+    assert n == max(1, (n_tokens - context) // context)
+    for epoch in range(5):
+        starts = windows.starts(np.full(n, epoch), np.arange(n))
+        assert starts[0] == windows.phase(epoch) in range(context)
+        assert np.diff(starts).tolist() == [context] * (n - 1)
+        assert starts[-1] + context + 1 <= n_tokens
+
+
+@pytest.mark.parametrize(("n_tokens", "n_phases"), [(1000, 16), (32, 16), (31, 15), (20, 4), (17, 1)])
+def test_phases_are_uniform_over_what_fits(n_tokens: int, n_phases: int) -> None:
+    windows = StreamWindows(n_tokens, 16, seed=5)
+    phases = np.array([windows.phase(epoch) for epoch in range(4000)])
+    assert phases.max() == n_phases - 1
+    if n_phases > 1:
+        assert chi_square_is_plausible(np.bincount(phases, minlength=n_phases))
+
+
+def test_starts_follow_each_window_of_a_batch() -> None:
+    windows = StreamWindows(500, 10, seed=2)
+    starts = windows.starts(np.array([3, 0, 3]), np.array([1, 2, 4]))
+    assert starts.tolist() == [windows.phase(3) + 10, windows.phase(0) + 20, windows.phase(3) + 40]
+
+
+@pytest.mark.parametrize("n_tokens", [0, 1, 16])
+def test_a_text_shorter_than_a_window_is_refused(n_tokens: int) -> None:
+    with pytest.raises(DataError) as caught:
+        StreamWindows(n_tokens, 16, seed=0)
+    assert f"{n_tokens} tokens" in caught.value.what
+    assert "needs 17" in caught.value.what
