@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from lmtool.recipe.document import Mistake, Origin, Path, dotted, plain, shown
+from lmtool.recipe.document import Mistake, Origin, Path, dotted, escaped, plain, shown
 from lmtool.recipe.grammar import choices, did_you_mean, either, kind_of, nearest, owners, parts, suggestion
 from lmtool.recipe.spec import Recipe, Spec
 
@@ -72,7 +72,7 @@ def _explain(error: ErrorDetails, place: _Place, tree: Any) -> list[tuple[Path, 
     if error["type"] == "value_error":
         # Lines of several-field checks start with the key they are about.
         lines = [line.partition(" ") for line in str(error["ctx"]["error"]).splitlines()]
-        return [((*path, *key.split(".")), what) for key, _, what in lines]
+        return [((*path, *key.split(".")), escaped(what, 200)) for key, _, what in lines]
     if field is None:
         return [(path, _unknown(path, spec))]
     options = parts(field)

@@ -26,6 +26,7 @@ _TEXT = "tag:yaml.org,2002:str"
 _LIST = "tag:yaml.org,2002:seq"
 _MAPPING = "tag:yaml.org,2002:map"
 
+# What PyYAML says, by its beginning, and what a person is told.
 _IN_OTHER_WORDS = {
     "mapping values are not allowed": "a ':' where none can be; quote the text that holds it",
     "could not find expected ':'": "this key has no ':'",
@@ -37,6 +38,8 @@ _IN_OTHER_WORDS = {
     "found unexpected end of stream": "a quote is not closed",
     "but found another document": "a second document; a recipe is one",
 }
+# Of these PyYAML's second mark is the one to mend: where the key, bracket or quote begins.
+_UNCLOSED = ("could not find expected ':'", "expected ',' or", "found unexpected end of stream")
 
 
 @dataclass(frozen=True, order=True)
@@ -115,7 +118,7 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            mark = self.get_mark()
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # types-PyYAML leaves it bare
             raise yaml.MarkedYAMLError(problem="an alias; write the value itself", problem_mark=mark)
         return super().compose_node(parent, index)
 
@@ -133,7 +136,8 @@ def parse(text: str, source: str) -> Document:
         if root is not None:
             document.value = _value(root, (), document, source)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
+        unclosed = (error.problem or "").startswith(_UNCLOSED)
+        mark = error.context_mark if unclosed else error.problem_mark
         problem = error.problem or "cannot be read"
         words = next((words for start, words in _IN_OTHER_WORDS.items() if problem.startswith(start)), problem)
         origin = Origin(source, mark.line + 1, mark.column + 1) if mark else Origin(source)

@@ -20,7 +20,7 @@ def dump(recipe: Recipe, origins: Mapping[str, str] | None = None) -> str:
     lines = list(_lines(recipe, ()))
     if origins is None:
         return "".join(f"{text}\n" for text, _ in lines)
-    width = max(len(text) for text, key in lines if key and len(text) <= 60)
+    width = max(len(text) for text, key in lines if len(text) <= 40)
     return "".join(f"{text:{width}}  # {origins[key]}\n" if key else f"{text}\n" for text, key in lines)
 
 

@@ -15,7 +15,7 @@ from lmtool.errors import RecipeError, ResourceError, UsageError
 from lmtool.recipe.check import check
 from lmtool.recipe.document import Mistake, Origin, Path, dotted, escaped, parse, plain, shown
 from lmtool.recipe.dump import leaves
-from lmtool.recipe.grammar import chosen, did_you_mean, keys, kind_of, nearest, owners, parts, value_at
+from lmtool.recipe.grammar import chosen, did_you_mean, either, keys, kind_of, nearest, owners, parts, value_at
 from lmtool.recipe.spec import Recipe, Spec
 
 LARGEST_FILE = 1_000_000
@@ -63,17 +63,20 @@ def find(name: str | FilePath) -> FilePath:
     if str(name) in known:
         return known[str(name)]
     path = FilePath(name)
-    if path.is_file():
-        return path
-    if path.is_dir():
-        raise UsageError(f"{shown(str(name))} is a folder, not a recipe", fix="Give a YAML file or a shipped recipe.")
-    beside = {str(file): file.name for file in path.parent.glob("*.y*ml")} if path.parent.is_dir() else {}
-    near = get_close_matches(path.stem, known, n=2) + get_close_matches(path.name, beside.values(), n=1)
-    files = [escaped(str(file), 200) for file, name in beside.items() if name in near]
-    fix = did_you_mean(*[n for n in near if n in known], *files).removeprefix("; ").capitalize()
-    raise UsageError(
-        f"no recipe {shown(str(name))}", where=f"shipped recipes: {', '.join(known)}", fix=fix or "or give a YAML file"
-    )
+    try:
+        if path.is_file():
+            return path
+        if path.is_dir():
+            raise UsageError(
+                f"{shown(str(name))} is a folder, not a recipe", fix="Give a YAML file or a shipped recipe."
+            )
+        beside = {file.stem: file for file in path.parent.iterdir() if file.suffix in (".yaml", ".yml")}
+    except OSError:  # a folder that is not there or not readable, or a name too long for a file
+        beside = {}
+    near = get_close_matches(path.stem, known, n=2)
+    files = [escaped(str(beside[file]), 200) for file in get_close_matches(path.stem, beside, n=2)]
+    fix = f"Did you mean {either(near + files)}?" if near or files else "Give one of these, or a YAML file."
+    raise UsageError(f"there is no recipe {shown(str(name))}", where=f"shipped recipes: {', '.join(known)}", fix=fix)
 
 
 def load(name: str | FilePath, overrides: Sequence[str] = (), flags: Sequence[Setting] = ()) -> Resolved:
@@ -179,7 +182,8 @@ class _Layers:
         if path[-1] == "kind":
             spec = next((owner for owner in owners(path) if kind_of(owner) == value), None)
             for key in [key for key in part if spec and key not in spec.model_fields]:
-                if not any(other[: len(path)] == (*path[:-1], key) for other in self._set):
+                sibling = (*path[:-1], key)
+                if owners(sibling) and not any(other[: len(path)] == sibling for other in self._set):
                     del part[key]
         part[path[-1]] = value
         for origins in (self._written, self._set):
@@ -203,9 +207,11 @@ def _text_value(text: str) -> object:
 
 
 def _nearest_key(path: Path) -> str:
+    """The end of a message on an unknown dotted key: `steps` alone and `training.stpes` both mean training.steps."""
     known = list(dict.fromkeys(keys(Recipe)))
     alike = [key for key in known if key.split(".")[-1] == path[-1]]
-    return did_you_mean(*alike[:3]) or did_you_mean(nearest(dotted(path), known))
+    guess = nearest(dotted(path), alike or known)
+    return did_you_mean(guess) if guess else did_you_mean(*alike[:3])
 
 
 def _fill_kinds(tree: object, spec: type[Spec]) -> None:

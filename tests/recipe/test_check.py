@@ -1,0 +1,219 @@
+"""What a wrong recipe is told: every mistake at once, each with its line, in plain words."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lmtool.errors import RecipeError
+from lmtool.recipe.check import check
+from lmtool.recipe.document import Origin, parse
+from lmtool.recipe.dump import dump
+from lmtool.recipe.load import load
+from tests.recipe.strategies import texts
+
+RECIPE = """\
+model:
+  kind: transformer
+  n_layers: 2
+  d_model: 32
+  n_heads: 4
+  context: 16
+training:
+  steps: 100
+  batch_size: 8
+"""
+
+
+@pytest.fixture
+def refused(tmp_path, monkeypatch):
+    """What loading a text says."""
+
+    def read(text: str) -> list[str]:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "r.yaml").write_text(text)
+        with pytest.raises(RecipeError) as caught:
+            load("r.yaml")
+        return caught.value.lines()
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("n_layers: abc", "r.yaml:10: {}: 'abc' is not a whole number above 0"),
+        ("n_layers: 0", "r.yaml:10: {}: 0 is not a whole number above 0"),
+        ("n_layers: 2.5", "r.yaml:10: {}: 2.5 is not a whole number above 0"),
+        ("n_layers: 1e1", "r.yaml:10: {}: 10.0 is not a whole number above 0; write 10"),
+        ("n_layers: 1_000", "r.yaml:10: {}: '1_000' is not a whole number above 0; write 1000"),
+        ("n_layers: true", "r.yaml:10: {}: true is not a whole number above 0"),
+        ("n_layers:", "r.yaml:10: {}: null is not a whole number above 0"),
+        ("n_layers: [2]", "r.yaml:10: {}: [2] is not a whole number above 0"),
+        ("n_layers: {a: 2}", "r.yaml:10: {}: {{'a': 2}} is not a whole number above 0"),
+        ("dropout: 1", "r.yaml:10: {}: 1 is not a number of at least 0 and below 1"),
+        ("dropout: 10%", "r.yaml:10: {}: '10%' is not a number of at least 0 and below 1"),
+        ("dropout: .nan", "r.yaml:10: {}: nan is not a finite number"),
+        ("d_ff: x", "r.yaml:10: {}: 'x' is not a whole number above 0 or null"),
+        ("bias: on", "r.yaml:10: {}: 'on' is not true or false"),
+        ("bias: 1", "r.yaml:10: {}: 1 is not true or false"),
+        (
+            "activation: gelu_tanh",
+            "r.yaml:10: {}: 'gelu_tanh' is not relu, gelu, gelu-tanh or swiglu; did you mean gelu-tanh?",
+        ),
+        ("activation: [a, b]", "r.yaml:10: {}: ['a', 'b'] is not relu, gelu, gelu-tanh or swiglu"),
+        ("kind: gelu", "r.yaml:10: {}: 'gelu' is not transformer"),
+        ("norm: rms", "r.yaml:10: {}: 'rms' is not a mapping; write {{kind: rms}}"),
+        ("norm:", "r.yaml:10: {}: null is not a mapping; write its keys below it, or leave it out"),
+        ("init: 0.02", "r.yaml:10: {}: 0.02 is not a mapping; write its keys below it, or leave it out"),
+        ("position: learned", "r.yaml:10: {}: 'learned' is not a mapping; write {{kind: learned}}"),
+        ("n_layers: " + "9" * 4500, "r.yaml:10: {}: '" + "9" * 57 + "...' is not a whole number above 0"),
+        ('activation: "\\e[31m"', "r.yaml:10: {}: '\\x1b[31m' is not relu, gelu, gelu-tanh or swiglu"),
+    ],
+)
+def test_wrong_values_of_the_model(refused, line, message):
+    key = line.split(":")[0]
+    model = "\n".join(row for row in RECIPE.splitlines()[1:6] if not row.startswith(f"  {key}:"))
+    text = "training: {steps: 1, batch_size: 1}\nmodel:\n" + model
+    text += "\n" * (10 - len(text.splitlines())) + f"  {line}\n"
+    assert refused(text) == [message.format(f"model.{key}")]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("n_haeds: 4", "n_haeds: unknown key; known here: description"),
+        ("optimiser: {lr: 1}", "optimiser: unknown key; did you mean optimizer?"),
+        ("n_layers: 2", "n_layers: unknown key; did you mean model.n_layers?"),
+        ("1: 2", "1: unknown key; known here: description"),
+        ("'\\e[0m': 2", "\\\\e[0m: unknown key; known here: description"),
+        ("optimizer: {kind: gelu}", "optimizer.kind: 'gelu' is not adam, adamw, sgd or muon"),
+        (
+            "schedule: {kind: consine}",
+            "schedule.kind: 'consine' is not constant, linear, cosine or inverse-square-root; did you mean cosine?",
+        ),
+        ("schedule: {kind: [1]}", "schedule.kind: [1] is not constant, linear, cosine or inverse-square-root"),
+        ("optimizer: [1]", "optimizer: [1] is not a mapping; write its keys below it, or leave it out"),
+        ("optimizer: {kind: sgd}", "optimizer.lr: missing; a number above 0"),
+        ("optimizer: {lr: abc}", "optimizer.lr: 'abc' is not a number above 0"),
+        ("optimizer: {lr: .inf}", "optimizer.lr: inf is not a finite number"),
+        ("optimizer: {lr: 1" + "0" * 400 + "}", "optimizer.lr: a number of more than 60 digits is not"),
+        ("optimizer: {momentum: 0.5}", "optimizer.momentum: unknown key for kind adamw; sgd and muon have it"),
+        ("optimizer: {kind: muon, adamw: {lr: -1}}", "optimizer.adamw.lr: -1 is not a number above 0"),
+        (
+            "optimizer: {kind: muon, adamw: {kind: adam}}",
+            "optimizer.adamw.kind: 'adam' is not adamw; did you mean adamw?",
+        ),
+        ("data: {train: 3}", "data.train: 3 is not text or a list of texts"),
+        ("data: {train: [a, 3]}", "data.train: ['a', 3] is not text or a list of texts"),
+        ("data: {column: 3}", "data.column: 3 is not text"),
+        ('data: {column: "\\ud800"}', "data.column: '\\ud800' is not text"),
+        ("description: {a: b}", "description: {'a': 'b'} is not text"),
+        ("model: {}", "model: written twice, first in line 1"),
+        ("seed: -1", "seed: -1 is not a whole number of at least 0 and below 9007199254740992"),
+        ("tokenizer: {vocab_size: 3}", "tokenizer.vocab_size: 3 is not a whole number of at least 300"),
+    ],
+)
+def test_wrong_parts(refused, line, message):
+    (told,) = refused(RECIPE + line + "\n")
+    assert told.startswith(f"r.yaml:10: {message}")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("  steps: 100\n", "", "r.yaml:7: training.steps: missing; a whole number above 0"),
+        ("  kind: transformer\n", "", "r.yaml:1: model.kind: missing; transformer"),
+        ("training:\n  steps: 100\n  batch_size: 8\n", "", "r.yaml:1: training: missing; it needs steps, batch_size"),
+        ("n_heads: 4", "n_heads: 3", "r.yaml:5: model.n_heads: 3 does not divide d_model 32"),
+        ("n_heads: 4", "n_heads: 4\n  n_kv_heads: 3", "r.yaml:6: model.n_kv_heads: 3 does not divide n_heads 4"),
+        (
+            "context: 16",
+            "context: 16\n  position: {size: 8}",
+            "r.yaml:6: model.context: 16 is longer than position.size 8",
+        ),
+        (
+            "d_model: 32\n  n_heads: 4",
+            "d_model: 33\n  n_heads: 3\n  position: {kind: sinusoidal}",
+            "r.yaml:4: model.d_model: 33 is odd; sinusoidal positions come in pairs",
+        ),
+    ],
+)
+def test_missing_keys_and_sizes_that_do_not_fit(refused, old, new, message):
+    assert old in RECIPE
+    assert refused(RECIPE.replace(old, new)) == [message]
+
+
+def test_all_mistakes_at_once_in_the_order_of_the_file(refused):
+    text = """\
+model:
+  kind: transformer
+  n_layer: 2
+  d_model: 30
+  n_heads: 4
+  n_kv_heads: 3
+  context: 16
+  n_layers: 2
+  droput: 0.1
+  norm: {kind: root, plase: pre}
+training:
+  steps: abc
+  steps: 5
+optimizer: {kind: adma}
+schedul: {kind: cosine}
+"""
+    assert refused(text) == [
+        "r.yaml:3: model.n_layer: unknown key; did you mean n_layers?",
+        "r.yaml:9: model.droput: unknown key; did you mean dropout?",
+        "r.yaml:10: model.norm.kind: 'root' is not layer or rms",
+        "r.yaml:10: model.norm.plase: unknown key; did you mean place?",
+        "r.yaml:11: training.batch_size: missing; a whole number above 0",
+        "r.yaml:12: training.steps: 'abc' is not a whole number above 0",
+        "r.yaml:13: training.steps: written twice, first in line 12",
+        "r.yaml:14: optimizer.kind: 'adma' is not adam, adamw, sgd or muon; did you mean adam?",
+        "r.yaml:15: schedul: unknown key; did you mean schedule?",
+    ]
+
+
+def test_sizes_are_checked_beside_unknown_keys(refused):
+    text = RECIPE.replace("n_heads: 4", "n_heads: 5\n  n_kv_heads: 3\n  droput: 0.1")
+    assert refused(text) == [
+        "r.yaml:5: model.n_heads: 5 does not divide d_model 32",
+        "r.yaml:6: model.n_kv_heads: 3 does not divide n_heads 5",
+        "r.yaml:7: model.droput: unknown key; did you mean dropout?",
+    ]
+
+
+def test_a_typo_of_a_needed_key_is_one_mistake(refused):
+    assert refused(RECIPE.replace("n_heads", "n_haeds")) == [
+        "r.yaml:5: model.n_haeds: unknown key; did you mean n_heads?"
+    ]
+
+
+scraps = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | texts | st.sampled_from(["adamw", "rms", "auto"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["kind", "lr", "size", "x"]), inner),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_whatever_is_wrong_is_told_in_one_line_without_jargon(data):
+    tree = parse(dump(load("tiny").recipe), "f").value
+    for _ in range(data.draw(st.integers(1, 4))):
+        part = tree
+        while True:
+            key = data.draw(st.sampled_from([*part, "unknown"]))
+            if not isinstance(part.get(key), dict) or not part[key] or data.draw(st.integers(0, 3)) == 0:
+                break
+            part = part[key]
+        if data.draw(st.booleans()):
+            part[key] = data.draw(scraps)
+        else:
+            part.pop(key, None)
+    recipe, mistakes = check(tree, lambda path: Origin("f", 1))
+    assert (recipe is None) == bool(mistakes)
+    for line in map(str, mistakes):
+        assert line.isprintable()
+        assert len(line) < 400
+        assert not any(word in line for word in ("Input", "valid", "function-", "literal", "union", "tag ", "pydantic"))

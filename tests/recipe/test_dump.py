@@ -1,0 +1,68 @@
+"""A recipe written out reads back as the same recipe."""
+
+import json
+
+import jsonschema
+import yaml
+from hypothesis import HealthCheck, given, settings
+
+from lmtool.recipe.check import check
+from lmtool.recipe.document import Origin, parse
+from lmtool.recipe.dump import dump, leaves, schema
+from lmtool.recipe.load import load
+from tests.recipe.strategies import recipes
+
+quick = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@quick
+@given(recipes)
+def test_round_trip_is_exact(recipe):
+    text = dump(recipe)
+    document = parse(text, "f")
+    assert document.mistakes == []
+    read, mistakes = check(document.value, lambda path: Origin("f"))
+    assert mistakes == []
+    assert read == recipe
+    assert dump(read) == text
+
+
+@quick
+@given(recipes)
+def test_readers_of_yaml_1_1_see_the_same_values(recipe):
+    text = dump(recipe)
+    assert yaml.safe_load(text) == parse(text, "f").value
+
+
+@quick
+@given(recipes)
+def test_the_json_schema_allows_what_the_language_allows(recipe):
+    jsonschema.validate(parse(dump(recipe), "f").value, json.loads(schema()))
+
+
+def test_order_is_that_of_the_specs_with_the_kind_first():
+    lines = dump(load("gpt2-124m").recipe).splitlines()
+    parts = [line.rstrip(":") for line in lines if not line.startswith(" ") and line.endswith(":")]
+    assert parts == [
+        "model",
+        "objective",
+        "tokenizer",
+        "data",
+        "training",
+        "optimizer",
+        "schedule",
+        "evaluation",
+        "checkpoint",
+    ]
+    assert lines[lines.index("tokenizer:") + 1] == "  kind: bpe"
+    assert lines[lines.index("optimizer:") + 1] == "  kind: adamw"
+
+
+def test_every_value_has_its_origin_behind_it():
+    resolved = load("tiny", ["training.steps=7", "evaluation.prompts=Once upon"])
+    lines = dump(resolved.recipe, resolved.origins).splitlines()
+    assert "  steps: 7" in [line.split("#")[0].rstrip() for line in lines]
+    assert next(line for line in lines if line.startswith("  steps: 7")).endswith("  # -s training.steps=7")
+    assert next(line for line in lines if line.startswith("seed: ")).endswith("  # default")
+    assert sum("  # " in line for line in lines) == len(list(leaves(resolved.recipe)))
+    assert parse("\n".join(lines), "f").value == parse(dump(resolved.recipe), "f").value

@@ -1,0 +1,269 @@
+"""Finding recipes, laying the command line over them, and where each value came from."""
+
+import subprocess
+import sys
+
+import pytest
+
+from lmtool.errors import RecipeError, UsageError
+from lmtool.recipe.grammar import parts
+from lmtool.recipe.load import LARGEST_FILE, Setting, find, load, shipped
+from lmtool.recipe.spec import BpeTokenizer, Linear, Muon, Recipe, Sgd, Spec, WordPieceTokenizer
+
+RECIPE = """\
+description: test
+model:
+  kind: transformer
+  n_layers: 2
+  d_model: 32
+  n_heads: 4
+  context: 16
+  position:
+    kind: learned
+    size: 64
+training: {steps: 100, batch_size: 8}
+optimizer:
+  kind: adamw
+  lr: 1e-3
+  beta1: 0.8
+schedule:
+  kind: cosine
+  warmup_steps: 10
+  final_fraction: 0.2
+"""
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(RECIPE)
+    return "mine.yaml"
+
+
+def mistakes(name, overrides=(), flags=()):
+    with pytest.raises(RecipeError) as caught:
+        load(name, overrides, flags)
+    return caught.value.mistakes
+
+
+def test_a_recipe_is_found_by_path_and_by_name(file):
+    assert load(file).recipe.description == "test"
+    assert load(file).name == "mine"
+    assert find("tiny") == shipped()["tiny"]
+
+
+def test_a_shipped_name_goes_before_a_file_of_that_name(file, tmp_path):
+    (tmp_path / "tiny").write_text(RECIPE)
+    assert load("tiny").recipe.description != "test"
+    assert load("./tiny").recipe.description == "test"
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "fix"),
+    [
+        ("tinny", "gpt2-124m", "Did you mean tiny?"),
+        ("mone.yaml", "gpt2-124m", "Did you mean mine.yaml?"),
+        ("nowhere/gpt-2.yaml", "gpt2-124m", "Did you mean gpt"),
+        ("zzzzzz", "tiny", "Give one of these, or a YAML file."),
+        ("z" * 1000, "tiny", "Give one of these, or a YAML file."),
+    ],
+)
+def test_a_recipe_that_is_not_there_gives_the_nearest_names(file, name, where, fix):
+    with pytest.raises(UsageError) as caught:
+        load(name)
+    assert where in caught.value.where
+    assert caught.value.fix.startswith(fix[:-1])
+    assert len(caught.value.lines()) == 3
+
+
+def test_a_folder_is_not_a_recipe(tmp_path):
+    with pytest.raises(UsageError, match="is a folder"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "x.yaml: is empty; a recipe is a mapping of keys such as model and training"),
+        (b"# only words\n", "x.yaml: is empty; a recipe is a mapping of keys such as model and training"),
+        (b"- a\n", "x.yaml: holds ['a']; a recipe is a mapping of keys such as model and training"),
+        (
+            b"To be, or not to be",
+            "x.yaml: holds 'To be, or not to be'; a recipe is a mapping of keys such as model and",
+        ),
+        (b"description: caf\xe9\n", "x.yaml: byte 16 is not UTF-8; a recipe is a YAML text"),
+        (b"a: [1\n", "x.yaml:1:4: not YAML: a list that [ opened is not closed"),
+        (b"\n" * (LARGEST_FILE + 1), "x.yaml: 1000001 bytes; a recipe is a short YAML file"),
+    ],
+)
+def test_a_file_that_is_no_recipe(tmp_path, monkeypatch, content, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.yaml").write_bytes(content)
+    (line,) = mistakes("x.yaml")
+    assert line.startswith(message)
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path):
+    (tmp_path / "x.yaml").write_text(RECIPE, encoding="utf-8-sig")
+    assert load(tmp_path / "x.yaml").recipe == load(tmp_path / "x.yaml").recipe
+
+
+def test_precedence_and_origins(file):
+    resolved = load(
+        file,
+        ["training.steps=200", "training.batch_size=16", "training.batch_size=32", "data.column=body"],
+        [Setting("training.steps", 300, "--steps"), Setting("data.train", ["a.txt"], "FILE")],
+    )
+    recipe, origins = resolved.recipe, resolved.origins
+    assert (recipe.seed, origins["seed"]) == (1, "default")
+    assert (recipe.model.d_model, origins["model.d_model"]) == (32, "mine.yaml:5")
+    assert (recipe.training.batch_size, origins["training.batch_size"]) == (32, "-s training.batch_size=32")
+    assert (recipe.training.steps, origins["training.steps"]) == (300, "--steps")
+    assert (recipe.data.train, origins["data.train"]) == (("a.txt",), "FILE")
+    assert (recipe.data.column, origins["data.column"]) == ("body", "-s data.column=body")
+    assert (recipe.model.position.size, origins["model.position.size"]) == (64, "mine.yaml:10")
+    assert origins["model.norm.kind"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("override", "read", "value"),
+    [
+        ("optimizer.lr=1e-4", lambda r: r.optimizer.lr, 1e-4),
+        ("optimizer.lr=1", lambda r: r.optimizer.lr, 1.0),
+        ("training.clip_norm=null", lambda r: r.training.clip_norm, None),
+        ("model.bias=false", lambda r: r.model.bias, False),
+        (" training.steps = 7", lambda r: r.training.steps, 7),
+        ("training.steps=+50", lambda r: r.training.steps, 150),
+        ("optimizer.lr=+1e-3", lambda r: r.optimizer.lr, 2e-3),
+        ("evaluation.every=+50", lambda r: r.evaluation.every, 300),
+        ("schedule.final_fraction=+.5", lambda r: r.schedule.final_fraction, 0.7),
+        ("data.train=a.txt", lambda r: r.data.train, ("a.txt",)),
+        ("data.train=[a.txt, 'b c.txt']", lambda r: r.data.train, ("a.txt", "b c.txt")),
+        ("data.train=[ab]*.txt", lambda r: r.data.train, ("[ab]*.txt",)),
+        ("data.train=2024", lambda r: r.data.train, ("2024",)),
+        ("data.train=a=b.txt", lambda r: r.data.train, ("a=b.txt",)),
+        ("evaluation.prompts=ROMEO:", lambda r: r.evaluation.prompts, ("ROMEO:",)),
+        ("evaluation.prompts='ROMEO: # hi'", lambda r: r.evaluation.prompts, ("ROMEO: # hi",)),
+        ("evaluation.prompts=[]", lambda r: r.evaluation.prompts, ()),
+        ("description=+5", lambda r: r.description, "+5"),
+        ("description=null", lambda r: r.description, "null"),
+        ("tokenizer={kind: file, path: t.json}", lambda r: r.tokenizer.path, "t.json"),
+        ("model.norm={place: post}", lambda r: (r.model.norm.kind, r.model.norm.place), ("layer", "post")),
+        ("optimizer={lr: 0.5}", lambda r: (r.optimizer.kind, r.optimizer.beta1), ("adamw", 0.9)),
+    ],
+)
+def test_overrides(file, override, read, value):
+    got = read(load(file, [override]).recipe)
+    assert got == value
+    assert type(got) is type(value)
+
+
+def test_relative_values_add_up_in_order(file):
+    resolved = load(file, ["training.steps=+50", "training.steps=+25"])
+    assert resolved.recipe.training.steps == 175
+    assert resolved.origins["training.steps"] == "-s training.steps=+25"
+
+
+def test_a_value_inside_a_mapping_from_the_command_line_has_its_origin(file):
+    origins = load(file, ["optimizer={kind: sgd, lr: 0.1}"]).origins
+    assert origins["optimizer.lr"] == "-s optimizer={kind: sgd, lr: 0.1}"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("steps=5", "unknown key; did you mean training.steps?"),
+        ("training.stpes=5", "unknown key; did you mean training.steps?"),
+        ("optimiser.lr=5", "unknown key; did you mean optimizer.lr?"),
+        ("model.n_haeds=5", "unknown key; did you mean model.n_heads?"),
+        ("training.steps.x=5", "unknown key; did you mean training.steps?"),
+        ("x=5", "unknown key"),
+        ("lr=5", "unknown key; did you mean optimizer.lr or optimizer.adamw.lr?"),
+        ("training..steps=5", "unknown key; did you mean training.steps?"),
+        ("training.steps", "write KEY=VALUE, such as training.steps=500"),
+        ("=5", "write KEY=VALUE, such as training.steps=500"),
+        ("training.steps=abc", "training.steps: 'abc' is not a whole number above 0"),
+        ("training.steps=", "training.steps: null is not a whole number above 0"),
+        ("training.steps=1e3", "training.steps: 1000.0 is not a whole number above 0; write 1000"),
+        ("training.steps=+abc", "training.steps: '+abc' is not a whole number above 0"),
+        ("training.micro_batch=+4", "training.micro_batch: +4 adds to a number, and this is 'auto'"),
+        ("evaluation.patience=+4", "evaluation.patience: +4 adds to a number, and this is null"),
+        ("model.bias=+1", "model.bias: +1 adds to a number, and this is true"),
+        ("optimizer=sgd", "optimizer: 'sgd' is not a mapping; write {kind: sgd}"),
+        ("optimizer.kind=sdg", "optimizer.kind: 'sdg' is not adam, adamw, sgd or muon; did you mean sgd?"),
+        ("optimizer.momentum=0.9", "optimizer.momentum: unknown key for kind adamw; sgd and muon have it"),
+        ("tokenizer.lowercase=true", "tokenizer.lowercase: unknown key for kind bpe; wordpiece and word have it"),
+        ("tokenizer.kind=file", "tokenizer.path: missing; text"),
+        ("optimizer={kind: sgd}", "optimizer.lr: missing; a number above 0"),
+        ("model.norm={knd: rms}", "model.norm.knd: unknown key; did you mean kind?"),
+        ("training.steps=[1", "not YAML: a list that [ opened is not closed"),
+        ("model.n_heads=5", "model.n_heads: 5 does not divide d_model 32"),
+        ("training.steps=5\x1b[31m", "not YAML: the character U+001B, which text does not hold"),
+    ],
+)
+def test_mistakes_of_overrides_name_the_override(file, override, message):
+    (line,) = mistakes(file, [override])
+    assert line == f"-s {override.replace(chr(27), chr(92) + 'x1b')}: {message}"
+
+
+def test_mistakes_of_flags_name_the_flag(file):
+    assert mistakes(file, [], [Setting("seed", -1, "--seed")]) == [
+        "--seed: seed: -1 is not a whole number of at least 0 and below 9007199254740992"
+    ]
+
+
+def test_another_kind_drops_what_it_does_not_have_and_keeps_the_rest(file):
+    resolved = load(file, ["optimizer.kind=sgd", "schedule.kind=linear", "model.position.kind=none"])
+    assert resolved.recipe.optimizer == Sgd(kind="sgd", lr=1e-3)
+    assert resolved.recipe.schedule == Linear(kind="linear", warmup_steps=10, final_fraction=0.2)
+    assert resolved.recipe.model.position.kind == "none"
+    assert resolved.origins["optimizer.lr"] == "mine.yaml:14"
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_keys_of_another_kind_may_come_in_any_order(file, order):
+    overrides = ["optimizer.kind=muon", "optimizer.momentum=0.5", "optimizer.adamw.lr=0.25"][::order]
+    optimizer = load(file, overrides).recipe.optimizer
+    assert isinstance(optimizer, Muon)
+    assert (optimizer.momentum, optimizer.adamw.lr, optimizer.lr) == (0.5, 0.25, 1e-3)
+
+
+def test_another_kind_hides_no_typo_of_the_recipe(tmp_path):
+    (tmp_path / "x.yaml").write_text(RECIPE.replace("beta1", "betta"))
+    assert mistakes(tmp_path / "x.yaml", ["optimizer.kind=sgd"]) == [
+        f"{tmp_path}/x.yaml:15: optimizer.betta: unknown key; known here: kind, lr, momentum, weight_decay"
+    ]
+
+
+def test_a_part_without_a_kind_is_of_the_default_kind(file):
+    resolved = load(file, ["tokenizer.vocab_size=5000"])
+    assert resolved.recipe.tokenizer == BpeTokenizer(vocab_size=5000)
+    assert resolved.origins["tokenizer.kind"] == "default"
+    word_piece = load(file, ["tokenizer.vocab_size=5000", "tokenizer.kind=wordpiece"]).recipe.tokenizer
+    assert word_piece == WordPieceTokenizer(kind="wordpiece", vocab_size=5000)
+
+
+def every_spec(spec: type[Spec] = Recipe):
+    yield spec
+    for field in spec.model_fields.values():
+        for part in parts(field).values():
+            yield from every_spec(part)
+
+
+def test_defaults_of_parts_are_the_defaults_of_their_fields():
+    # Setting one key of a part that a recipe leaves out must not change the others.
+    defaults = [f.default for spec in every_spec() for f in spec.model_fields.values() if isinstance(f.default, Spec)]
+    assert defaults
+    assert all(default == type(default)() for default in defaults)
+
+
+def test_reading_a_wrong_recipe_imports_nothing_heavy(tmp_path):
+    (tmp_path / "x.yaml").write_text(RECIPE.replace("n_heads", "n_haeds"))
+    code = (
+        "import sys\nfrom lmtool.errors import RecipeError\nfrom lmtool.recipe.load import load\n"
+        f"try:\n    load({str(tmp_path / 'x.yaml')!r})\nexcept RecipeError as error:\n    print(error)\n"
+        "heavy = {'torch', 'numpy', 'datasets', 'tokenizers', 'tiktoken', 'pyarrow', 'transformers', 'rich'}\n"
+        "print(heavy & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{tmp_path}/x.yaml:6: model.n_haeds: unknown key; did you mean n_heads?\nset()\n"

@@ -1,0 +1,82 @@
+"""The recipes that come with lmtool, and their published schema."""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+import lmtool
+from lmtool.recipe.document import parse
+from lmtool.recipe.dump import dump, schema
+from lmtool.recipe.load import load, shipped
+from lmtool.recipe.size import parameter_count
+
+FOLDER = Path(__file__).parents[2] / "recipes"
+
+
+def test_these_are_shipped():
+    assert {"tiny", "shakespeare-char", "gpt1", "gpt2-124m"} <= set(shipped())
+
+
+@pytest.mark.parametrize("name", sorted(shipped()))
+def test_a_shipped_recipe_is_valid_documented_and_passes_the_schema(name):
+    text = shipped()[name].read_text(encoding="utf-8")
+    assert text.startswith("# yaml-language-server: $schema=schema.json\n")
+    assert load(name).recipe.description
+    jsonschema.validate(parse(text, name).value, json.loads((FOLDER / "schema.json").read_text(encoding="utf-8")))
+
+
+def test_the_published_schema_is_current():
+    # lmtool recipes schema > recipes/schema.json
+    assert (FOLDER / "schema.json").read_text(encoding="utf-8") == schema()
+    jsonschema.Draft202012Validator.check_schema(json.loads(schema()))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"model": {"n_haeds": 2}},
+        {"optimizer": {"kind": "adamw", "momentum": 0.9}},
+        {"optimizer": {"kind": "gelu"}},
+        {"training": {"steps": 0}},
+        {"training": {"steps": "abc"}},
+    ],
+)
+def test_the_schema_refuses_what_the_language_refuses(wrong):
+    tree = parse(dump(load("tiny").recipe), "f").value
+    for part, values in wrong.items():
+        tree[part].update(values)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(tree, json.loads(schema()))
+
+
+def test_a_single_text_passes_the_schema_as_a_list():
+    tree = parse(dump(load("tiny").recipe), "f").value
+    tree["data"]["train"] = "a.txt"
+    jsonschema.validate(tree, json.loads(schema()))
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("gpt1", 116_534_784),  # openai-community/openai-gpt
+        ("gpt2-124m", 124_439_808),  # openai-community/gpt2
+    ],
+)
+def test_published_models_have_their_published_size(name, parameters):
+    recipe = load(name).recipe
+    assert parameter_count(recipe.model, recipe.tokenizer.vocab_size) == parameters
+
+
+def test_small_recipes_are_small():
+    assert parameter_count(load("shakespeare-char").recipe.model, 72) <= 900_000
+    assert 1_000_000 <= parameter_count(load("tiny").recipe.model, 4096) <= 3_500_000
+
+
+def test_recipes_of_an_installed_wheel_are_found(tmp_path, monkeypatch):
+    folder = tmp_path / "lmtool" / "_bundled" / "recipes"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text("description: hello\n")
+    monkeypatch.setattr(lmtool, "__file__", str(tmp_path / "lmtool" / "__init__.py"))
+    assert shipped() == {"mine": folder / "mine.yaml"}

@@ -1,0 +1,118 @@
+"""Sizes by arithmetic: equal to the built model, and refused when they cannot fit."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+from lmtool.errors import RecipeError
+from lmtool.model import build
+from lmtool.recipe.load import load
+from lmtool.recipe.size import check_fits, machine_memory, parameter_count, training_bytes
+from tests.recipe.strategies import transformers
+
+GIGABYTE = 10**9
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(transformers())
+def test_parameter_count_is_that_of_the_built_model(spec):
+    with torch.device("meta"):
+        model = build(spec, vocab_size=50)
+    assert parameter_count(spec, vocab_size=50) == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "bytes_per_parameter"),
+    [
+        ({"kind": "adamw"}, 16),
+        ({"kind": "adam"}, 16),
+        ({"kind": "sgd", "lr": 1}, 8),
+        ({"kind": "sgd", "lr": 1, "momentum": 0.9}, 12),
+    ],
+)
+def test_training_holds_weights_gradients_and_moments(optimizer, bytes_per_parameter):
+    settings = ", ".join(f"{key}: {value}" for key, value in optimizer.items())
+    recipe = load("gpt2-124m", [f"optimizer={{{settings}}}"]).recipe
+    activations = training_bytes(recipe) - bytes_per_parameter * 124_439_808
+    assert activations == 12 * 1024 * 34 * 768
+
+
+def test_muon_keeps_one_moment_of_layer_matrices_and_two_of_the_rest():
+    adamw, muon = (training_bytes(load("gpt2-124m", [f"optimizer.kind={kind}"]).recipe) for kind in ("adamw", "muon"))
+    assert adamw - muon == 4 * 12 * 12 * 768**2
+
+
+def test_rows_of_the_model_go_before_the_tokenizer():
+    named = load("tiny", ["model.vocab_size=5000"]).recipe
+    assert training_bytes(named, 4000) == training_bytes(load("tiny").recipe, 5000)
+
+
+def test_a_larger_micro_batch_takes_more():
+    one, four = (training_bytes(load("tiny", [f"training.micro_batch={n}"]).recipe) for n in (1, 4))
+    assert four - one == 3 * (one - 4 * training_parameters())
+
+
+def training_parameters() -> int:
+    recipe = load("tiny", ["training.micro_batch=1"]).recipe
+    model = recipe.model
+    matrices = 12 * model.n_layers * model.d_model**2
+    return 4 * parameter_count(model, 4096) - matrices
+
+
+def test_what_fits_passes():
+    check_fits(load("gpt2-124m").recipe, 4 * GIGABYTE)
+
+
+def test_a_vocabulary_of_a_trillion_is_refused_by_its_line():
+    resolved = load("tiny", ["tokenizer.vocab_size=1000000000000"])
+    with pytest.raises(RecipeError) as caught:
+        check_fits(resolved.recipe, 24 * GIGABYTE, origins=resolved.origins)
+    count = parameter_count(resolved.recipe.model, 10**12)
+    (line,) = caught.value.lines()
+    assert line.startswith("-s tokenizer.vocab_size=1000000000000: tokenizer.vocab_size: 1,000,000,000,000 is too much")
+    assert f"{count:,} parameters" in line
+    assert line.endswith("and there is 24.0 GB")
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("model.vocab_size=1000000000000", "model.vocab_size"),
+        ("model.n_layers=1000000000", "model.n_layers"),
+        ("model.d_model=1" + "0" * 4000, "model.d_model"),
+        ("model.d_ff=100000000000", "model.d_ff"),
+        ("model.context=10000000000", "model.context"),
+        ("model.position={kind: learned, size: 10000000000}", "model.position.size"),
+        ("training.micro_batch=1000000000", "training.micro_batch"),
+    ],
+)
+def test_the_key_that_matters_most_is_named(override, key):
+    recipe = load("tiny", ["model.n_heads=1", override]).recipe
+    with pytest.raises(RecipeError, match=rf"^{key}: .* is too much: .* and there is 24.0 GB$"):
+        check_fits(recipe, 24 * GIGABYTE)
+
+
+def test_the_vocabulary_that_is_known_goes_before_the_recipe():
+    recipe = load("shakespeare-char").recipe
+    check_fits(recipe, GIGABYTE)
+    with pytest.raises(RecipeError):
+        check_fits(recipe, GIGABYTE, vocab_size=10**9)
+
+
+def test_memory_is_the_lowest_limit_of_the_control_groups_above(tmp_path):
+    whole = machine_memory(tmp_path)
+    assert whole is not None
+    assert whole > 0
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/a/b\n")
+    inner = tmp_path / "sys/fs/cgroup/a/b"
+    inner.mkdir(parents=True)
+    (inner / "memory.max").write_text("max\n")
+    assert machine_memory(tmp_path) == whole
+    (inner.parent / "memory.max").write_text("4096\n")
+    assert machine_memory(tmp_path) == 4096
+    (tmp_path / "proc/self/cgroup").write_text("5:cpu:/\n4:memory:/docker/x\n")
+    assert machine_memory(tmp_path) == whole
+    (tmp_path / "sys/fs/cgroup/memory").mkdir()
+    (tmp_path / "sys/fs/cgroup/memory/memory.limit_in_bytes").write_text("8192\n")
+    assert machine_memory(tmp_path) == 8192
