@@ -1,0 +1,63 @@
+# Everything here starts from nothing but Python 3.11 or newer, pip and make.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
+	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+TEXT ?= data/fables.txt
+PROMPT ?= One rainy morning in spring,
+
+.PHONY: help quickstart test test-slow test-gpu check data bench clean
+
+help:
+	@echo 'make quickstart   install, then train on $(TEXT), write some text, measure; TEXT=my.txt trains on yours'
+	@echo 'make test         install, then all checks and the fast tests'
+	@echo 'make test-slow    the tests that take minutes'
+	@echo 'make test-gpu     the tests that need a CUDA device'
+	@echo 'make check        the same as make test'
+	@echo 'make data         write the bundled texts again'
+	@echo 'make bench        the measurements in benchmarks/'
+	@echo 'make clean        remove the environment and caches; runs stay'
+
+quickstart: $(VENV)/.runtime
+	$(BIN)/lmtool pretrain $(TEXT)
+	$(BIN)/lmtool generate "$(PROMPT)" --max-new-tokens 100 --temperature 0.8 --top-k 40 --seed 1
+	$(BIN)/lmtool eval last $(TEXT)
+
+test check: $(VENV)/.dev
+	scripts/check
+
+test-slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -m slow
+
+test-gpu: $(VENV)/.dev
+	$(BIN)/python -m pytest -m gpu
+
+data: $(VENV)/.made
+	$(BIN)/python data/make/fables.py
+
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/tokenizing.py
+
+# The stamps say what is installed. A changed pyproject.toml or constraints.txt installs again.
+
+$(VENV)/.made:
+	@test -n "$(PYTHON)" || { echo 'lmtool needs Python 3.11 or newer with venv and pip, and found none.'; \
+		echo 'Install it (on Debian and Ubuntu also python3-venv), or name it: make PYTHON=/path/to/python3'; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+$(VENV)/.runtime: pyproject.toml constraints.txt $(VENV)/.made
+	@echo 'Installing lmtool and its libraries into $(VENV); the first time this takes a few minutes.'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.made
+	@echo 'Installing lmtool, its libraries and the test tools into $(VENV); the first time this takes a few minutes.'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(VENV)/.runtime $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,32 @@
+"""What holds for every test: one thread each, no network, and nobody's cache or runs but the test's own."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+# Before torch is imported. Tests run in several processes at once; one that needs threads sets them itself.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LMTOOL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("LMTOOL_RUNS", str(tmp_path_factory.mktemp("runs")))
+        yield
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if on_gpu and not _has_cuda():
+        for item in on_gpu:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _has_cuda() -> bool:
+    import torch  # here, so that tests of the recipe language start at once
+
+    return torch.cuda.is_available()
