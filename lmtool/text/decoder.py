@@ -1,0 +1,141 @@
+"""Tokens back into text, one at a time.
+
+Byte-level pieces are bytes, of which only whole UTF-8 characters come out. Words and WordPieces have lost the spaces
+of their text, so spaces come back by the rules of ordinary typing.
+"""
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+CONTINUATION = "##"
+"""Marks a WordPiece that continues the word before it (Devlin et al. 2019)."""
+
+_OPENING = frozenset("([{«“‘„¿¡$£€@#")  # noqa: RUF001  typographic marks are meant
+_CLOSING = frozenset(".,;:!?%)]}»”…、。，；：！？）」』")  # noqa: RUF001  typographic marks are meant
+_JOINING = frozenset("-‐‑–—/_")  # noqa: RUF001  typographic marks are meant
+_APOSTROPHES = frozenset("'’")  # noqa: RUF001  typographic marks are meant
+_QUOTES = frozenset("\"'")
+_ENDINGS = frozenset({"s", "t", "d", "m", "ll", "re", "ve", "em", "n", "er", "st"})
+
+
+class StreamDecoder(Protocol):
+    """Text of a growing sequence of tokens: all that `push` and one last `flush` return, joined, is its decoding."""
+
+    def push(self, token: int) -> str:
+        """Text that this token completes; "" while a character or a space is still undecided."""
+
+    def flush(self) -> str:
+        """Text still held back."""
+
+
+def byte_alphabet() -> dict[str, int]:
+    """The byte that each printable stand-in of a byte-level tokenizer means (Radford et al. 2019)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+class ByteDecoder:
+    """Decoder of byte-level tokens. Bytes that are no UTF-8 become U+FFFD, as few as the Unicode standard advises."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self._pieces = pieces
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token: int) -> str:
+        return self._utf8.decode(self._pieces[token]) if token < len(self._pieces) else ""
+
+    def flush(self) -> str:
+        text = self._utf8.decode(b"", final=True)
+        self._utf8.reset()
+        return text
+
+
+class CharDecoder:
+    """Decoder of tokens that are characters."""
+
+    def __init__(self, pieces: Sequence[str]) -> None:
+        self._pieces = pieces
+
+    def push(self, token: int) -> str:
+        return self._pieces[token] if token < len(self._pieces) else ""
+
+    def flush(self) -> str:
+        return ""
+
+
+class WordDecoder:
+    """Decoder of words, punctuation marks and ## continuations: puts spaces where English typing puts them."""
+
+    def __init__(self, pieces: Sequence[str]) -> None:
+        self._pieces = pieces
+        self._previous = ""
+        self._held = ""
+        self._glued = True
+        self._open_quotes: set[str] = set()
+
+    def push(self, token: int) -> str:
+        piece = self._pieces[token] if token < len(self._pieces) else ""
+        if not piece:
+            return ""
+        if piece.startswith(CONTINUATION) and len(piece) > len(CONTINUATION):
+            rest = piece[len(CONTINUATION) :]
+            text = self._release() + rest
+            self._previous, self._glued = self._previous + rest, False
+            return text
+        if self._held and piece.lower() in _ENDINGS:
+            text, self._held = self._held + piece, ""
+            self._previous = piece
+            return text
+        text = self._release()
+        if piece in _APOSTROPHES and not self._glued and self._previous[-1:].isalnum():
+            self._held = piece
+            return text
+        return text + self._place(piece)
+
+    def flush(self) -> str:
+        return self._release()
+
+    def _release(self) -> str:
+        mark, self._held = self._held, ""
+        return self._place(mark) if mark else ""
+
+    def _place(self, piece: str) -> str:
+        closes_quote = piece in _QUOTES and piece in self._open_quotes
+        follows = piece in _CLOSING or piece in _JOINING or closes_quote
+        unspaced = _is_unspaced(piece[0]) and _is_unspaced(self._previous[-1:])
+        space = "" if self._glued or follows or unspaced else " "
+        if piece in _QUOTES:
+            self._open_quotes ^= {piece}
+        self._glued = piece in _OPENING or piece in _JOINING or (piece in _QUOTES and not closes_quote)
+        self._previous = piece
+        return space + piece
+
+
+def _is_unspaced(character: str) -> bool:
+    """True for characters of scripts written without spaces: Chinese and Japanese."""
+    return bool(character) and (
+        "\u2e80" <= character <= "\u9fff"
+        or "\uf900" <= character <= "\ufaff"
+        or "\uff00" <= character <= "\uff60"
+        or character >= "\U00020000"
+    )
+
+
+def decode_bytes(pieces: Sequence[bytes], tokens: Sequence[int]) -> str:
+    """What a ByteDecoder gives for all `tokens`, at once."""
+    return b"".join(pieces[t] for t in tokens if t < len(pieces)).decode("utf-8", errors="replace")
+
+
+def visible(piece: bytes) -> str:
+    """Bytes as a person can read them: control characters and bytes that are no UTF-8 escaped."""
+    text = piece.decode("utf-8", errors="backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def code_points(text: str) -> "np.ndarray[tuple[int], np.dtype[np.uint32]]":
+    """The code point of each character."""
+    return np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)

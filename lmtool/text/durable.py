@@ -1,0 +1,65 @@
+"""Files that are whole or absent: atomic replacement, and a lock between processes."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lmtool.errors import LmtoolError, ResourceError
+
+
+def write_file(path: Path, content: bytes | memoryview) -> None:
+    """Write `content` to `path`: a reader sees the old file or the new one, never a part, even after a power cut."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with refusing_disk(path):
+        try:
+            with open(temporary, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            sync_folder(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames inside `folder` durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def refusing_disk(path: Path) -> Iterator[None]:
+    """Turn what the operating system refuses while writing `path` into a ResourceError."""
+    try:
+        yield
+    except OSError as error:
+        raise refusal(path, error) from error
+
+
+def refusal(path: Path, error: OSError) -> LmtoolError:
+    """The ResourceError that tells a person why `path` cannot be written."""
+    fix = "choose another folder, or make this one writable"
+    if isinstance(error, (FileNotFoundError, NotADirectoryError, FileExistsError)):
+        fix = "choose another folder"
+    elif not isinstance(error, PermissionError):
+        fix = "free some space on the disk, then start again: what is finished is kept"
+    return ResourceError(f"cannot write: {error.strerror or error}", where=str(path), fix=fix)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock file `path`; a second process waits here until the first one leaves or dies."""
+    with refusing_disk(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

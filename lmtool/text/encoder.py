@@ -1,0 +1,128 @@
+"""Encoding many texts at once, as fast as it goes.
+
+An Encoder gives the same ids as the tokenizer's own `encode`. Byte-level BPE goes through tiktoken where that is proven
+equal: the library `tokenizers` stays the reference, and takes over where it is not.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+import tiktoken
+from numpy.typing import NDArray
+from tokenizers import Tokenizer as Inner
+
+from lmtool.text.decoder import code_points
+
+Ids = NDArray[np.uint32]
+Lengths = NDArray[np.int64]
+Encoder = Callable[[Sequence[str]], tuple[Ids, Lengths]]
+"""Texts -> all their ids in one array, and how many ids each text has. Safe to call from several threads."""
+
+_SPLIT = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+"""GPT-2's pattern as tiktoken writes it: the pieces of the original, which ByteLevel uses, with less backtracking."""
+
+_SEPARATOR = "\v"
+_LONG_RUN = 1 << 16
+
+_HOSTILE = (
+    "a  b   c\t\td \n\n e\r\n\r\nf  \n",
+    "don't DON'T 'tis rock'n'roll we'll'd've 's's ''s '",
+    "x1y22z333 ٣٤ ²½Ⅷ ४५ 1,000.5e-3",
+    "e\u0301a\u0308o\u0308\u0323 \u0301 \u200d\u200b\u00ad\ufeff\u2028\u2029\u0085\u00a0\u3000 \u180e x",
+    "👩‍👩‍👧‍👦🏳️‍🌈 🇩🇪 ❤️ 日本語テキスト。中文 עברית العربية हिन्दी ไทย",
+    "[PAD][BOS] [EOS]<extra_id_0><|endoftext|> [UNK]",
+    "\x01\x7f\x1c\x1d\x1e\x1f \ufffd\ufffe\uffff\U0010ffff\ue000 \U000e0001",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa" + " " * 40 + "!" * 40 + "\n" * 40 + "0" * 40 + "é" * 40,
+)
+
+
+def batch_encoder(inner: Inner) -> Encoder:
+    """The reference: `tokenizers` itself."""
+
+    def encode(texts: Sequence[str]) -> tuple[Ids, Lengths]:
+        encodings = inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        ids = [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+        lengths = np.array([len(i) for i in ids], dtype=np.int64)
+        return np.concatenate(ids) if ids else np.empty(0, np.uint32), lengths
+
+    return encode
+
+
+def char_encoder(characters: Sequence[str], unk_id: int) -> Encoder:
+    """Encoder of a tokenizer whose token i is `characters[i]`, and nothing where that is empty."""
+    id_of = np.full(0x110000, unk_id, dtype=np.uint32)
+    for i, character in enumerate(characters):
+        if character:
+            id_of[ord(character)] = i
+
+    def encode(texts: Sequence[str]) -> tuple[Ids, Lengths]:
+        return id_of[code_points("".join(texts))], np.array([len(text) for text in texts], dtype=np.int64)
+
+    return encode
+
+
+def fast_encoder(inner: Inner, pieces: Sequence[bytes], reference: Encoder) -> Encoder | None:
+    """Encoder of the byte-level BPE `inner` through tiktoken, or None when it might give other ids.
+
+    tiktoken joins two tokens whenever their join is a token, `tokenizers` only when the pair was learnt. The two agree
+    if every token, encoded alone, is itself: then the learnt pair is the only one that a token's bytes ever stand as,
+    since a stretch that no join crosses is joined inside as if it stood alone. That leaves the split pattern, where
+    the libraries may know different versions of Unicode; hostile text must come out equal.
+    """
+    ranks = {piece: i for i, piece in enumerate(pieces) if piece}
+    if len(ranks) != sum(map(bool, pieces)) or any(bytes([b]) not in ranks for b in range(256)):
+        return None
+    names = (inner.id_to_token(i) for i in ranks.values())
+    if any(len(inner.model.tokenize(name)) != 1 for name in names):
+        return None
+    twin = tiktoken.Encoding("lmtool", pat_str=_SPLIT, mergeable_ranks=ranks, special_tokens={})
+    if any(twin.encode_ordinary(text) != inner.encode(text, add_special_tokens=False).ids for text in _HOSTILE):
+        return None
+
+    def encode_one(text: str) -> Ids:
+        if _has_long_run(text):
+            return reference([text])[0]
+        ids: Ids = twin.encode_to_numpy(text, disallowed_special=())
+        return ids
+
+    def encode(texts: Sequence[str]) -> tuple[Ids, Lengths]:
+        if len(texts) == 1:
+            ids = encode_one(texts[0])
+            return ids, np.array([len(ids)], dtype=np.int64)
+        return _encode_joined(texts, encode_one, ranks[_SEPARATOR.encode()])
+
+    return encode
+
+
+def _has_long_run(text: str) -> bool:
+    """True when `text` may hold a run of white space long enough to overflow the stack of tiktoken's regex engine."""
+    samples = text[::_LONG_RUN]
+    return any(a.isspace() and b.isspace() for a, b in pairwise(samples)) and len(samples) > 2
+
+
+def _encode_joined(texts: Sequence[str], encode_one: Callable[[str], Ids], separator_id: int) -> tuple[Ids, Lengths]:
+    """Encode short texts in one call: joined by a white-space character that none of them holds.
+
+    Between two characters that are not white space, the separator is a piece of its own, and no piece looks past it.
+    Texts that begin or end with white space, or hold the separator, are encoded alone.
+    """
+    joinable = [bool(t) and not (t[0].isspace() or t[-1].isspace() or _SEPARATOR in t) for t in texts]
+    joined = encode_one(_SEPARATOR.join([t for t, j in zip(texts, joinable, strict=True) if j]))
+    is_separator = joined == separator_id
+    ends = np.append(np.flatnonzero(is_separator), len(joined))
+    joined_lengths = np.diff(ends, prepend=-1) - 1
+    joined = joined[~is_separator]
+    if all(joinable):
+        return joined, joined_lengths
+    alone = [encode_one(t) for t, j in zip(texts, joinable, strict=True) if not j]
+    is_joinable = np.array(joinable)
+    lengths = np.empty(len(texts), dtype=np.int64)
+    lengths[~is_joinable] = [len(ids) for ids in alone]
+    if is_joinable.any():
+        lengths[is_joinable] = joined_lengths
+    ids = np.empty(int(lengths.sum()), dtype=np.uint32)
+    from_joined = np.repeat(is_joinable, lengths)
+    ids[from_joined] = joined
+    ids[~from_joined] = np.concatenate(alone)
+    return ids, lengths

@@ -1,0 +1,355 @@
+"""From the recipe's data to token stores: survey the corpus, train the tokenizer, split, encode; all of it cached.
+
+The cache is content-addressed: its keys are hashes of the text, the tokenizer and the options, so a changed file never
+meets old tokens, and what two runs share is made once.
+"""
+
+import hashlib
+import json
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtool.errors import DataError, UsageError
+from lmtool.recipe.spec import CharTokenizer, Data, TokenizerFile, TokenizerSpec
+from lmtool.text.corpus import Chunk, Corpus, open_corpus, safe_cut
+from lmtool.text.durable import locked, refusing_disk, write_file
+from lmtool.text.files import content_hash
+from lmtool.text.split import Everything, Part, choose_documents, cut_characters
+from lmtool.text.store import EncodedChunk, StoreWriter, TokenStore
+from lmtool.text.tokenizer import Tokenizer
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, and the characters that are done and to do."""
+
+_VERSION = 1
+"""Part of every cache key: raised when the same text would give other chunks, parts or tokens."""
+
+_TRAINING_TEXT = 1 << 16
+_SPACES = np.array([chr(byte).isspace() for byte in range(128)])
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Text made ready for training.
+
+    train, valid: the token stores. data: the data spec with `documents` and `split` settled. fingerprint: content
+    address of both stores. seconds: time spent tokenizing, 0 when all was in the cache.
+    """
+
+    train: TokenStore
+    valid: TokenStore
+    tokenizer: Tokenizer
+    data: Data
+    fingerprint: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Survey:
+    """What one reading of a corpus tells."""
+
+    documents: int
+    characters: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class _Surveyed:
+    """A corpus with its content hash and its survey."""
+
+    corpus: Corpus
+    content: str
+    survey: _Survey
+
+
+def default_cache() -> Path:
+    """$LMTOOL_CACHE, else $XDG_CACHE_HOME/lmtool, else ~/.cache/lmtool."""
+    if folder := os.environ.get("LMTOOL_CACHE"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmtool"
+
+
+def prepare(
+    data: Data,
+    tokenizer: TokenizerSpec | TokenizerFile | Tokenizer,
+    *,
+    cache: Path,
+    seed: int,
+    progress: Progress | None = None,
+    out: Path | None = None,
+) -> Prepared:
+    """Turn the text that `data` names into token stores for training and validation.
+
+    The tokenizer is trained on the training part when it is a spec to train. In document mode each document stands in
+    the store as [BOS] text [EOS]; in slice mode the text stands alone. Interrupted work goes on where it was. With
+    `out`, tokenizer.json and the stores train/ and valid/ are written to that folder instead of the cache.
+
+    Raises DataError for text that cannot be used, ResourceError where the system refuses, UsageError when `out` holds
+    something else already.
+    """
+    tell = progress or (lambda stage, done, total: None)
+    if not data.train:
+        raise DataError("no text is named", where="data.train", fix="name a file, folder, glob or hf:NAME")
+    documents = "whole" if data.split == "slice" and data.documents == "auto" else data.documents
+    train = _open(data.train, data, documents, cache, tell)
+    stream = data.split == "slice" or (data.split == "auto" and train.survey.documents == 1)
+    train = _streaming(train, cache, tell) if stream else train
+    data = data.model_copy(update={"documents": train.corpus.documents, "split": "slice" if stream else "document"})
+    valid, train_part, valid_part = _split(train, data, cache, seed, tell)
+
+    if isinstance(tokenizer, TokenizerSpec):
+        tokenizer = _trained(tokenizer, train, train_part, cache, tell)
+    elif isinstance(tokenizer, TokenizerFile):
+        tokenizer = Tokenizer.load(tokenizer.path)
+    if out is not None:
+        _keep_tokenizer(tokenizer, out)
+    started = perf_counter()
+    train_store, made = _store(train, train_part, tokenizer, cache, out and out / "train", tell)
+    valid_store, also_made = _store(valid, valid_part, tokenizer, cache, out and out / "valid", tell)
+    return Prepared(
+        train=train_store,
+        valid=valid_store,
+        tokenizer=tokenizer,
+        data=data,
+        fingerprint=_key("prepared", train_store.fingerprint, valid_store.fingerprint),
+        seconds=perf_counter() - started if made or also_made else 0.0,
+    )
+
+
+def encode_files(
+    sources: Sequence[str], data: Data, tokenizer: Tokenizer, *, cache: Path, progress: Progress | None = None
+) -> TokenStore:
+    """The token store of all the text in `sources`, read as the settled `data` of a run says. Cached like `prepare`."""
+    tell = progress or (lambda stage, done, total: None)
+    opened = _open(sources, data, data.documents, cache, tell)
+    opened = _streaming(opened, cache, tell) if data.split == "slice" else opened
+    return _store(opened, Everything(), tokenizer, cache, None, tell)[0]
+
+
+def _key(*parts: object) -> str:
+    """SHA-256 of values that JSON can hold."""
+    return hashlib.sha256(json.dumps([_VERSION, *parts]).encode()).hexdigest()
+
+
+def _open(sources: Sequence[str], data: Data, documents: Any, cache: Path, tell: Progress) -> _Surveyed:
+    corpus = open_corpus(sources, column=data.column, documents=documents, cache=cache)
+    return _survey(corpus, content_hash(corpus.files), cache, tell)
+
+
+def _streaming(opened: _Surveyed, cache: Path, tell: Progress) -> _Surveyed:
+    """The same corpus, its documents run on as one text."""
+    corpus = replace(opened.corpus, stream=True)
+    return _survey(corpus, opened.content, cache, tell) if corpus.adds_line_ends else replace(opened, corpus=corpus)
+
+
+def _survey(corpus: Corpus, content: str, cache: Path, tell: Progress) -> _Surveyed:
+    """Read the corpus once, which checks all of it; what was counted is kept in the cache."""
+    key = _key("survey", content, corpus.column, corpus.documents, corpus.adds_line_ends)
+    path = cache / "surveys" / f"{key}.json"
+    if path.exists():
+        return _Surveyed(corpus, content, _Survey(**json.loads(path.read_text(encoding="utf-8"))))
+    documents = characters = n_bytes = 0
+    for chunk in corpus.chunks():
+        documents += chunk.n_ends
+        characters += chunk.size
+        n_bytes += int(_n_bytes(chunk.texts).sum())
+        tell("reading", characters, 0)
+    if not documents:
+        raise DataError("there is no text", where=", ".join(map(str, corpus.files))[:200], fix="name files with text")
+    survey = _Survey(documents, characters, n_bytes)
+    with refusing_disk(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, json.dumps(asdict(survey)).encode())
+    return _Surveyed(corpus, content, survey)
+
+
+def _split(train: _Surveyed, data: Data, cache: Path, seed: int, tell: Progress) -> tuple[_Surveyed, Part, Part]:
+    """The corpus that validation text comes from, and the parts of both."""
+    if data.valid:
+        valid = _open(data.valid, data, data.documents, cache, tell)
+        valid = _streaming(valid, cache, tell) if data.split == "slice" else valid
+        return valid, Everything(), Everything()
+    where = ", ".join(map(str, train.corpus.files))[:200]
+    if data.split == "slice":
+        characters = cut_characters(train.survey.characters, data.valid_fraction)
+        if not 0 < characters[0].n_train < train.survey.characters:
+            raise DataError(
+                f"too short to hold out {data.valid_fraction:g} of {train.survey.characters} characters",
+                where=where,
+                fix="name more text, or validation text with data.valid",
+            )
+        return train, *characters
+    if train.survey.documents < 2:
+        raise DataError(
+            "there is one document, so none can be held out",
+            where=where,
+            fix="set data.split=slice, or name validation text with data.valid",
+        )
+    return train, *choose_documents(train.survey.documents, data.valid_fraction, seed)
+
+
+def _trained(spec: TokenizerSpec, text: _Surveyed, part: Part, cache: Path, tell: Progress) -> Tokenizer:
+    key = _key("tokenizer", _text_key(text, part), spec.model_dump())
+    path = cache / "tokenizers" / f"{key}.json"
+    with locked(path.with_suffix(".lock")):
+        if not path.exists():
+            chunks = part.of(_told(text, "training the tokenizer", tell))
+            sample: Iterable[str] = (piece for chunk in chunks for piece in chunk.texts)
+            if not isinstance(spec, CharTokenizer):
+                sample = _strips(spread_sample(sample, text.survey.bytes, spec.sample_mb * 1_000_000))
+            Tokenizer.train(spec, sample).save(path)
+        return Tokenizer.load(path)
+
+
+def spread_sample(texts: Iterable[str], n_bytes: int, budget: int) -> Iterator[str]:
+    """At most `budget` bytes of texts that hold about `n_bytes`, spread evenly over them.
+
+    From each long text comes its beginning, from short ones every so many.
+    """
+    share = budget / n_bytes
+    if share >= 1:
+        yield from texts
+        return
+    seen = taken = 0
+    for text in texts:
+        size = _size(text)
+        seen += size
+        room = int(share * seen) - taken
+        if room < size:
+            text = text[: safe_cut(text[: room * len(text) // size])] if room > 0 and size else ""
+            size = _size(text)
+        if text:
+            taken += size
+            yield text
+
+
+def _strips(texts: Iterable[str]) -> Iterator[str]:
+    """The same text in shorter pieces: the trainer holds several at once, at many times their size."""
+    for text in texts:
+        while len(text) > _TRAINING_TEXT and (cut := safe_cut(text[:_TRAINING_TEXT])):
+            yield text[:cut]
+            text = text[cut:]
+        yield text
+
+
+def _text_key(text: _Surveyed, part: Part) -> list[Any]:
+    corpus = text.corpus
+    return [text.content, corpus.column, corpus.documents, corpus.stream, type(part).__name__, asdict(part)]
+
+
+def _told(text: _Surveyed, stage: str, tell: Progress) -> Iterator[Chunk]:
+    """The chunks of a corpus, progress told."""
+    done = 0
+    for chunk in text.corpus.chunks():
+        yield chunk
+        done += chunk.size
+        tell(stage, done, text.survey.characters)
+
+
+def _keep_tokenizer(tokenizer: Tokenizer, out: Path) -> None:
+    with refusing_disk(out):
+        out.mkdir(parents=True, exist_ok=True)
+    path = out / "tokenizer.json"
+    if not path.exists():
+        tokenizer.save(path)
+    elif Tokenizer.load(path).fingerprint != tokenizer.fingerprint:
+        raise UsageError("the folder holds another tokenizer", where=str(path), fix="choose another folder with -o")
+
+
+def _store(
+    text: _Surveyed, part: Part, tokenizer: Tokenizer, cache: Path, out: Path | None, tell: Progress
+) -> tuple[TokenStore, bool]:
+    """The store of one part of a corpus, and whether it had to be made."""
+    key = _key("tokens", _text_key(text, part), tokenizer.fingerprint)
+    path = out or cache / "tokens" / key
+    if not path.exists():
+        with locked(path.with_name(f".{path.name}.lock")):
+            if not path.exists():
+                return _write(text, part, tokenizer, path, key, tell), True
+    store = TokenStore(path)
+    if store.fingerprint != key:
+        raise UsageError("the folder holds other tokens", where=str(path), fix="choose another folder with -o")
+    return store, False
+
+
+def _write(text: _Surveyed, part: Part, tokenizer: Tokenizer, path: Path, key: str, tell: Progress) -> TokenStore:
+    with StoreWriter(path, fingerprint=key, vocab_size=tokenizer.vocab_size) as writer:
+        chunks = islice(part.of(_told(text, "tokenizing", tell)), writer.chunks_done, None)
+        for chunk in _in_threads(partial(_encode, tokenizer=tokenizer, stream=text.corpus.stream), chunks):
+            writer.append(chunk)
+        return writer.finish()
+
+
+def _in_threads(encode: Callable[[Chunk], EncodedChunk], chunks: Iterator[Chunk]) -> Iterator[EncodedChunk]:
+    """Encode chunks on all processors, in order, with few chunks in memory.
+
+    Threads, not processes: the encoders leave Python's lock, and threads start at once, share memory and cannot hang
+    in a fork.
+    """
+    n_threads = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
+    waiting: deque[Future[EncodedChunk]] = deque()
+    pool = ThreadPoolExecutor(n_threads, thread_name_prefix="tokenize")
+    try:
+        for chunk in chunks:
+            waiting.append(pool.submit(encode, chunk))
+            if len(waiting) > n_threads + 1:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _encode(chunk: Chunk, tokenizer: Tokenizer, stream: bool) -> EncodedChunk:
+    tokens, lengths = tokenizer.encode_many(chunk.texts)
+    if not stream:
+        tokens, lengths = _with_ends(tokens, lengths, chunk, tokenizer)
+    return EncodedChunk(tokens, lengths, _n_bytes(chunk.texts), _n_words(chunk.texts), chunk.ends)
+
+
+def _with_ends(
+    ids: NDArray[np.uint32], lengths: NDArray[np.int64], chunk: Chunk, tokenizer: Tokenizer
+) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    """[BOS] before each text that starts a document, [EOS] after each that ends one."""
+    starts, ends = np.ones(len(lengths), dtype=bool), np.ones(len(lengths), dtype=bool)
+    starts[0], ends[-1] = chunk.starts, chunk.ends
+    lengths = lengths + starts + ends
+    stops = np.cumsum(lengths)
+    tokens = np.empty(stops[-1], dtype=np.uint32)
+    is_text = np.ones(len(tokens), dtype=bool)
+    for where, token in ((stops - lengths)[starts], tokenizer.bos_id), ((stops - 1)[ends], tokenizer.eos_id):
+        tokens[where] = token
+        is_text[where] = False
+    tokens[is_text] = ids
+    return tokens, lengths
+
+
+def _size(text: str) -> int:
+    """UTF-8 bytes."""
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def _n_bytes(texts: Sequence[str]) -> NDArray[np.int64]:
+    return np.array([_size(text) for text in texts], dtype=np.int64)
+
+
+def _n_words(texts: Sequence[str]) -> NDArray[np.int64]:
+    """Whitespace-separated words of each text."""
+    joined = "\n".join(["", *texts, ""])
+    if not joined.isascii():
+        return np.array([len(text.split()) for text in texts], dtype=np.int64)
+    is_space = _SPACES[np.frombuffer(joined.encode(), dtype=np.uint8)]
+    begins = is_space[:-1] & ~is_space[1:]
+    firsts = np.cumsum([0, *(len(text) + 1 for text in texts[:-1])])
+    return np.add.reduceat(begins, firsts, dtype=np.int64)

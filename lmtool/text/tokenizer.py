@@ -1,0 +1,282 @@
+"""Tokenizers: byte-level BPE, WordPiece, characters and words, trained and kept by the `tokenizers` library.
+
+Special tokens have the first ids, and text that spells one stays ordinary text in every kind.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Inner
+
+from lmtool.errors import CheckpointError, UsageError
+from lmtool.recipe.spec import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
+from lmtool.text.decoder import (
+    CONTINUATION,
+    ByteDecoder,
+    CharDecoder,
+    StreamDecoder,
+    WordDecoder,
+    byte_alphabet,
+    code_points,
+    decode_bytes,
+    visible,
+)
+from lmtool.text.durable import write_file
+from lmtool.text.encoder import Encoder, batch_encoder, char_encoder, fast_encoder
+
+SPECIALS = ("[PAD]", "[BOS]", "[EOS]", "[UNK]", "[MASK]", "[SEP]", "[CLS]")
+"""The special tokens, in the order of their ids; sentinels <extra_id_0>, <extra_id_1>... follow."""
+
+_CHARACTER = r"[\s\S]"
+_WORD = r"\w+(?:['\x{2019}]\w+)*|[^\w\s]"
+
+Kind = Literal["bpe", "wordpiece", "char", "word"]
+
+
+class Tokenizer:
+    """Text to token ids and back.
+
+    Ids 0 to 6 are [PAD] [BOS] [EOS] [UNK] [MASK] [SEP] [CLS], then come the sentinels, then what was learnt.
+    """
+
+    pad_id, bos_id, eos_id, unk_id, mask_id, sep_id, cls_id = range(len(SPECIALS))
+
+    def __init__(self, inner: Inner) -> None:
+        """Wrap a tokenizer of the `tokenizers` library that has lmtool's special tokens; raises ValueError if not."""
+        vocabulary = sorted(inner.get_vocab().items(), key=lambda item: item[1])
+        names = [name for name, _ in vocabulary]
+        if tuple(names[: len(SPECIALS)]) != SPECIALS or vocabulary[-1][1] != len(names) - 1:
+            raise ValueError("its first entries are not lmtool's special tokens")
+        # Text that spells a special token is ordinary text. The library does not save this setting.
+        inner.encode_special_tokens = True
+        self._inner = inner
+        self._names = names
+        self._config: dict[str, Any] = json.loads(inner.to_str())
+        self.kind: Kind = _kind(self._config)
+        n_sentinels = 0
+        while names[len(SPECIALS) + n_sentinels : len(SPECIALS) + n_sentinels + 1] == [f"<extra_id_{n_sentinels}>"]:
+            n_sentinels += 1
+        self.n_specials = len(SPECIALS) + n_sentinels
+        self.sentinel_ids = tuple(range(len(SPECIALS), self.n_specials))
+        self.vocab_size = len(names)
+
+    @classmethod
+    def train(cls, spec: TokenizerSpec, texts: Iterable[str]) -> Self:
+        """Learn a tokenizer of `spec`'s kind from `texts`. Equal texts give an equal tokenizer.
+
+        The vocabulary may come out smaller than asked for when the texts hold too little.
+        Raises UsageError when `spec.vocab_size` cannot hold the special tokens and the alphabet.
+        """
+        match spec:
+            case BpeTokenizer():
+                inner = _train_bpe(spec, iter(texts))
+            case WordPieceTokenizer():
+                inner = _train_wordpiece(spec, iter(texts))
+            case CharTokenizer():
+                inner = _train_char(spec, iter(texts))
+            case WordTokenizer():
+                inner = _train_word(spec, iter(texts))
+            case _:
+                raise TypeError(f"{type(spec).__name__} cannot be trained")
+        return cls(inner)
+
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """Read a tokenizer.json, or the one inside the folder `path`.
+
+        Raises CheckpointError when it is missing, damaged, or was not written by lmtool.
+        """
+        path = Path(path)
+        file = path / "tokenizer.json" if path.is_dir() else path
+        try:
+            return cls(Inner.from_str(file.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            raise CheckpointError(
+                "there is no tokenizer", where=str(file), fix="name a tokenizer.json, or a folder or run with one"
+            ) from None
+        except OSError as error:
+            raise CheckpointError(f"cannot read the tokenizer: {error.strerror}", where=str(file)) from error
+        except Exception as error:  # the library raises bare Exception for JSON that is no tokenizer
+            raise CheckpointError(
+                f"not a tokenizer of lmtool: {str(error)[:120]!r}",
+                where=str(file),
+                fix="train one with `lmtool tokenize`",
+            ) from error
+
+    def save(self, path: Path | str) -> None:
+        """Write tokenizer.json to the file or into the existing folder `path`, atomically."""
+        path = Path(path)
+        write_file(path / "tokenizer.json" if path.is_dir() else path, self.to_json().encode())
+
+    def to_json(self) -> str:
+        """The whole tokenizer as JSON text; `tokenizers` and `transformers` read it too."""
+        return json.dumps(self._config, ensure_ascii=False, indent=1)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the tokenizer's canonical JSON, in hexadecimal."""
+        return hashlib.sha256(json.dumps(self._config, sort_keys=True).encode()).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`, without [BOS] or [EOS]. Lone surrogates, which are no text, count as U+FFFD."""
+        ids: list[int] = self._inner.encode(without_surrogates(text), add_special_tokens=False).ids
+        return ids
+
+    def encode_many(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """Ids of all `texts` in one array, and how many belong to each; several times faster than `encode`."""
+        return self._encoder(texts)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids`; special tokens give none.
+
+        BPE and characters give back the encoded text. Words and WordPieces have lost its spacing, and get back spaces
+        as English is typed.
+        """
+        if self.kind == "bpe":
+            return decode_bytes(self._bytes, ids)
+        decoder = self.stream()
+        return "".join(map(decoder.push, ids)) + decoder.flush()
+
+    def stream(self) -> StreamDecoder:
+        """A decoder for one growing sequence."""
+        match self.kind:
+            case "bpe":
+                return ByteDecoder(self._bytes)
+            case "char":
+                return CharDecoder(self._texts)
+            case _:
+                return WordDecoder(self._texts)
+
+    def piece(self, token: int) -> str:
+        """How a person reads token `token`: its text with control characters and broken UTF-8 escaped.
+
+        Special tokens show their name. Raises IndexError outside the vocabulary.
+        """
+        if token < self.n_specials or self.kind != "bpe":
+            return visible(self._names[token].encode())
+        return visible(self._bytes[token])
+
+    @cached_property
+    def _texts(self) -> list[str]:
+        return [""] * self.n_specials + self._names[self.n_specials :]
+
+    @cached_property
+    def _bytes(self) -> list[bytes]:
+        alphabet = byte_alphabet()
+        return [bytes(alphabet[c] for c in name) for name in self._texts]
+
+    @cached_property
+    def _encoder(self) -> Encoder:
+        reference = batch_encoder(self._inner)
+        if self.kind == "bpe":
+            return fast_encoder(self._inner, self._bytes, reference) or reference
+        if self.kind == "char":
+            return char_encoder(self._texts, self.unk_id)
+        return reference
+
+
+def without_surrogates(text: str) -> str:
+    """`text` with lone surrogates, which no UTF-8 can hold, replaced by U+FFFD."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _kind(config: dict[str, Any]) -> Kind:
+    match config["model"]["type"]:
+        case "BPE" if config["pre_tokenizer"]["type"] == "ByteLevel":
+            return "bpe"
+        case "WordPiece":
+            return "wordpiece"
+        case "WordLevel":
+            return "char" if config["pre_tokenizer"]["pattern"]["Regex"] == _CHARACTER else "word"
+    raise ValueError("its model is not one that lmtool trains")
+
+
+def _special_names(spec: TokenizerSpec) -> list[str]:
+    return [*SPECIALS, *(f"<extra_id_{i}>" for i in range(spec.sentinels))]
+
+
+def _added(names: list[str]) -> list[AddedToken]:
+    return [AddedToken(name, special=True, normalized=False) for name in names]
+
+
+def _check_room(vocab_size: int, n_specials: int, alphabet: int) -> None:
+    if vocab_size < n_specials + alphabet:
+        raise UsageError(
+            f"vocab_size {vocab_size} is too small: {n_specials} special tokens and at least {alphabet} others",
+            where="tokenizer.vocab_size",
+            fix=f"set it to {n_specials + alphabet} or more",
+        )
+
+
+def _train_bpe(spec: BpeTokenizer, texts: Iterator[str]) -> Inner:
+    names = _special_names(spec)
+    _check_room(spec.vocab_size, len(names), 256)
+    inner = Inner(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=spec.vocab_size,
+        min_frequency=2,
+        special_tokens=_added(names),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    inner.train_from_iterator(texts, trainer)
+    return inner
+
+
+def _train_wordpiece(spec: WordPieceTokenizer, texts: Iterator[str]) -> Inner:
+    names = _special_names(spec)
+    _check_room(spec.vocab_size, len(names), 2)
+    inner = Inner(models.WordPiece(unk_token="[UNK]", continuing_subword_prefix=CONTINUATION))
+    inner.normalizer = normalizers.BertNormalizer(lowercase=spec.lowercase, strip_accents=spec.lowercase)
+    inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    inner.decoder = decoders.WordPiece(prefix=CONTINUATION, cleanup=True)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=spec.vocab_size,
+        min_frequency=2,
+        special_tokens=_added(names),
+        # Each character takes two entries, at the start of a word and inside it.
+        limit_alphabet=(spec.vocab_size - len(names)) // 2,
+        continuing_subword_prefix=CONTINUATION,
+        show_progress=False,
+    )
+    inner.train_from_iterator(texts, trainer)
+    return inner
+
+
+def _train_char(spec: CharTokenizer, texts: Iterator[str]) -> Inner:
+    seen = np.zeros(0x110000, dtype=bool)
+    for text in texts:
+        seen[code_points(text)] = True
+    names = _special_names(spec) + [chr(c) for c in np.flatnonzero(seen)]
+    return _whole_pieces(names, len(names) - int(seen.sum()), _CHARACTER, lowercase=False)
+
+
+def _train_word(spec: WordTokenizer, texts: Iterator[str]) -> Inner:
+    names = _special_names(spec)
+    _check_room(spec.vocab_size, len(names), 1)
+    counter = _whole_pieces(names, len(names), _WORD, lowercase=spec.lowercase)
+    counter.train_from_iterator(
+        texts,
+        trainers.WordLevelTrainer(vocab_size=spec.vocab_size, special_tokens=_added(names), show_progress=False),
+    )
+    return counter
+
+
+def _whole_pieces(names: list[str], n_specials: int, pattern: str, *, lowercase: bool) -> Inner:
+    """A tokenizer whose tokens are the whole matches of `pattern`."""
+    inner = Inner(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="[UNK]"))
+    if lowercase:
+        inner.normalizer = normalizers.Lowercase()
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="removed", invert=True)
+    inner.decoder = decoders.Fuse()
+    inner.add_special_tokens(_added(names[:n_specials]))
+    return inner
