@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
+from functools import cache
 from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
@@ -101,7 +102,13 @@ def either(words: list[str]) -> str:
 
 def choices(spec: type[Spec], name: str) -> list[str]:
     """What the value of a field may be, in words, such as ["a whole number above 0", "auto"]."""
-    return _choices(spec.model_json_schema()["properties"][name])
+    return _choices(_properties(spec)[name])
+
+
+@cache
+def _properties(spec: type[Spec]) -> dict[str, Any]:
+    properties: dict[str, Any] = spec.model_json_schema()["properties"]
+    return properties
 
 
 def _choices(schema: dict[str, Any]) -> list[str]:

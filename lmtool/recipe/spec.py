@@ -378,6 +378,14 @@ class Evaluation(Spec):
     sample_tokens: PositiveInt = 64
     """Length of those samples."""
 
+    @model_validator(mode="after")
+    def _prompts_are_text(self) -> Self:
+        try:
+            "".join(self.prompts).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError("prompts hold a character that UTF-8 cannot write") from error
+        return self
+
 
 class Checkpoint(Spec):
     """What is kept while training."""

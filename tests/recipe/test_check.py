@@ -85,7 +85,7 @@ def test_wrong_values_of_the_model(refused, line, message):
         ("optimiser: {lr: 1}", "optimiser: unknown key; did you mean optimizer?"),
         ("n_layers: 2", "n_layers: unknown key; did you mean model.n_layers?"),
         ("1: 2", "1: unknown key; known here: description"),
-        ("'\\e[0m': 2", "\\\\e[0m: unknown key; known here: description"),
+        ('"\\e[0m": 2', "\\x1b[0m: unknown key; known here: description"),
         ("optimizer: {kind: gelu}", "optimizer.kind: 'gelu' is not adam, adamw, sgd or muon"),
         (
             "schedule: {kind: consine}",
@@ -106,7 +106,7 @@ def test_wrong_values_of_the_model(refused, line, message):
         ("data: {train: 3}", "data.train: 3 is not text or a list of texts"),
         ("data: {train: [a, 3]}", "data.train: ['a', 3] is not text or a list of texts"),
         ("data: {column: 3}", "data.column: 3 is not text"),
-        ('data: {column: "\\ud800"}', "data.column: '\\ud800' is not text"),
+        ('evaluation: {prompts: "\\ud800"}', "evaluation.prompts: hold a character that UTF-8 cannot write"),
         ("description: {a: b}", "description: {'a': 'b'} is not text"),
         ("model: {}", "model: written twice, first in line 1"),
         ("seed: -1", "seed: -1 is not a whole number of at least 0 and below 9007199254740992"),
@@ -196,7 +196,7 @@ scraps = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_whatever_is_wrong_is_told_in_one_line_without_jargon(data):
     tree = parse(dump(load("tiny").recipe), "f").value
@@ -216,4 +216,6 @@ def test_whatever_is_wrong_is_told_in_one_line_without_jargon(data):
     for line in map(str, mistakes):
         assert line.isprintable()
         assert len(line) < 400
-        assert not any(word in line for word in ("Input", "valid", "function-", "literal", "union", "tag ", "pydantic"))
+        assert not any(
+            word in line for word in ("Input should", "a valid", "function-", "literal", "union", "pydantic")
+        )
