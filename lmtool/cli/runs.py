@@ -25,17 +25,17 @@ def list_runs(json: Json = False) -> None:
         typer.echo(f"no runs in {_plain(str(runs_root()))}", err=True)
     else:
         _print_table(
-            ["name", "recipe", "model", "step", "valid loss", "started", "size", "state"],
+            ["name", "step", "valid loss", "started", "size", "state", "recipe", "model"],
             [
                 [
                     summary.name,
-                    summary.recipe,
-                    summary.model,
                     str(summary.step),
                     _loss(summary.valid_loss),
                     _time(summary.started),
                     _size(summary.bytes),
                     summary.state,
+                    summary.recipe,
+                    summary.model,
                 ]
                 for summary in found
             ],
@@ -106,7 +106,6 @@ def _print_table(columns: list[str], rows: list[list[str]]) -> None:
         return
     table = Table(box=None, pad_edge=False)
     for column in columns:
-        # Names are typed again, so they are never cut; on a narrow terminal the descriptions fold instead.
         table.add_column(
             column,
             justify="right" if column in ("step", "valid loss", "size") else "left",
@@ -114,7 +113,8 @@ def _print_table(columns: list[str], rows: list[list[str]]) -> None:
         )
     for row in rows:
         table.add_row(*(Text(_plain(cell)) for cell in row))
-    console.print(table)
+    # Names are typed again, so they are never cut: on a narrow terminal whole lines go on in the next one.
+    console.print(table, width=max(console.width, 120), crop=False)
 
 
 def _plain(text: str) -> str:

@@ -1,0 +1,118 @@
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import lmtool
+from lmtool.cli.runs import app
+from lmtool.errors import CheckpointError
+from lmtool.run.directory import Run
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LMTOOL_RUNS", str(tmp_path / "runs"))
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def run(runs: Path) -> Run:
+    with Run.create(
+        runs / "first",
+        name="[red]tiny[/red]",
+        summary="decoder\t\x1b[31m",
+        recipe="seed: 1\n",
+        tokenizer=b"{}",
+        fingerprints={"data": "d0", "tokenizer": "t0"},
+    ) as run:
+        run.start(step=0, command=["lmtool", "pretrain", "\x07"], environment={"torch": "2", "gpu": None})
+        run.metrics.append({"step": 1500, "valid_loss": 1.25})
+        run.save(1500, {"w": torch.zeros(1000)}, {}, {}, best_step=1500, keep_last=2)
+        run.end("finished")
+    return run
+
+
+def call(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def test_lines_for_programs(run: Run) -> None:
+    (line,) = call("ls").splitlines()
+    name, step, loss, started, size, state, recipe, model = line.split("\t")
+    assert (name, recipe, model) == ("first", "[red]tiny[/red]", "decoder\\t\\x1b[31m")
+    assert (step, loss, state) == ("1500", "1.2500", "finished")
+    assert len(started) == len("2026-11-20 22:40")
+    assert size.endswith(" kB")
+
+
+def test_a_table_for_people(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "150")
+    heading, line = call("ls").splitlines()
+    assert "valid loss" in heading
+    assert "[red]tiny[/red]" in line
+    assert "\x1b[31m" not in line
+    assert "\\x1b[31m" in line
+
+
+def test_names_are_never_cut(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    run.path.rename(run.path.with_name("2026-11-20-shakespeare-char-7f3a"))
+    assert "2026-11-20-shakespeare-char-7f3a" in call("ls")
+
+
+def test_json(run: Run) -> None:
+    (entry,) = json.loads(call("ls", "--json"))
+    assert (entry["name"], entry["step"], entry["valid_loss"]) == ("first", 1500, 1.25)
+    assert entry["checkpoints"][0]["name"] == "step-001500"
+    shown = json.loads(call("show", "last", "--json"))
+    assert shown["sessions"][0]["outcome"] == "finished"
+    assert shown["fingerprints"] == {"data": "d0", "tokenizer": "t0"}
+    assert shown["valid_loss"] == 1.25
+
+
+def test_show(run: Run) -> None:
+    shown = call("show", "first")
+    facts = dict(line.split(maxsplit=1) for line in shown.splitlines() if not line.startswith(" "))
+    assert re.fullmatch(r"step-001500: 4\.\d kB, best", facts["checkpoint"])
+    assert "started: lmtool pretrain \\x07" in facts["session"]
+    assert "torch 2" in shown
+    assert "gpu" not in shown
+    (run.path / "checkpoints" / "step-001500" / "state.json").unlink()
+    run.metrics.path.write_bytes(b"\0\n")
+    shown = call("show", "first")
+    assert "state.json is missing" in shown
+    assert "metrics.jsonl:1" in shown
+
+
+def test_damaged_runs_are_listed(run: Run) -> None:
+    (run.path / "run.json").write_text("{")
+    assert call("ls").split("\t")[5] == "damaged"
+    assert json.loads(call("ls", "--json"))[0]["problem"]
+    with pytest.raises(CheckpointError):
+        call("show", "first")
+
+
+def test_no_runs(runs: Path) -> None:
+    result = CliRunner().invoke(app, ["ls"])
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "no runs in" in result.stderr
+    assert json.loads(call("ls", "--json")) == []
+
+
+def test_listing_does_not_import_torch(run: Run) -> None:
+    script = (
+        "import sys; from lmtool.cli.runs import app; app(['ls'], standalone_mode=False); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run(
+        [sys.executable, "-c", script], cwd=Path(lmtool.__file__).parents[1], check=True, stdout=subprocess.DEVNULL
+    )

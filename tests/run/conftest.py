@@ -1,0 +1,45 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmtool.run.directory import Run
+
+MakeRun = Callable[..., Run]
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The runs directory of this test."""
+    monkeypatch.setenv("LMTOOL_RUNS", str(tmp_path / "runs"))
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def make(runs: Path) -> MakeRun:
+    """Makes a run with a checkpoint at each of the given steps, the first being the best, and lets go of it."""
+
+    def make(
+        name: str = "tiny", folder: Path | None = None, steps: tuple[int, ...] = (10, 20), finished: bool = False
+    ) -> Run:
+        with Run.create(
+            folder,
+            name=name,
+            summary="decoder, 4 x 128",
+            recipe="seed: 1\n",
+            tokenizer=b'{"kind": "char"}',
+            fingerprints={"data": "d0", "tokenizer": "t0"},
+        ) as run:
+            run.start(step=0, command=["lmtool", "pretrain", "a b.txt"], environment={"python": "3", "gpu": None})
+            for step in steps:
+                run.metrics.append({"step": step, "loss": 2.0, "valid_loss": 1 + step / 100})
+                run.samples.append({"step": step, "text": "Once"})
+                run.save(
+                    step, {"w": torch.tensor([step])}, {}, {"step": step}, best_step=steps[0], keep_last=len(steps)
+                )
+            if finished:
+                run.end("finished")
+        return run
+
+    return make

@@ -1,0 +1,275 @@
+import errno
+import json
+import os
+import platform
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lmtool import __version__
+from lmtool.errors import CheckpointError, LmtoolError, ResourceError, UsageError
+from lmtool.run.directory import Run, check_folder, describe_environment
+from lmtool.run.lock import RunLock
+from tests.run.conftest import MakeRun
+
+GIVEN: dict[str, Any] = {
+    "name": "tiny",
+    "summary": "",
+    "recipe": "seed: 1\n",
+    "tokenizer": b"{}",
+    "fingerprints": {"data": "d0", "tokenizer": "t0"},
+}
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_run_is_named_after_day_and_recipe(runs: Path) -> None:
+    with Run.create(None, **GIVEN | {"name": "../my recipe (é)"}) as run:
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d-my-recipe-[0-9a-f]{4}", run.name)
+        assert run.path.parent == runs
+    with Run.create(None, **GIVEN | {"name": "é"}) as other:
+        assert "-run-" in other.name
+
+
+def test_names_do_not_collide(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = iter(["7f3a", "7f3a", "7f3a", "01bc"])
+    monkeypatch.setattr("secrets.token_hex", lambda n: next(tokens))
+    with Run.create(None, **GIVEN) as first, Run.create(None, **GIVEN) as second:
+        assert first.name.endswith("-tiny-7f3a")
+        assert second.name.endswith("-tiny-01bc")
+
+
+def test_what_is_kept_of_a_new_run(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text('{"kind": "word"}')
+    with Run.create(tmp_path / "deep" / "er", **GIVEN | {"tokenizer": tmp_path / "t.json"}) as run:
+        run.start(step=0, command=["lmtool", "pretrain"], environment=describe_environment("cpu"))
+    assert names(run.path) == [".lock", "checkpoints", "recipe.yaml", "run.json", "tokenizer.json"]
+    assert run.recipe_path.read_text() == "seed: 1\n"
+    assert run.tokenizer_path.read_text() == '{"kind": "word"}'
+    again = Run.open(run.path)
+    assert again.fingerprints == {"data": "d0", "tokenizer": "t0"}
+    (session,) = again.info["sessions"]
+    assert session["command"] == ["lmtool", "pretrain"]
+    assert session["environment"]["lmtool"] == __version__
+    assert session["environment"]["python"] == platform.python_version()
+    assert session["environment"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    assert session["environment"]["threads"] == torch.get_num_threads()
+    assert session["environment"]["gpu"] is None
+    assert again.last_started == session["started"] > again.info["created"]
+
+
+@pytest.mark.parametrize(
+    "used", ["run.json", "recipe.yaml", "tokenizer.json", "metrics.jsonl", "samples.jsonl", "checkpoints"]
+)
+def test_a_folder_that_holds_a_run_is_refused(runs: Path, tmp_path: Path, used: str) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / used).write_text("mine")
+    for attempt in (lambda: check_folder(tmp_path / "out"), lambda: Run.create(tmp_path / "out", **GIVEN)):
+        with pytest.raises(UsageError, match=f"already holds {used}") as caught:
+            attempt()
+        assert caught.value.where == str(tmp_path / "out")
+    assert (tmp_path / "out" / used).read_text() == "mine"
+    assert names(tmp_path / "out") == [used]
+
+
+def test_other_files_in_the_folder_stay(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    Run.create(tmp_path, **GIVEN).release()
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("explicit", [True, False])
+def test_a_folder_that_cannot_be_written_is_refused_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, explicit: bool
+) -> None:
+    (tmp_path / "file").write_text("")
+    blocked = tmp_path / "file" / "out"
+    monkeypatch.setenv("LMTOOL_RUNS", str(blocked))
+    folder = blocked if explicit else None
+    for attempt in (lambda: check_folder(folder), lambda: Run.create(folder, **GIVEN)):
+        with pytest.raises(ResourceError) as caught:
+            attempt()
+        assert caught.value.exit_code == 5
+        assert caught.value.where == str(blocked)
+        assert len(caught.value.lines()) == 3
+
+
+def test_a_read_only_disk_is_noticed_without_a_trace(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_folder(tmp_path / "a" / "b")
+    assert names(tmp_path) == []
+
+    def read_only(**keywords: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", read_only)
+    with pytest.raises(ResourceError, match="Read-only file system"):
+        check_folder(tmp_path / "a" / "b")
+
+
+@pytest.mark.parametrize("failing", range(1, 6))
+def test_a_full_disk_while_making_a_run_frees_the_lock(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    count = 0
+    fsync = os.fsync
+
+    def full(handle: int) -> None:
+        nonlocal count
+        count += 1
+        if count == failing:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(ResourceError, match="No space left"):
+            Run.create(tmp_path / "out", **GIVEN)
+    RunLock(tmp_path / "out").release()
+    # Either there is no run, or it is a whole one.
+    if (tmp_path / "out" / "run.json").exists():
+        assert Run.open(tmp_path / "out").fingerprints == GIVEN["fingerprints"]
+
+
+def test_only_one_process_writes(make: MakeRun) -> None:
+    run = make()
+    with pytest.raises(RuntimeError, match="lock"):
+        run.save(30, {}, {}, {}, best_step=None, keep_last=1)
+    with pytest.raises(RuntimeError, match="lock"):
+        run.start(step=0, command=[], environment={})
+    with pytest.raises(RuntimeError, match="lock"):
+        run.end("finished")
+    with pytest.raises(RuntimeError, match="lock"):
+        run.write_recipe("")
+    with run:
+        run.lock()
+        run.lock()
+        with pytest.raises(CheckpointError, match=f"pid {os.getpid()}"):
+            Run.open(run.path).lock()
+        assert Run.open(run.path).newest()[0].step == 20
+    Run.open(run.path).lock()
+
+
+def test_states(make: MakeRun) -> None:
+    run = make()
+    assert run.state == "stopped"
+    run.lock()
+    assert Run.open(run.path).state == "running"
+    run.end("finished")
+    run.release()
+    assert Run.open(run.path).state == "finished"
+    run.lock()
+    run.start(step=20, command=[], environment={})
+    run.release()
+    assert Run.open(run.path).state == "stopped"
+
+
+def test_resuming_takes_away_what_came_after(make: MakeRun) -> None:
+    run = make(steps=(10, 20, 30))
+    with run.metrics.path.open("ab") as file:
+        file.write(b'{"step": 31, "lo')
+    with run:
+        run.lock()
+        run.start(step=20, command=["lmtool", "resume"], environment={})
+        assert [record["step"] for record in run.metrics.read()] == [10, 20]
+        assert [record["step"] for record in run.samples.read()] == [10, 20]
+        assert names(run.path / "checkpoints") == ["step-000010", "step-000020", "step-000030.aside-1"]
+        assert [session["step"] for session in run.info["sessions"]] == [0, 20]
+        run.save(30, {"w": torch.tensor([-30])}, {}, {}, best_step=10, keep_last=1)
+        assert run.newest()[0].model()["w"].item() == -30
+        assert names(run.path / "checkpoints") == ["step-000010", "step-000030", "step-000030.aside-1"]
+
+
+def test_the_recipe_is_replaced_whole(make: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    with make() as run:
+        run.lock()
+        run.write_recipe("seed: 2\n")
+        assert run.recipe_path.read_text() == "seed: 2\n"
+
+        def full(handle: int) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(ResourceError, match="No space left"):
+            run.write_recipe("seed: 3\n")
+    assert run.recipe_path.read_text() == "seed: 2\n"
+
+
+def test_the_best_is_found(make: MakeRun) -> None:
+    run = make(steps=(10, 20, 30))
+    best, warnings = run.best()
+    assert (best.step, warnings) == (10, [])
+    (best.path / "state.json").unlink()
+    best, (warning,) = run.best()
+    assert best.step == 30
+    assert "took step-000030 instead of the best, step-000010: state.json is missing" in warning
+
+
+def test_the_newest_is_the_best_before_any_validation(runs: Path) -> None:
+    with Run.create(None, **GIVEN) as run:
+        with pytest.raises(CheckpointError, match="no checkpoint yet"):
+            run.best()
+        for step in (1, 2):
+            run.save(step, {}, {}, {}, best_step=None, keep_last=9)
+        assert run.best()[0].step == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "damaged"),
+        (b"{", "damaged"),
+        (b"[]", "damaged"),
+        (b"\xff", "damaged"),
+        (b"[" * 100_000, "damaged"),
+        ({"format": 2}, "has format 2; this lmtool reads 1"),
+        ({"sessions": [{}]}, "damaged"),
+        ({"sessions": 3}, "damaged"),
+        ({"created": 3}, "damaged"),
+        ({"fingerprints": None}, "damaged"),
+        (None, "missing"),
+    ],
+)
+def test_a_damaged_run_is_refused(make: MakeRun, content: bytes | dict[str, Any] | None, message: str) -> None:
+    file = make().path / "run.json"
+    if content is None:
+        file.unlink()
+    elif isinstance(content, bytes):
+        file.write_bytes(content)
+    else:
+        file.write_text(json.dumps(json.loads(file.read_text()) | content))
+    with pytest.raises(CheckpointError, match=message) as caught:
+        Run.open(file.parent)
+    assert caught.value.where == str(file)
+    assert len(caught.value.lines()) == 3
+
+
+def test_a_full_disk_is_a_resource_error_everywhere(make: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make()
+    run.lock()
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        for attempt in (
+            lambda: run.start(step=20, command=[], environment={}),
+            lambda: run.start(step=10, command=[], environment={}),
+            lambda: run.end("finished"),
+            lambda: run.save(30, {}, {}, {}, best_step=None, keep_last=1),
+        ):
+            with pytest.raises(LmtoolError, match="No space left") as caught:
+                attempt()
+            assert isinstance(caught.value, ResourceError)
+            assert "free some disk space" in caught.value.fix
+    run.release()
+    assert Run.open(run.path).info == run.info
+    assert Run.open(run.path).newest()[0].step >= 10

@@ -1,0 +1,134 @@
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lmtool.errors import CheckpointError
+from lmtool.run.directory import Run
+from lmtool.run.find import find
+from tests.run.conftest import MakeRun
+
+
+def test_a_run_is_found_by_path_name_and_last(make: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, other = make(), make()
+    for reference in (str(run.path), f"{run.path}/", run.name):
+        found = find(reference)
+        assert found.run.path.samefile(run.path)
+        assert found.named is None
+        assert (found.newest()[0].step, found.best()[0].step) == (20, 10)
+    assert find("last").run.path.samefile(other.path)
+    monkeypatch.chdir(run.path)
+    assert find(".").run.name == run.name
+
+
+def test_last_is_the_one_resumed_last(make: MakeRun) -> None:
+    first, second = make(), make()
+    assert find("last").run.name == second.name
+    with first:
+        first.lock()
+        first.start(step=20, command=[], environment={})
+    assert find("last").run.name == first.name
+    (first.path / "run.json").write_text("damaged")
+    assert find("last").run.name == second.name
+
+
+def test_a_run_elsewhere_is_remembered(make: MakeRun, tmp_path: Path) -> None:
+    run = make(folder=tmp_path / "else where\n")
+    assert find("last").run.path.samefile(run.path)
+    assert find(run.name).run.path.samefile(run.path)
+    inside = make()
+    assert find("last").run.name == inside.name
+    with run:
+        run.lock()
+        run.start(step=20, command=[], environment={})
+    assert find("last").run.path.samefile(run.path)
+    shutil.rmtree(run.path)
+    assert find("last").run.name == inside.name
+    other = make(folder=tmp_path / "other")
+    assert len((tmp_path / "runs" / ".elsewhere").read_text().splitlines()) == 1
+    (tmp_path / "runs" / ".elsewhere").write_bytes(b"\xff{")
+    assert find("last").run.name == inside.name
+    assert find(str(other.path)).run.name == "other"
+
+
+def test_a_runs_folder_that_cannot_be_written_does_not_matter(
+    make: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LMTOOL_RUNS", str(tmp_path / "file"))
+    assert make(folder=tmp_path / "out").newest()[0].step == 20
+
+
+def test_a_checkpoint_is_found_by_its_path(make: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make()
+    path = run.path / "checkpoints" / "step-000010"
+    for reference in (str(path), f"{path}/"):
+        found = find(reference)
+        assert found.run.path.samefile(run.path)
+        assert (found.newest()[0].step, found.best()[0].step) == (10, 10)
+    monkeypatch.chdir(path)
+    assert find(".").newest()[0].step == 10
+    assert find("../step-000020").newest()[0].step == 20
+
+
+def test_a_named_checkpoint_that_is_damaged_is_refused(make: MakeRun) -> None:
+    run = make()
+    path = run.path / "checkpoints" / "step-000020"
+    (path / "model.safetensors").write_bytes(b"")
+    for attempt in (find(str(path)).newest, find(str(path)).best):
+        with pytest.raises(CheckpointError, match=r"model\.safetensors is truncated"):
+            attempt()
+    newest, (warning,) = find(str(run.path)).newest()
+    assert newest.step == 10
+    assert "step-000020" in warning
+
+
+def test_a_checkpoint_that_is_not_there(make: MakeRun) -> None:
+    with pytest.raises(CheckpointError, match="no checkpoint 'step-000099' in this run") as caught:
+        find(str(make().path / "checkpoints" / "step-000099"))
+    assert caught.value.where == "it has: step-000010, step-000020"
+
+
+def test_an_unknown_name_lists_the_nearest(runs: Path) -> None:
+    for name in ("gpt-tiny", "gpt-small", "lstm"):
+        Run.create(runs / name, name=name, summary="", recipe="", tokenizer=b"", fingerprints={}).release()
+    with pytest.raises(CheckpointError) as caught:
+        find("gpt-tyni")
+    assert caught.value.exit_code == 4
+    assert caught.value.what == "no run called 'gpt-tyni'"
+    assert caught.value.where.startswith("the nearest: gpt-tiny")
+    assert "lstm" not in caught.value.where
+    with pytest.raises(CheckpointError, match="the nearest: lstm, gpt-tiny, gpt-small"):
+        find("zzzzzzzz")
+    with pytest.raises(CheckpointError, match="nearest: gpt-small"):
+        find("runs/small")
+
+
+@pytest.mark.parametrize("reference", ["nothing", "", "a/b/c", "x" * 10_000, "\x1b[31m", "last"])
+def test_nothing_to_find(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError) as caught:
+        find(reference)
+    lines = caught.value.lines()
+    assert len(lines) <= 3
+    assert all(line.isprintable() and len(line) < 300 for line in lines)
+    assert caught.value.fix
+
+
+def test_a_folder_that_is_no_run(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with pytest.raises(CheckpointError, match=r"not a run: it has no run\.json"):
+        find(str(tmp_path / "a"))
+    os.symlink(tmp_path / "loop", tmp_path / "loop")
+    with pytest.raises(CheckpointError, match="no run called"):
+        find(str(tmp_path / "loop"))
+
+
+def test_a_name_wins_over_a_folder_that_is_no_run(
+    make: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make(folder=tmp_path / "runs" / "mine")
+    (tmp_path / "work" / "mine").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "work")
+    assert find("mine").run.path.samefile(run.path)
