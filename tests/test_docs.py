@@ -1,0 +1,147 @@
+"""The documentation is true: its commands exist, the README's commands run, its links lead somewhere."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from lmtool.cli import app
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "data").rglob("*.md")])
+OTHER_PROGRAMS = {".", "cd", "cp", "git", "head", "pip"}
+
+# What a reader would wait minutes for is made small: a tiny model, few steps, few tokens. Nothing else is changed.
+SMALL = {
+    "pretrain": "-s training.steps=4 -s training.batch_size=4 -s training.precision=float32 -s evaluation.tokens=300 "
+    "-s model.n_layers=1 -s model.d_model=16 -s model.n_heads=2 -s model.context=32",
+    "resume": "-s training.steps=+2",
+    "generate": "--max-new-tokens 8",
+}
+NOT_RUN = {".", "cd", "git", "make", "pip"}
+"""Programs that set up what this test runs in."""
+
+
+def commands(page):
+    """(line number, command) of each command in the ```sh blocks of a page; continued lines are joined."""
+    found, inside, begun = [], False, ""
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        if line.startswith("```"):
+            inside = line == "```sh"
+        elif inside and line.strip():
+            begun += line.strip()
+            if begun.endswith("\\"):
+                begun = begun[:-1]
+            else:
+                found.append((number, begun))
+                begun = ""
+    return found
+
+
+def simple_commands(command):
+    """The words of each simple command of a shell command, without redirections and comments."""
+    lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    parts = [[]]
+    for word in lexer:
+        if word in ("|", "&&", ";"):
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    return [part[: part.index(">")] if ">" in part else part for part in parts if part]
+
+
+def check_lmtool(arguments):
+    """Parse the arguments as the command line would, without running the command."""
+    command, rest = typer.main.get_command(app), list(arguments)
+    while hasattr(command, "commands"):
+        assert rest, "a command is missing"
+        assert rest[0] in command.commands, f"there is no command {rest[0]}"
+        command = command.commands[rest.pop(0)]
+    command.make_context(command.name, rest)
+
+
+def check(words):
+    program, *rest = words
+    if program == "torchrun":
+        program, *rest = rest[rest.index("-m") + 1 :]
+    if program == "lmtool":
+        check_lmtool(rest)
+    elif program == "make":
+        targets = re.findall(r"^([\w-]+)[^:=\n]*:(?!=)", (ROOT / "Makefile").read_text(), flags=re.M)
+        assert set(word for word in rest if "=" not in word) <= set(targets), "there is no such target"
+    elif program == "python":
+        assert (ROOT / rest[0]).is_file(), "there is no such file"
+    else:
+        assert program in OTHER_PROGRAMS or (ROOT / program).is_file(), "an unknown program"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_exist(page):
+    for line, command in commands(page):
+        for words in simple_commands(command):
+            try:
+                check(words)
+            except Exception as error:
+                pytest.fail(f"{page.relative_to(ROOT)}:{line}: {command}: {error}")
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["lmtool pretrian x.txt", "lmtool eval last x.txt --strid 3", "lmtool pretrain", "lmtool runs", "make cofee"],
+)
+def test_a_wrong_command_is_found(command):
+    with pytest.raises(Exception, match=r"no command|[Nn]o such|[Mm]issing"):
+        check(*simple_commands(command))
+
+
+def test_the_commands_of_the_readme_run(tmp_path):
+    """In their order, in a folder with what the README speaks of."""
+    shutil.copytree(ROOT / "data", tmp_path / "data", ignore=shutil.ignore_patterns("__pycache__"))
+    tales = (ROOT / "data" / "fables.txt").read_text(encoding="utf-8").split("\n\n")[:100]
+    (tmp_path / "book.txt").write_text("\n".join(tales), encoding="utf-8")
+    (tmp_path / "stories").mkdir()
+    (tmp_path / "stories" / "all.txt").write_text("\n\n".join(tales), encoding="utf-8")
+    (tmp_path / "prompts.txt").write_text("One day\nA girl\n", encoding="utf-8")
+    rows = "".join(f'5,"{tale}"\n' for tale in (tale.replace('"', '""') for tale in tales))
+    (tmp_path / "reviews.csv").write_text("stars,review\n" + rows, encoding="utf-8")
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    del env["LMTOOL_RUNS"]
+    n_run = 0
+    for line, command in commands(ROOT / "README.md"):
+        words = simple_commands(command)[-1]
+        if words[0] in NOT_RUN:
+            continue
+        verb = words[words.index("lmtool") + 1] if "lmtool" in words else ""
+        shrunken = re.sub(r"steps=\+\d+", "steps=+2", f"{command} {SMALL.get(verb, '')}")
+        done = subprocess.run(["sh", "-c", shrunken], cwd=tmp_path, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, f"README.md:{line}: {shrunken}\n{done.stdout}{done.stderr}"
+        n_run += 1
+    assert n_run > 10
+
+
+def prose(page):
+    """A page without its code blocks."""
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
+def anchors(page):
+    headings = re.findall(r"^#+ (.*)$", prose(page), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", prose(page)):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), f"{page.name} links to {link}, which is not there"
+        assert not anchor or anchor in anchors(target), f"{page.name} links to {link}: no such heading"
