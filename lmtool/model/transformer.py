@@ -28,9 +28,8 @@ class TransformerDecoder(LanguageModel):
 
     def forward(self, batch: Batch) -> Tensor:
         mask = Mask(causal=True, keep_BS=batch.keep_BT, documents_BS=batch.documents_BT)
-        positions = positions_in_documents(batch.documents_BT, batch.tokens_BT)
         hidden: Tensor
-        hidden, _ = self.stack(batch.tokens_BT, positions, mask, None, 0)
+        hidden, _ = self.stack(batch.tokens_BT, positions_in_text(batch), mask, None, 0)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -56,10 +55,16 @@ class TransformerDecoder(LanguageModel):
         return hidden, DecodeState(n_positions, state.padding_B, layers)
 
 
-def positions_in_documents(documents_BT: Tensor | None, tokens_BT: Tensor) -> Tensor:
-    """Position of each token in its row, or in its document when rows hold several: (B, T)."""
-    index_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device).expand(tokens_BT.shape)
-    if documents_BT is None:
+def positions_in_text(batch: Batch) -> Tensor:
+    """How many tokens of its row, or of its document when rows hold several, stand before each: (B, T).
+
+    Padding is not counted, so that a text has the same positions wherever its padding stands.
+    """
+    if batch.keep_BT is None:
+        index_BT = torch.arange(batch.tokens_BT.shape[1], device=batch.tokens_BT.device).expand(batch.tokens_BT.shape)
+    else:
+        index_BT = batch.keep_BT.cumsum(1) - batch.keep_BT.long()
+    if batch.documents_BT is None:
         return index_BT
-    first = F.pad(documents_BT[:, 1:] != documents_BT[:, :-1], (1, 0), value=True)
-    return index_BT - torch.where(first, index_BT, 0).cummax(1).values
+    first_BT = F.pad(batch.documents_BT[:, 1:] != batch.documents_BT[:, :-1], (1, 0), value=True)
+    return index_BT - torch.where(first_BT, index_BT, 0).cummax(1).values

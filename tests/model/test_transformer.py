@@ -1,0 +1,164 @@
+"""The decoder against the plain one, its gradients, its first weights and its size."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lmtool.batch import Batch
+from lmtool.model import build
+from lmtool.recipe.size import parameter_count
+from lmtool.recipe.spec import Init, LearnedPosition, Norm, Transformer
+from tests.model import tiny
+from tests.model.tiny import FAMILIES, VOCAB
+
+NORMS = [{"kind": kind, "place": place} for kind in ("layer", "rms") for place in ("pre", "post")]
+CHOICES: dict[str, dict[str, Any]] = {
+    **{f"norm {n['kind']} {n['place']}": {"norm": n} for n in NORMS},
+    **{f"norm {n['kind']} {n['place']} without bias": {"norm": n, "bias": False} for n in NORMS},
+    **{f"position {kind}": {"position": {"kind": kind}} for kind in ("learned", "sinusoidal", "none")},
+    **{f"activation {name}": {"activation": name} for name in ("relu", "gelu", "gelu-tanh", "swiglu")},
+    "swiglu without bias": {"activation": "swiglu", "bias": False, "d_ff": 10},
+    **{f"{n} heads of keys and values": {"n_kv_heads": n} for n in (1, 2, 4)},
+    "one head": {"n_heads": 1},
+    "untied": {"tie_embeddings": False},
+    "tied, head bias": {"head_bias": True},
+    "untied, head bias": {"tie_embeddings": False, "head_bias": True},
+    "scaled embedding": {"scale_embedding": True},
+    "one layer, narrow": {"n_layers": 1, "d_ff": 3},
+    "eps": {"norm": {"eps": 0.5}},
+    **FAMILIES,
+}
+
+
+@pytest.mark.parametrize("changes", CHOICES.values(), ids=CHOICES.keys())
+def test_logits_equal_the_plain_decoder(changes: dict[str, Any]) -> None:
+    spec, model = tiny.spec(**changes), tiny.model(**changes)
+    tokens_BT = tiny.tokens(2, 5)
+    logits_BTV = model.logits(model(Batch(tokens_BT)))
+    assert logits_BTV.shape == (2, 5, VOCAB)
+    plain = tiny.as_reference(model, spec)
+    for row, logits_TV in zip(tokens_BT.tolist(), tiny.array(logits_BTV), strict=True):
+        assert logits_TV == pytest.approx(plain.logits(row), rel=1e-9, abs=1e-9)
+    with torch.no_grad():
+        without_grad = model.logits(model(Batch(tokens_BT)))
+    torch.testing.assert_close(without_grad, logits_BTV, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("changes", CHOICES.values(), ids=CHOICES.keys())
+def test_every_parameter_gets_a_gradient(changes: dict[str, Any]) -> None:
+    model = build(tiny.spec(**changes), VOCAB).double()
+    logits = model.logits(model(Batch(tiny.tokens(3, 6))))
+    logits.log_softmax(-1)[..., 1].sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert torch.isfinite(parameter.grad).all(), name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize("changes", CHOICES.values(), ids=CHOICES.keys())
+def test_the_head_parameters_are_those_that_logits_uses(changes: dict[str, Any]) -> None:
+    model = tiny.model(**changes)
+    hidden = torch.randn(3, 16, dtype=torch.float64)
+    model.logits(hidden).sum().backward()
+    used = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    heads = {id(parameter) for parameter in model.head_parameters()}
+    assert used == {name for name, parameter in model.named_parameters() if id(parameter) in heads}
+
+
+@pytest.mark.parametrize("changes", CHOICES.values(), ids=CHOICES.keys())
+def test_the_recipe_counts_the_parameters_that_are_there(changes: dict[str, Any]) -> None:
+    model = build(tiny.spec(**changes), VOCAB)
+    assert parameter_count(tiny.spec(**changes), VOCAB) == sum(p.numel() for p in model.parameters())
+
+
+def test_gpt2_and_gpt1_have_their_published_sizes() -> None:
+    sizes: dict[str, Any] = {"kind": "transformer", "n_layers": 12, "d_model": 768, "n_heads": 12}
+    with torch.device("meta"):
+        gpt2 = build(Transformer(**sizes, context=1024), 50257)
+        gpt1 = build(Transformer(**sizes, context=512, norm=Norm(place="post")), 40478)
+    assert sum(p.numel() for p in gpt2.parameters()) == 124_439_808
+    assert sum(p.numel() for p in gpt1.parameters()) == 116_534_784
+
+
+def deviation(parameter: torch.Tensor) -> float:
+    return float(parameter.detach().square().mean().sqrt())
+
+
+@pytest.mark.parametrize("changes", [{}, {"tie_embeddings": False, "activation": "swiglu", "n_kv_heads": 2}])
+@pytest.mark.parametrize("std", [0.02, 0.1])
+@pytest.mark.parametrize("scale_residual", [True, False])
+def test_first_weights(changes: dict[str, Any], std: float, scale_residual: bool) -> None:
+    torch.manual_seed(1)
+    init = {"std": std, "scale_residual": scale_residual}
+    model = build(tiny.spec(n_layers=3, d_model=64, context=64, init=init, head_bias=True, **changes), 211)
+    seen = set()
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 1:
+            is_gain = name.endswith("norm.weight")
+            assert torch.equal(parameter, torch.ones_like(parameter) if is_gain else torch.zeros_like(parameter)), name
+        else:
+            into_stream = name.endswith("mixer.out.weight")
+            wanted = std * (2 * 3) ** -0.5 if into_stream and scale_residual else std
+            assert deviation(parameter) == pytest.approx(wanted, rel=0.05), name
+            assert abs(float(parameter.detach().mean())) < 4 * wanted * parameter.numel() ** -0.5, name
+            seen.add(into_stream)
+    assert seen == {True, False}
+
+
+def test_first_weights_are_a_function_of_the_seed() -> None:
+    def weights(seed: int) -> list[torch.Tensor]:
+        torch.manual_seed(seed)
+        return [parameter.detach() for parameter in build(tiny.spec(), VOCAB).parameters()]
+
+    assert all(torch.equal(a, b) for a, b in zip(weights(3), weights(3), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(weights(3), weights(4), strict=True))
+
+
+def test_sizes_that_a_model_tells() -> None:
+    model = build(tiny.spec(context=9), VOCAB)
+    assert (model.vocab_size, model.context) == (VOCAB, 9)
+
+
+def test_the_position_table_can_be_longer_than_the_context() -> None:
+    model = build(tiny.spec(position=LearnedPosition(size=40).model_dump()), VOCAB)
+    assert dict(model.named_parameters())["stack.position.table.weight"].shape == (40, 16)
+
+
+def test_dropout_of_embeddings_zeroes_some_and_scales_the_rest() -> None:
+    """With every sublayer silenced, the stream is the embedding after dropout."""
+    model = tiny.model(dropout=0.25)
+    for name, parameter in model.named_parameters():
+        if ".mixer.out." in name:
+            nn.init.zeros_(parameter)
+    model.stack.norm = nn.Identity()
+    batch = Batch(tiny.tokens(50, 20))
+    with torch.no_grad():
+        whole = model(batch)
+        model.train()
+        torch.manual_seed(0)
+        ratio = model(batch) / whole
+    assert torch.isclose(ratio, torch.tensor(0.0).double()).logical_or(torch.isclose(ratio, ratio.max())).all()
+    assert float(ratio.max()) == pytest.approx(1 / 0.75)
+    assert float(ratio.mean()) == pytest.approx(1, abs=0.02)
+
+
+def test_dropout_is_off_in_evaluation() -> None:
+    model = tiny.model(dropout=0.5, ffn_dropout=0.5)
+    batch = Batch(tiny.tokens(2, 6))
+    assert torch.equal(model(batch), model(batch))
+    plain = tiny.model()
+    assert torch.equal(model(batch), plain(batch))
+    model.train()
+    assert not torch.equal(model(batch), model(batch))
+
+
+def test_the_page_names_every_key_and_row() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "transformer.md").read_text()
+    for spec in (Transformer, LearnedPosition, Norm, Init):
+        for key in spec.model_fields:
+            assert f"`{key}`" in page or f".{key}`" in page, key
+    for row in ("M9", "M13", "M15", "M16", "M17", "O1", "O10", "O14"):
+        assert row in page

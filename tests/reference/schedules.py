@@ -1,0 +1,28 @@
+"""Learning rates as shares of the peak; t counts steps from 1, as in the papers."""
+
+import math
+
+
+def constant(t: int, warmup: int) -> float:
+    return min(1.0, t / warmup) if warmup else 1.0
+
+
+def linear(t: int, steps: int, warmup: int, final: float) -> float:
+    """Up to 1 at t = warmup, then a straight line that would meet `final` one step after the last."""
+    if t <= warmup:
+        return t / warmup
+    left = (steps + 1 - t) / (steps - warmup)
+    return final + (1 - final) * left
+
+
+def cosine(t: int, steps: int, warmup: int, final: float) -> float:
+    """Half a cosine over the same stretch (Loshchilov and Hutter 2017)."""
+    if t <= warmup:
+        return t / warmup
+    done = (t - 1 - warmup) / (steps - warmup)
+    return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def inverse_square_root(t: int, d_model: int, warmup: int) -> float:
+    """d^-0.5 min(t^-0.5, t warmup^-1.5) (Vaswani et al. 2017)."""
+    return 1 / math.sqrt(d_model) * min(1 / math.sqrt(t), t / warmup**1.5)

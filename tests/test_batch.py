@@ -1,0 +1,123 @@
+"""Batch and Mask."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmtool.batch import IGNORE, Batch, Mask
+from tests.reference.transformer import may_see
+
+CPU = torch.device("cpu")
+
+
+@st.composite
+def masks(draw: st.DrawFn) -> tuple[dict[str, Any], int, int, int]:
+    """Fields of a mask, the number of rows, of queries and of keys."""
+    rows, n_keys = draw(st.integers(1, 3)), draw(st.integers(1, 7))
+    n_queries = draw(st.integers(1, n_keys))
+
+    def per_row(element: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+        return st.lists(element, min_size=rows, max_size=rows)
+
+    def per_key(element: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+        return per_row(st.lists(element, min_size=n_keys, max_size=n_keys))
+
+    fields = {
+        "causal": draw(st.booleans()),
+        "window": draw(st.none() | st.integers(1, 8)),
+        "prefix_B": draw(st.none() | per_row(st.integers(0, n_keys))),
+        "keep_BS": draw(st.none() | per_key(st.booleans())),
+        "documents_BS": draw(st.none() | per_key(st.integers(0, 2))),
+    }
+    return fields, rows, n_queries, n_keys
+
+
+@settings(deadline=None)
+@given(masks())
+def test_allowed_equals_three_loops(drawn: tuple[dict[str, Any], int, int, int]) -> None:
+    fields, rows, n_queries, n_keys = drawn
+    mask = Mask(**{name: torch.tensor(value) if isinstance(value, list) else value for name, value in fields.items()})
+    allowed = mask.allowed(n_queries, n_keys, CPU)
+    has_rows = any(fields[name] is not None for name in ("prefix_B", "keep_BS", "documents_BS"))
+    assert allowed.shape in ((rows, n_queries, n_keys), (1, n_queries, n_keys))
+    assert has_rows or len(allowed) == 1
+    allowed = allowed.expand(rows, -1, -1)
+    for row in range(rows):
+        for i in range(n_queries):
+            query = n_keys - n_queries + i
+            seen = [
+                may_see(
+                    query,
+                    key,
+                    causal=fields["causal"],
+                    window=fields["window"],
+                    prefix=0 if fields["prefix_B"] is None else fields["prefix_B"][row],
+                    keep=None if fields["keep_BS"] is None else fields["keep_BS"][row],
+                    documents=None if fields["documents_BS"] is None else fields["documents_BS"][row],
+                )
+                for key in range(n_keys)
+            ]
+            if not any(seen):
+                seen[query] = True
+            assert allowed[row, i].tolist() == seen
+
+
+@settings(deadline=None)
+@given(masks())
+def test_the_shortcuts_are_true(drawn: tuple[dict[str, Any], int, int, int]) -> None:
+    fields, _, n_queries, n_keys = drawn
+    mask = Mask(**{name: torch.tensor(value) if isinstance(value, list) else value for name, value in fields.items()})
+    allowed = mask.allowed(n_queries, n_keys, CPU)
+    if mask.sees_all:
+        assert allowed.all()
+    if mask.only_causal:
+        lower = torch.ones(n_queries, n_keys, dtype=torch.bool).tril(n_keys - n_queries)
+        assert torch.equal(allowed, lower[None])
+
+
+def test_when_the_shortcuts_hold() -> None:
+    rows = {
+        "keep_BS": torch.ones(1, 2, dtype=torch.bool),
+        "documents_BS": torch.zeros(1, 2),
+        "prefix_B": torch.zeros(1),
+    }
+    assert Mask().sees_all
+    assert Mask(causal=True).only_causal
+    assert not Mask(causal=True).sees_all
+    assert not Mask().only_causal
+    assert not Mask(window=3).sees_all
+    assert not Mask(causal=True, window=3).only_causal
+    for name, value in rows.items():
+        assert not Mask(**{name: value}).sees_all
+        assert not Mask(causal=True, **{name: value}).only_causal
+
+
+def test_the_number_of_targets() -> None:
+    tokens_BT = torch.zeros(2, 3, dtype=torch.int64)
+    assert Batch(tokens_BT).n_targets == 0
+    assert Batch(tokens_BT, torch.tensor([[IGNORE, 4, 5], [IGNORE, IGNORE, 0]])).n_targets == 3
+
+
+def test_a_batch_moves_whole() -> None:
+    tokens_BT = torch.zeros(2, 3, dtype=torch.int64)
+    batch = Batch(tokens_BT, tokens_BT, keep_BT=tokens_BT == 0)
+    there = batch.to(torch.device("meta"))
+    assert there.documents_BT is None
+    for tensor in (there.tokens_BT, there.targets_BT, there.keep_BT):
+        assert tensor is not None
+        assert tensor.device.type == "meta"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_pinned_batch_moves_to_the_gpu() -> None:
+    tokens_BT = torch.arange(6).view(2, 3)
+    batch = Batch(tokens_BT, tokens_BT, documents_BT=tokens_BT).pin()
+    assert batch.tokens_BT.is_pinned()
+    there = batch.to(torch.device("cuda"))
+    assert torch.equal(there.tokens_BT.cpu(), tokens_BT)
+    assert there.documents_BT is not None
+    assert there.documents_BT.device.type == "cuda"
