@@ -114,7 +114,8 @@ def _print_table(columns: list[str], rows: list[list[str]]) -> None:
     for row in rows:
         table.add_row(*(Text(_plain(cell)) for cell in row))
     # Names are typed again, so they are never cut: on a narrow terminal whole lines go on in the next one.
-    console.print(table, width=max(console.width, 120), crop=False)
+    console.width = max(console.width, 120)
+    console.print(table)
 
 
 def _plain(text: str) -> str:

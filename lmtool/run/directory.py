@@ -198,14 +198,6 @@ class Run:
         except OSError as error:
             raise _unwritable(self.path, error) from error
 
-    def write_recipe(self, recipe: str) -> None:
-        """Replace the resolved recipe, when it was changed on resuming. Raises ResourceError when it cannot be written."""
-        self._require_lock()
-        try:
-            durable.replace(self.recipe_path, recipe.encode())
-        except OSError as error:
-            raise _unwritable(self.path, error) from error
-
     def end(self, outcome: Literal["finished", "stopped"]) -> None:
         """Close the session: finished when all steps are done or training stopped early by itself, else stopped.
 
