@@ -1,6 +1,6 @@
-"""Logit filters: pure functions from logits to logits, with -inf for tokens that may not be chosen.
+"""Logit filters, pure functions from logits to logits with -inf for tokens that may not be chosen; and the draw.
 
-They are applied in the order temperature, top-k, top-p, the order of Hugging Face Transformers: so top-p measures
+Filters are applied in the order temperature, top-k, top-p, the order of Hugging Face Transformers: so top-p measures
 probability at the given temperature, among the tokens that top-k left. Among equal logits the lowest ids stay.
 
 Shapes: B rows, V vocabulary.
@@ -42,21 +42,23 @@ def top_k(logits_BV: Tensor, k: int) -> Tensor:
     """
     if k >= logits_BV.shape[-1]:
         return logits_BV
-    threshold_B1 = logits_BV.topk(k).values[:, -1:]
-    above_BV = logits_BV > threshold_B1
-    tied_BV = logits_BV == threshold_B1
-    room_B1 = k - above_BV.sum(-1, keepdim=True)
-    return logits_BV.masked_fill(~(above_BV | (tied_BV & (tied_BV.cumsum(-1) <= room_B1))), -torch.inf)
+    keep_BV = _highest(logits_BV, logits_BV.topk(k).values[:, -1:], k)
+    return logits_BV.masked_fill(~keep_BV, -torch.inf)
 
 
 def top_p(logits_BV: Tensor, p: float) -> Tensor:
     """The smallest set of most probable tokens whose probability reaches p (Holtzman et al. 2020); never empty."""
     if p == 1:  # rounding would drop tokens from the far tail
         return logits_BV
-    sorted_BV, ids_BV = logits_BV.sort(stable=True, dim=-1, descending=True)
-    mass_BV = sorted_BV.softmax(-1, dtype=torch.float64)
-    before_BV = mass_BV.cumsum(-1) - mass_BV
-    keep_BV = torch.zeros_like(logits_BV, dtype=torch.bool).scatter(-1, ids_BV, before_BV < p)
+    mass_BV = logits_BV.softmax(-1, dtype=torch.float64)
+    vocab_size = logits_BV.shape[-1]
+    for n_sorted in (64, 4096, vocab_size):  # few suffice mostly, and sorting them all can take longer than the model
+        sorted_BK = mass_BV.topk(min(n_sorted, vocab_size)).values
+        total_BK = sorted_BK.cumsum(-1)
+        if (total_BK[:, -1] >= p).all():
+            break
+    n_kept_B1 = (total_BK - sorted_BK < p).sum(-1, keepdim=True)
+    keep_BV = _highest(mass_BV, sorted_BK.gather(-1, n_kept_B1 - 1), n_kept_B1)
     return logits_BV.masked_fill(~keep_BV, -torch.inf)
 
 
@@ -68,3 +70,11 @@ def draw(logits_BV: Tensor, uniform_B: Tensor) -> Tensor:
     mass_BV = logits_BV.softmax(-1, dtype=torch.float64)
     total_BV = mass_BV.cumsum(-1)
     return ((total_BV > uniform_B[:, None] * total_BV[:, -1:]) & (mass_BV > 0)).int().argmax(-1)
+
+
+def _highest(scores_BV: Tensor, lowest_B1: Tensor, n: Tensor | int) -> Tensor:
+    """Where the n highest scores of each row are, of which `lowest_B1` is the lowest; lower ids first among ties."""
+    above_BV = scores_BV > lowest_B1
+    tied_BV = scores_BV == lowest_B1
+    room_B1 = n - above_BV.sum(-1, keepdim=True)
+    return above_BV | (tied_BV & (tied_BV.cumsum(-1) <= room_B1))

@@ -4,7 +4,6 @@ Shapes: B rows, T positions of a prompt, D model width, V vocabulary.
 """
 
 import hashlib
-import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -65,7 +64,7 @@ def generate(
     The model is in evaluation mode while the iterator runs.
 
     Raises UsageError when a prompt is empty, longer than the context, or holds an id that the model does not know.
-    Iterating raises NumericalError when the model's logits are not numbers.
+    Iterating raises NumericalError when the model's logits are not finite.
     """
     cut = [_fit(model, list(prompt), truncate, f"prompt {i} of {len(prompts)}") for i, prompt in enumerate(prompts, 1)]
     if n < 1 or max_rows < 1:
@@ -224,6 +223,8 @@ class Generation(Iterator[Event]):
     def _choose(self, logits_BV: Tensor, rows: list[_Request]) -> tuple[list[int], list[float]]:
         if logits_BV.device.type == "mps":  # which has no float64
             logits_BV = logits_BV.cpu()
+        if not logits_BV.amax(-1).isfinite().all():
+            raise NumericalError("the model's logits are not finite", fix="generate from an earlier checkpoint")
         logprobs_BV = logits_BV.log_softmax(-1)
         allowed_BV = logits_BV.index_fill(-1, self._banned.to(logits_BV.device), -torch.inf)
         match self._settings:
@@ -232,10 +233,7 @@ class Generation(Iterator[Event]):
             case Sample() as settings:
                 uniform_B = torch.tensor([row.uniform() for row in rows], dtype=torch.float64, device=logits_BV.device)
                 ids_B = filters.draw(filters.apply(allowed_BV, settings), uniform_B)
-        logprobs: list[float] = logprobs_BV.gather(-1, ids_B[:, None])[:, 0].tolist()
-        if any(map(math.isnan, logprobs)):
-            raise NumericalError("the model's logits are not numbers", fix="generate from an earlier checkpoint")
-        return ids_B.tolist(), logprobs
+        return ids_B.tolist(), logprobs_BV.gather(-1, ids_B[:, None])[:, 0].tolist()
 
 
 def _join(states: list[DecodeState]) -> DecodeState:

@@ -36,6 +36,13 @@ def test_filters_equal_transformers(settings):
     torch.testing.assert_close(result.softmax(-1), expected.softmax(-1))
 
 
+@pytest.mark.parametrize("p", [0.05, 0.6, 0.9, 0.999])
+@pytest.mark.parametrize("scale", [0.01, 2, 5])
+def test_top_p_of_a_large_vocabulary_equals_transformers(p, scale):
+    logits_BV = random_logits(3, 10_000).double() * scale
+    assert torch.equal(filters.top_p(logits_BV, p), TopPLogitsWarper(p)(None, logits_BV))
+
+
 @given(
     # Few different values, so that ties are common.
     scores=st.lists(st.integers(-4, 4).map(float), min_size=1, max_size=12),

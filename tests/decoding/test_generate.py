@@ -254,11 +254,13 @@ def test_truncate_keeps_the_end_of_the_prompt():
     assert cut[2, 0] == collect(generate(model, [PROMPTS[2][-5:]], settings))[0, 0]
 
 
-def test_logits_that_are_not_numbers_are_an_error():
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+@pytest.mark.parametrize("settings", [Greedy(), Sample(), Sample(top_k=1, top_p=0.5)], ids=str)
+def test_logits_that_are_not_finite_are_an_error(settings, wrong):
     model = TableModel([[0.5, 0.5], [0.5, 0.5]])
-    model.logits_VV[1] = torch.nan
+    model.logits_VV[1, 0] = wrong
     with pytest.raises(NumericalError):
-        list(generate(model, [[1]], Sample()))
+        list(generate(model, [[0, 0], [1]], settings))
 
 
 def test_the_model_is_in_evaluation_mode_meanwhile():
