@@ -5,16 +5,13 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="List and show recipes.")
+from lmtool.cli.arguments import Json, Overrides
 
-Override = Annotated[
-    list[str] | None,
-    typer.Option("-s", "--set", metavar="KEY=VALUE", help="Change a value, such as training.steps=500; repeatable."),
-]
+app = typer.Typer(no_args_is_help=True, help="List and show recipes.")
 
 
 @app.command()
-def ls(as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False) -> None:
+def ls(as_json: Json = False) -> None:
     """List the recipes that come with lmtool."""
     from lmtool.recipe.load import load, shipped
 
@@ -31,16 +28,16 @@ def ls(as_json: Annotated[bool, typer.Option("--json", help="One JSON object a l
 def show(
     name: Annotated[str, typer.Argument(help="A shipped recipe, or a YAML file.")],
     resolved: Annotated[bool, typer.Option("--resolved", help="Print every value and where it comes from.")] = False,
-    override: Override = None,
+    overrides: Overrides = None,
 ) -> None:
     """Print a recipe as it is written, or with every value resolved."""
     from lmtool.recipe.dump import dump
     from lmtool.recipe.load import find, load
 
-    recipe = load(name, override or [])
+    recipe = load(name, overrides or ())
     if resolved:
         typer.echo(dump(recipe.recipe, recipe.origins), nl=False)
-    elif override:
+    elif overrides:
         typer.echo(dump(recipe.recipe), nl=False)
     else:
         typer.echo(find(name).read_text(encoding="utf-8"), nl=False)

@@ -26,16 +26,19 @@ def dump(recipe: Recipe, origins: Mapping[str, str] | None = None) -> str:
 
 def leaves(spec: Spec, path: Path = ()) -> Iterator[Path]:
     """The path of every plain value, in the order of the specs, the kind of each part first."""
-    for name in sorted(type(spec).model_fields, key=lambda name: name != "kind"):
-        value = getattr(spec, name)
+    for name, value in _fields(spec):
         yield from leaves(value, (*path, name)) if isinstance(value, Spec) else ((*path, name),)
+
+
+def _fields(spec: Spec) -> list[tuple[str, object]]:
+    """Names and values in the order of the spec, its kind first."""
+    return sorted(spec, key=lambda field: field[0] != "kind")
 
 
 def _lines(spec: Spec, path: Path) -> Iterator[tuple[str, str]]:
     """Lines of text, each with its dotted key, or "" for a line that opens a part."""
     indent = "  " * len(path)
-    for name in sorted(type(spec).model_fields, key=lambda name: name != "kind"):
-        value = getattr(spec, name)
+    for name, value in _fields(spec):
         if isinstance(value, Spec):
             yield f"{indent}{name}:", ""
             yield from _lines(value, (*path, name))

@@ -4,9 +4,12 @@ import subprocess
 import sys
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lmtool.errors import RecipeError, UsageError
-from lmtool.recipe.grammar import parts
+from lmtool.recipe.dump import leaves
+from lmtool.recipe.grammar import keys, parts
 from lmtool.recipe.load import LARGEST_FILE, Setting, find, load, shipped
 from lmtool.recipe.spec import BpeTokenizer, Linear, Muon, Recipe, Sgd, Spec, WordPieceTokenizer
 
@@ -241,6 +244,30 @@ def test_a_part_without_a_kind_is_of_the_default_kind(file):
     assert resolved.origins["tokenizer.kind"] == "default"
     word_piece = load(file, ["tokenizer.vocab_size=5000", "tokenizer.kind=wordpiece"]).recipe.tokenizer
     assert word_piece == WordPieceTokenizer(kind="wordpiece", vocab_size=5000)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([*keys(Recipe), "", "x", "model..n_layers", "training.steps.x"]),
+            st.text()
+            | st.sampled_from(["+1", "+1e400", "+", "{}", "[]", "null", "sgd", "{kind: muon}", "+.inf", "1e400"]),
+        ),
+        max_size=4,
+    )
+)
+def test_any_override_gives_a_recipe_or_a_recipe_error(pairs):
+    told, resolved = None, None
+    try:
+        resolved = load("tiny", [f"{key}={value}" for key, value in pairs])
+    except RecipeError as error:
+        told = error.mistakes
+    if resolved:
+        assert set(resolved.origins) == {".".join(path) for path in leaves(resolved.recipe)}
+    else:
+        assert told
+        assert all(line.isprintable() and line.startswith("-s ") for line in told)
 
 
 def every_spec(spec: type[Spec] = Recipe):
