@@ -112,7 +112,6 @@ def test_a_batch_moves_whole() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_pinned_batch_moves_to_the_gpu() -> None:
     tokens_BT = torch.arange(6).view(2, 3)
     batch = Batch(tokens_BT, tokens_BT, documents_BT=tokens_BT).pin()

@@ -12,11 +12,10 @@ from lmtool.model import DecodeState, LanguageModel, build
 from tests.model import tiny
 from tests.model.tiny import FAMILIES, VOCAB
 
-gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 PLACES = [
     pytest.param("cpu", torch.bfloat16, id="cpu bfloat16"),
-    pytest.param("cuda", torch.bfloat16, marks=gpu, id="cuda bfloat16"),
-    pytest.param("cuda", torch.float16, marks=gpu, id="cuda float16"),
+    pytest.param("cuda", torch.bfloat16, marks=pytest.mark.gpu, id="cuda bfloat16"),
+    pytest.param("cuda", torch.float16, marks=pytest.mark.gpu, id="cuda float16"),
 ]
 
 
@@ -91,7 +90,6 @@ def test_cached_decoding_in_low_precision(device: str, dtype: torch.dtype, famil
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("rows", ["alone", "packed", "padded"])
 def test_cuda_equals_the_cpu(family: str, rows: str) -> None:

@@ -1,0 +1,246 @@
+"""Cross-entropy against loops, in chunks and whole, and how much of it is alive at once."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lmtool.batch import IGNORE
+from lmtool.objective import cross_entropy
+from lmtool.objective.cross_entropy import chunked_cross_entropy, smoothed_cross_entropy
+from tests.reference import losses as reference
+
+M, D, V = 23, 5, 11
+EPSILONS = [0.0, 0.1, 0.6]
+
+
+def logits_of(*shape: int, seed: int = 0) -> Tensor:
+    return 3 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def targets_of(n: int, vocab_size: int = V, seed: int = 1) -> Tensor:
+    """Every fourth has no loss."""
+    drawn = torch.randint(vocab_size, (n,), generator=torch.Generator().manual_seed(seed))
+    return drawn.masked_fill(torch.arange(n) % 4 == 2, IGNORE)
+
+
+@pytest.mark.parametrize("eps", EPSILONS)
+@pytest.mark.parametrize("vocab_size", [2, 11])
+def test_equals_loops(eps: float, vocab_size: int) -> None:
+    logits, targets = logits_of(M, vocab_size), targets_of(M, vocab_size)
+    wanted = reference.cross_entropy(logits.numpy(), targets.tolist(), eps)
+    assert float(smoothed_cross_entropy(logits, targets, eps)) == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize("eps", EPSILONS)
+def test_gradient_is_softmax_minus_the_wanted_distribution(eps: float) -> None:
+    logits, targets = logits_of(M, V).requires_grad_(), targets_of(M)
+    smoothed_cross_entropy(logits, targets, eps).backward()
+    assert logits.grad is not None
+    wanted = reference.logits_gradient(logits.detach().numpy(), targets.tolist(), eps)
+    assert logits.grad.numpy() == pytest.approx(wanted, abs=1e-12)
+
+
+def test_gradient_without_smoothing_is_softmax_minus_one_hot() -> None:
+    logits = logits_of(M, V).requires_grad_()
+    targets = torch.arange(M) % V
+    smoothed_cross_entropy(logits, targets, 0.0).backward()
+    torch.testing.assert_close(logits.grad, logits.detach().softmax(-1) - F.one_hot(targets, V))
+
+
+def test_smoothing_gives_the_target_one_minus_eps_and_not_more() -> None:
+    """torch spreads eps over all V entries, the target too: that is another eps."""
+    logits, targets = logits_of(M, V), torch.arange(M) % V
+    ours = smoothed_cross_entropy(logits, targets, 0.2)
+    theirs = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=0.2)
+    same = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=0.2 * V / (V - 1))
+    assert not torch.isclose(ours, theirs, rtol=1e-3)
+    torch.testing.assert_close(ours, same)
+
+
+def test_the_best_logits_are_the_smoothed_distribution() -> None:
+    """At log q the gradient vanishes."""
+    q = torch.tensor(reference.wanted(3, V, 0.3), dtype=torch.float64)
+    logits = q.log()[None].requires_grad_()
+    smoothed_cross_entropy(logits, torch.tensor([3]), 0.3).backward()
+    assert logits.grad is not None
+    assert float(logits.grad.abs().max()) < 1e-15
+
+
+@pytest.mark.parametrize("eps", EPSILONS)
+def test_nothing_to_score_is_zero(eps: float) -> None:
+    logits = logits_of(4, V).requires_grad_()
+    total = smoothed_cross_entropy(logits, torch.full((4,), IGNORE), eps)
+    total.backward()
+    assert float(total.detach()) == 0
+    assert logits.grad is not None
+    assert not logits.grad.any()
+
+
+@pytest.mark.parametrize("eps", EPSILONS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_logits_are_scored_in_float32(eps: float, dtype: torch.dtype) -> None:
+    logits, targets = logits_of(M, V).to(dtype), targets_of(M)
+    total = smoothed_cross_entropy(logits, targets, eps)
+    assert total.dtype == torch.float32
+    assert float(total) == pytest.approx(
+        reference.cross_entropy(logits.double().numpy(), targets.tolist(), eps), rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("eps", EPSILONS)
+def test_very_large_logits_stay_finite(eps: float) -> None:
+    logits = torch.tensor([[1e4, -1e4, 0.0], [3e38, 0.0, -3e38]]).requires_grad_()
+    total = smoothed_cross_entropy(logits, torch.tensor([0, 0]), 0.0)
+    total.backward()
+    assert float(total.detach()) == 0
+    assert logits.grad is not None
+    assert torch.isfinite(logits.grad).all()
+
+
+class Head:
+    """Affine logits, with a record of the rows of each call."""
+
+    def __init__(self, dtype: torch.dtype = torch.float64, vocab_size: int = V) -> None:
+        self.weight = logits_of(vocab_size, D, seed=2).to(dtype).requires_grad_()
+        self.bias = logits_of(vocab_size, seed=3).to(dtype).requires_grad_()
+        self.rows: list[int] = []
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        self.rows.append(len(hidden))
+        return F.linear(hidden, self.weight, self.bias)
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return (self.weight, self.bias)
+
+
+def loss_and_gradients(chunk_rows: int, eps: float, n: int = M) -> tuple[list[Tensor], list[int]]:
+    """Loss, gradients of hidden states and head, and the rows of each call of the head."""
+    head = Head()
+    hidden = logits_of(n, D).requires_grad_()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cross_entropy, "CHUNK_ELEMENTS", chunk_rows * V)
+        total = chunked_cross_entropy(head, head.parameters, hidden, targets_of(n), V, eps)
+        (0.25 * total).backward()
+    assert hidden.grad is not None
+    assert head.weight.grad is not None
+    assert head.bias.grad is not None
+    return [total.detach(), hidden.grad, head.weight.grad, head.bias.grad], head.rows
+
+
+@settings(max_examples=40, deadline=None)
+@given(chunk_rows=st.integers(1, 30), n=st.integers(1, 30), eps=st.sampled_from(EPSILONS))
+def test_chunks_change_neither_value_nor_gradients(chunk_rows: int, n: int, eps: float) -> None:
+    whole, calls = loss_and_gradients(n, eps, n)
+    chunked, rows = loss_and_gradients(chunk_rows, eps, n)
+    assert calls == [n]
+    assert max(rows) <= chunk_rows
+    assert sum(rows) == n
+    for one, two in zip(whole, chunked, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-10)
+
+
+def test_the_whole_equals_loops_for_value_and_hidden_gradient() -> None:
+    (total, hidden_grad, weight_grad, bias_grad), _ = loss_and_gradients(4, 0.1)
+    head, hidden, targets = Head(), logits_of(M, D), targets_of(M)
+    logits = head(hidden).detach().numpy()
+    assert float(total) == pytest.approx(reference.cross_entropy(logits, targets.tolist(), 0.1))
+    gradient = 0.25 * reference.logits_gradient(logits, targets.tolist(), 0.1)
+    assert hidden_grad.numpy() == pytest.approx(gradient @ head.weight.detach().numpy(), abs=1e-12)
+    assert weight_grad.numpy() == pytest.approx(gradient.T @ hidden.numpy(), abs=1e-12)
+    assert bias_grad.numpy() == pytest.approx(gradient.sum(0), abs=1e-12)
+
+
+@pytest.mark.parametrize("eps", EPSILONS)
+@torch.no_grad()
+def test_chunks_without_gradients(monkeypatch: pytest.MonkeyPatch, eps: float) -> None:
+    head, hidden, targets = Head(), logits_of(M, D), targets_of(M)
+    monkeypatch.setattr(cross_entropy, "CHUNK_ELEMENTS", 4 * V)
+    total = chunked_cross_entropy(head, head.parameters, hidden, targets, V, eps)
+    assert head.rows == [4, 4, 4, 4, 4, 3]
+    wanted = reference.cross_entropy(head(hidden).numpy(), targets.tolist(), eps)
+    assert float(total) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_a_vocabulary_larger_than_the_limit_goes_row_by_row() -> None:
+    _, rows = loss_and_gradients(0, 0.0)
+    assert rows == [1] * M
+
+
+def test_chunks_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head's float32 weights get the gradient of every chunk, though its bfloat16 copy is made once."""
+    results = []
+    for chunk_rows in (M, 4):
+        monkeypatch.setattr(cross_entropy, "CHUNK_ELEMENTS", chunk_rows * V)
+        head = Head(torch.float32)
+        hidden = logits_of(M, D).float().requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            total = chunked_cross_entropy(head, head.parameters, hidden, targets_of(M), V)
+        total.backward()
+        assert head.weight.grad is not None
+        assert hidden.grad is not None
+        assert total.dtype == head.weight.grad.dtype == hidden.grad.dtype == torch.float32
+        results.append((total.detach(), hidden.grad, head.weight.grad, head.bias.grad))
+    for one, two in zip(*results, strict=True):
+        torch.testing.assert_close(one, two, rtol=0.02, atol=0.05)
+
+
+class AliveLogits(TorchDispatchMode):
+    """Measures how many elements of tensors that are (rows, V) are alive at once, whoever holds them.
+
+    What is (D, V) is the head's matrix.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.peak = 0
+        self._vocab_size = vocab_size
+        self._alive: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(tensor, Tensor) and tensor.shape[1:] == (self._vocab_size,) and len(tensor) != D:
+                storage = tensor.untyped_storage()
+                key = storage.data_ptr()
+                if key not in self._alive:
+                    self._alive[key] = tensor.numel()
+                    weakref.finalize(storage, self._alive.pop, key, None)
+        self.peak = max(self.peak, sum(self._alive.values()))
+        return made
+
+
+@pytest.fixture
+def peak(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, bool, float], int]:
+    vocab_size, n = 997, 64
+
+    def measure(chunk_rows: int, grad: bool, eps: float) -> int:
+        monkeypatch.setattr(cross_entropy, "CHUNK_ELEMENTS", chunk_rows * vocab_size)
+        head = Head(torch.float32, vocab_size)
+        hidden = logits_of(n, D).float().requires_grad_()
+        targets = targets_of(n, vocab_size)
+        with AliveLogits(vocab_size) as alive, torch.set_grad_enabled(grad):
+            total = chunked_cross_entropy(head, head.parameters, hidden, targets, vocab_size, eps)
+            if grad:
+                total.backward()
+        return alive.peak // vocab_size
+
+    return measure
+
+
+@pytest.mark.parametrize("eps", [0.0, 0.1])
+@pytest.mark.parametrize("grad", [True, False])
+def test_the_logits_of_a_whole_batch_are_never_alive(
+    peak: Callable[[int, bool, float], int], grad: bool, eps: float
+) -> None:
+    """Rows alive at once, counting logits, probabilities and gradients: a few chunks, not the batch."""
+    assert peak(64, grad, eps) >= 2 * 64
+    assert peak(4, grad, eps) <= 6 * 4
