@@ -1,12 +1,13 @@
 """`lmtool generate`: continue prompts with a trained model."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
+from lmtool.cli.arguments import Device, Json, Precision, Quiet
 from lmtool.decoding.settings import Limits, Sample
 
-INPUT, CHOICE, OUTPUT = "Prompts and model", "Choosing tokens", "Output"
+INPUT, CHOICE = "Prompts and model", "Choice of tokens"
 
 
 def generate(
@@ -21,19 +22,15 @@ def generate(
         typer.Option(metavar="FILE", help="One prompt a line; - reads standard input.", rich_help_panel=INPUT),
     ] = None,
     run: Annotated[
-        str, typer.Option(metavar="RUN", help="Run directory, checkpoint directory, or last.", rich_help_panel=INPUT)
+        str,
+        typer.Option(
+            metavar="RUN", help="A run's name or directory, a checkpoint directory, or last.", rich_help_panel=INPUT
+        ),
     ] = "last",
     truncate: Annotated[
         bool,
         typer.Option("--truncate", help="Cut prompts longer than the context from the left.", rich_help_panel=INPUT),
     ] = False,
-    device: Annotated[
-        Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to compute.", rich_help_panel=INPUT)
-    ] = "auto",
-    precision: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
-        typer.Option(help="Type of matrix products.", rich_help_panel=INPUT),
-    ] = "auto",
     max_new_tokens: Annotated[
         int, typer.Option(help="Most tokens written for each text.", rich_help_panel=CHOICE)
     ] = Limits.max_new_tokens,
@@ -66,10 +63,10 @@ def generate(
         list[str] | None,
         typer.Option(metavar="TEXT", help="End before this text; may be repeated.", rich_help_panel=CHOICE),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object a line.", rich_help_panel=OUTPUT)
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print results only.", rich_help_panel=OUTPUT)] = False,
+    device: Device = "auto",
+    precision: Precision = "float32",
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Continue text with a trained model.
 
@@ -106,25 +103,28 @@ def generate(
         stop=stop or [],
         truncate=truncate,
     )
+    for warning in loaded.warnings:
+        print(visible(warning), file=sys.stderr)
     if not quiet:
-        where = f"{loaded.run_path}, step {loaded.step}, {loaded.device}, seed {settings.seed}"
+        where = f"{loaded.run_path}, step {loaded.step}, {loaded.compute.describe()}, seed {settings.seed}"
         print(visible(where), file=sys.stderr)
     source = {"run": str(loaded.run_path), "step": loaded.step, "checkpoint": loaded.checkpoint_hash}
     shown = visible if sys.stdout.isatty() else str
     n_tokens = 0
     began = time.perf_counter()
-    if len(prompts) * n == 1 and sys.stdout.isatty() and not as_json:
-        print(shown(prompts[0]), end="", flush=True)
-        for piece in pieces:
-            print(shown(piece.text), end="" if piece.completion is None else "\n", flush=True)
-            n_tokens += 1
-    else:
-        for i, completion in enumerate(complete(pieces)):
-            n_tokens += len(completion.tokens)
-            if as_json:
-                print(json.dumps(asdict(completion) | source), flush=True)
-            else:
-                print(("---\n" if i else "") + shown(completion.prompt + completion.text), flush=True)
+    with loaded.compute.autocast():
+        if len(prompts) * n == 1 and sys.stdout.isatty() and not as_json:
+            print(shown(prompts[0]), end="", flush=True)
+            for piece in pieces:
+                print(shown(piece.text), end="" if piece.completion is None else "\n", flush=True)
+                n_tokens += 1
+        else:
+            for i, completion in enumerate(complete(pieces)):
+                n_tokens += len(completion.tokens)
+                if as_json:
+                    print(json.dumps(asdict(completion) | source), flush=True)
+                else:
+                    print(("---\n" if i else "") + shown(completion.prompt + completion.text), flush=True)
     if not quiet:
         seconds = time.perf_counter() - began
         print(f"{n_tokens} tokens in {seconds:.1f} s, {n_tokens / seconds:.0f} tokens/s", file=sys.stderr)

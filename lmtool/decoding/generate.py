@@ -204,7 +204,10 @@ class Generation(Iterator[Event]):
             hidden_BD, state = self._read([tuple(row.window) for row in unread])
             hiddens.append(hidden_BD)
             states.append(state)
-        return self._model.logits(torch.cat(hiddens)).float(), _join(states)
+        # In bfloat16 many logits would be equal, and rounding would choose among them.
+        with torch.autocast(self._device.type, enabled=False):
+            logits_BV = self._model.logits(torch.cat(hiddens)).float()
+        return logits_BV, _join(states)
 
     def _read(self, windows: list[tuple[int, ...]]) -> tuple[Tensor, DecodeState]:
         """Read whole windows: equal ones once, and those of one length together, so that no padding ever enters."""

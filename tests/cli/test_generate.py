@@ -1,6 +1,5 @@
 """`lmtool generate` over a model built by hand, in place of a run."""
 
-import dataclasses
 import io
 import json
 import sys
@@ -8,12 +7,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
 from lmtool.cli.generate import generate
 from lmtool.decoding.settings import Greedy, Sample
 from lmtool.decoding.text import complete, write
+from lmtool.engine.device import Compute
 from lmtool.errors import UsageError
 from tests.decoding.models import HistoryModel
 from tests.decoding.test_text import ByteTokenizer, ScriptModel
@@ -21,26 +22,24 @@ from tests.decoding.test_text import ByteTokenizer, ScriptModel
 HASH = "ab" * 32
 
 
-@dataclasses.dataclass
-class Loaded:
-    model: object
-    tokenizer: object = dataclasses.field(default_factory=ByteTokenizer)
-    recipe: object = dataclasses.field(default_factory=lambda: SimpleNamespace(data=SimpleNamespace(split="document")))
-    run_path: Path = Path("runs/some-run")
-    step: int = 500
-    checkpoint_hash: str = HASH
-    device: str = "cpu"
-
-
 @pytest.fixture
 def load(monkeypatch):
     """Put a model in place of all runs; gives the list of what was asked for."""
     asked = []
 
-    def put(model):
+    def put(model, warnings=()):
         def load_run(ref, *, device, precision):
             asked.append((ref, device, precision))
-            return Loaded(model)
+            return SimpleNamespace(
+                model=model,
+                tokenizer=ByteTokenizer(),
+                recipe=SimpleNamespace(data=SimpleNamespace(split="document")),
+                compute=Compute(torch.device("cpu"), "float32"),
+                run_path=Path("runs/some-run"),
+                step=500,
+                checkpoint_hash=HASH,
+                warnings=warnings,
+            )
 
         monkeypatch.setitem(sys.modules, "lmtool.engine.build", SimpleNamespace(load_run=load_run))
         return asked
@@ -123,9 +122,14 @@ def test_results_and_notices_go_their_own_ways(load):
     result = call("ciao", "--greedy")
     assert result.stdout == "ciao [bold]\x1b[0m\n"
     notices = result.stderr.splitlines()
-    assert notices[0].startswith("runs/some-run, step 500, cpu, seed ")
+    assert notices[0].startswith("runs/some-run, step 500, cpu, float32, seed ")
     assert notices[1].startswith("12 tokens in ")
     assert call("ciao", "--greedy", "--quiet").stderr == ""
+
+
+def test_warnings_are_told_even_when_quiet(load):
+    load(history_model(), warnings=("step-000500 is damaged",))
+    assert call("ciao", "--quiet").stderr == "step-000500 is damaged\n"
 
 
 def test_several_results_are_parted(load):

@@ -113,3 +113,18 @@ def test_cached_batches_equal_each_request_alone_without_a_cache(options, settin
         )
         assert tokens == expected
         assert logprobs == pytest.approx(expected_logprobs, abs=1e-4)
+
+
+def test_logits_stay_float32_under_autocast(monkeypatch):
+    model = gpt().float()
+    logits, types = model.logits, set()
+
+    def watched(hidden):
+        result = logits(hidden)
+        types.add(result.dtype)
+        return result
+
+    monkeypatch.setattr(model, "logits", watched)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        list(generate(model, PROMPTS, Sample(max_new_tokens=20)))
+    assert types == {torch.float32}
