@@ -74,6 +74,11 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
+def is_main() -> bool:
+    """True in the process that writes and prints, also before the processes have joined."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 @contextmanager
 def joined(compute: Compute) -> Iterator[World]:
     """Join the processes that torchrun started, and leave them at the end; alone when there are none."""

@@ -90,9 +90,8 @@ def fit(
             started = time.perf_counter()
             while True:
                 try:
-                    total, count = _accumulate(
-                        module, optimizers, loader.batches(step, rows), recipe, step, compute, world
-                    )
+                    batches = loader.batches(step, rows)
+                    total, count = _accumulate(module, optimizers, batches, recipe.seed, step, compute, world)
                     break
                 except RuntimeError as error:
                     if not _out_of_memory(error):

@@ -35,6 +35,9 @@ class MomentumSgd(torch.optim.Optimizer):
             grads: tuple[Tensor, ...] = tuple(p.grad for p in parameters)
             if group["weight_decay"]:
                 grads = torch._foreach_add(grads, parameters, alpha=group["weight_decay"])
+            if not group["momentum"]:
+                torch._foreach_sub_(parameters, torch._foreach_mul(grads, group["lr"]))
+                continue
             velocities = [self.state[p].setdefault("velocity", torch.zeros_like(p)) for p in parameters]
             torch._foreach_mul_(velocities, group["momentum"])
             torch._foreach_add_(velocities, grads, alpha=group["lr"])

@@ -182,6 +182,7 @@ class Run:
             "outcome": None,
         }
         try:
+            checkpoints.sweep(self.path / CHECKPOINTS)
             for later, path in checkpoints.listed(self.path / CHECKPOINTS):
                 if later > step:
                     checkpoints.set_aside(path)

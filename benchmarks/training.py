@@ -1,0 +1,198 @@
+"""Training throughput beside Transformers: the same weights, the same tokens, the same optimizer, taking turns.
+
+    python benchmarks/training.py [TEXT] [--layers 6 --width 384 --heads 6 --context 128 --batch 32]
+
+Every contender trains its own copy of one GPT-2 by AdamW on the same batches. They take turns of a few steps each, so
+that whatever else the machine does hits all alike; figures are medians over turns. Transformers runs in a plain loop
+with its fastest settings: fused AdamW, fused GELU, and the faster of eager and SDPA attention.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from lmtool.engine.device import Compute, resolve
+from lmtool.engine.distributed import World
+from lmtool.engine.examples import Examples
+from lmtool.engine.fit import fit
+from lmtool.engine.optimizer import Optimizers
+from lmtool.model import LanguageModel, build
+from lmtool.objective import build as build_objective
+from lmtool.recipe.spec import AdamW, Causal, Constant, Recipe, Training, Transformer
+from lmtool.run.order import rank_samples
+
+STEPS = 10_000
+
+
+class Tokens:
+    """Characters of a text in memory, with the interface of a token store."""
+
+    def __init__(self, text: str) -> None:
+        alphabet = sorted(set(text))
+        number = {character: i for i, character in enumerate(alphabet)}
+        self._tokens = np.array([number[character] for character in text], dtype=np.int64)
+        self.vocab_size = len(alphabet)
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        return self._tokens[start:stop]
+
+
+def invented_text(n_characters: int) -> str:
+    """Words of a made-up language with a Zipf distribution: something to learn, from nothing."""
+    rng = np.random.default_rng(1)
+    words = ["".join(rng.choice(list("aeioulnrstdmkp"), rng.integers(2, 9))) for _ in range(2000)]
+    weights = 1 / np.arange(1, len(words) + 1)
+    drawn = rng.choice(len(words), n_characters // 4, p=weights / weights.sum())
+    return " ".join(words[i] for i in drawn)[:n_characters]
+
+
+def ours(model: LanguageModel, examples: Examples, recipe: Recipe, compute: Compute) -> Iterator[float]:
+    """Losses of lmtool's own training loop, a step each."""
+    optimizers = Optimizers(recipe.optimizer, model, compute)
+    for step in fit(model, build_objective(Causal(), -1, False), optimizers, examples, recipe, compute, World()):
+        yield step.loss
+
+
+def theirs(model: GPT2LMHeadModel, examples: Examples, recipe: Recipe, compute: Compute) -> Iterator[float]:
+    """Losses of a plain loop over Transformers' GPT-2, a step each."""
+    spec = recipe.optimizer
+    assert isinstance(spec, AdamW)
+    groups = [
+        {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": spec.weight_decay},
+        {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=spec.lr, betas=(spec.beta1, spec.beta2), eps=spec.eps, fused=True)
+    for step in range(STEPS):
+        rows = torch.from_numpy(np.stack(examples.read(rank_samples(step, recipe.training.batch_size))))
+        inputs, targets = rows[:, :-1].to(compute.device), rows[:, 1:].to(compute.device)
+        with compute.autocast():
+            logits = model(input_ids=inputs).logits
+        loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        yield float(loss.detach())
+
+
+def same_weights(source: LanguageModel, config: GPT2Config, attention: str) -> GPT2LMHeadModel:
+    """Transformers' GPT-2 with the weights of ours."""
+    config._attn_implementation = attention
+    model = GPT2LMHeadModel(config)
+    own = source.state_dict()
+    renamed = {"transformer.wte.weight": own["stack.embedding.weight"], "lm_head.weight": own["stack.embedding.weight"]}
+    renamed["transformer.wpe.weight"] = own["stack.position.table.weight"]
+    for kind in ("weight", "bias"):
+        renamed[f"transformer.ln_f.{kind}"] = own[f"stack.norm.{kind}"]
+        for layer in range(config.n_layer):
+            there, attend, feed = (
+                f"transformer.h.{layer}",
+                f"stack.sublayers.{2 * layer}",
+                f"stack.sublayers.{2 * layer + 1}",
+            )
+            renamed[f"{there}.ln_1.{kind}"] = own[f"{attend}.norm.{kind}"]
+            renamed[f"{there}.ln_2.{kind}"] = own[f"{feed}.norm.{kind}"]
+            for theirs_, ours_ in (
+                ("attn.c_attn", f"{attend}.mixer.qkv"),
+                ("attn.c_proj", f"{attend}.mixer.out"),
+                ("mlp.c_fc", f"{feed}.mixer.up"),
+                ("mlp.c_proj", f"{feed}.mixer.out"),
+            ):
+                # their matrices are stored the other way round
+                renamed[f"{there}.{theirs_}.{kind}"] = own[f"{ours_}.{kind}"].t()
+    model.load_state_dict(renamed)
+    return model.train()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("text", nargs="?", type=Path)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--width", type=int, default=384)
+    parser.add_argument("--heads", type=int, default=6)
+    parser.add_argument("--context", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=4, help="steps in a turn")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    given = parser.parse_args()
+    tokens = Tokens(given.text.read_text("utf-8") if given.text else invented_text(1_000_000))
+    spec = Transformer(
+        kind="transformer",
+        n_layers=given.layers,
+        d_model=given.width,
+        n_heads=given.heads,
+        context=given.context,
+        activation="gelu-tanh",
+    )
+    recipe = Recipe(
+        model=spec,
+        training=Training(steps=STEPS, batch_size=given.batch),
+        optimizer=AdamW(lr=1e-3),
+        schedule=Constant(kind="constant"),
+    )
+    config = GPT2Config(
+        vocab_size=tokens.vocab_size,
+        n_positions=given.context,
+        n_embd=given.width,
+        n_layer=given.layers,
+        n_head=given.heads,
+        attn_pdrop=0.0,
+        embd_pdrop=0.0,
+        resid_pdrop=0.0,
+        activation_function="gelu_pytorch_tanh",
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    examples = Examples(tokens, given.context, seed=1)  # type: ignore[arg-type]  # read like a store
+    fast, exact = resolve(given.device, "auto"), resolve(given.device, "float32")
+
+    def fresh(compute: Compute) -> LanguageModel:
+        torch.manual_seed(1)
+        return build(spec, tokens.vocab_size).to(compute.device)
+
+    def hf(compute: Compute, attention: str) -> Iterator[float]:
+        return theirs(same_weights(fresh(compute), config, attention).to(compute.device), examples, recipe, compute)
+
+    contenders: dict[str, Callable[[], Iterator[float]]] = {
+        f"lmtool {fast.precision}": lambda: ours(fresh(fast), examples, recipe, fast),
+        "lmtool float32": lambda: ours(fresh(exact), examples, recipe, exact),
+    }
+    for compute in (fast, exact):
+        for attention in ("eager", "sdpa"):
+            contenders[f"transformers {compute.precision} {attention}"] = lambda c=compute, a=attention: hf(c, a)
+    running = {name: start() for name, start in contenders.items()}
+    losses: dict[str, list[float]] = {name: [next(steps), next(steps)] for name, steps in running.items()}
+    speeds: dict[str, list[float]] = {name: [] for name in running}
+    for _ in range(given.turns):
+        for name, steps in running.items():
+            began = time.perf_counter()
+            losses[name] += [next(steps) for _ in range(given.steps)]
+            seconds = time.perf_counter() - began
+            speeds[name].append(given.steps * given.batch * given.context / seconds)
+    medians = {name: statistics.median(turns) for name, turns in speeds.items()}
+    count = sum(parameter.numel() for parameter in fresh(exact).parameters())
+    print(
+        f"{given.layers} layers x {given.width}, T {given.context}, B {given.batch}: "
+        f"{count:,} parameters; {fast.describe()}"
+    )
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {given.turns} turns of {given.steps} steps")
+    for name, speed in medians.items():
+        print(f"{name:30} {speed:9,.0f} tokens/s   loss {losses[name][0]:.4f} -> {losses[name][-1]:.4f}")
+    best = medians[f"lmtool {fast.precision}"]
+    for precision in (fast.precision, "float32"):
+        peer = max(speed for name, speed in medians.items() if name.startswith(f"transformers {precision}"))
+        print(f"lmtool {fast.precision} / transformers {precision}: {best / peer:.2f}")
+
+
+if __name__ == "__main__":
+    main()

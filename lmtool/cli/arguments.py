@@ -1,0 +1,34 @@
+"""Arguments that several commands share."""
+
+from typing import Annotated, Literal
+
+import typer
+
+Text = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="TEXT...",
+        help="Files, folders or globs (.txt .jsonl .csv .parquet, also .gz), or hf:NAME.",
+        show_default=False,
+    ),
+]
+RecipeName = Annotated[
+    str, typer.Option("--recipe", "-r", metavar="NAME", help="A shipped recipe (lmtool recipes ls) or a YAML file.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        "-s",
+        metavar="KEY=VALUE",
+        help="Override a key of the recipe; +N adds. May be repeated.",
+        show_default=False,
+    ),
+]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's name or directory, a checkpoint directory, or last.")]
+Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to compute.")]
+Precision = Annotated[Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="Type of matrix products.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and warnings only.")]
+
+DEFAULT_RECIPE = "tiny"

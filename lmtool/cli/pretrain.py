@@ -1,0 +1,39 @@
+"""`lmtool pretrain`: train a model on text."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lmtool.cli.arguments import DEFAULT_RECIPE, Overrides, Quiet, RecipeName, Text
+
+
+def pretrain(
+    text: Text,
+    recipe: RecipeName = DEFAULT_RECIPE,
+    overrides: Overrides = None,
+    valid: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="Validation text, instead of a part of TEXT. May be repeated."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="The run directory; a new one in runs/ by default."),
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train a model on text, from scratch.
+
+    Prints the run directory at the end. Ctrl-C saves and stops; `lmtool resume` goes on.
+    """
+    from lmtool.recipe.load import Setting, load
+
+    flags = [Setting("data.train", text, "TEXT")]
+    if valid:
+        flags.append(Setting("data.valid", valid, "--valid"))
+    resolved = load(recipe, overrides or (), flags)
+
+    from lmtool.cli.training import follow
+    from lmtool.engine.session import pretrain as start
+
+    follow(lambda context: start(resolved, output=output, **context), quiet)

@@ -1,0 +1,24 @@
+"""`lmtool resume`: go on with a run."""
+
+from typing import Annotated
+
+import typer
+
+from lmtool.cli.arguments import Overrides, Quiet
+
+
+def resume(
+    run: Annotated[
+        str, typer.Argument(metavar="[RUN]", help="A run's name or directory, a checkpoint directory, or last.")
+    ] = "last",
+    overrides: Overrides = None,
+    quiet: Quiet = False,
+) -> None:
+    """Go on with a run from its newest whole checkpoint, exactly as if it had never stopped.
+
+    `-s training.steps=+500` trains longer. A checkpoint that is named is gone on from instead of the newest.
+    """
+    from lmtool.cli.training import follow
+    from lmtool.engine.session import resume as start
+
+    follow(lambda context: start(run, overrides or (), **context), quiet)

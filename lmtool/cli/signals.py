@@ -1,0 +1,43 @@
+"""Ctrl-C and SIGTERM: a training run finishes its step and saves first; everything else leaves at once."""
+
+import os
+import signal
+import sys
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def leave_on_signals() -> None:
+    """End the process with exit code 128 + signal, files that are being written cleaned up."""
+    for number in SIGNALS:
+        signal.signal(number, lambda received, _: sys.exit(128 + received))
+
+
+class StopAtStep:
+    """While it is open, the first signal asks for a stop after the step, and the second leaves at once.
+
+    received: the signal that came, if any.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+
+    def open(self) -> None:
+        """From now on there is something to save."""
+        for number in SIGNALS:
+            signal.signal(number, self._receive)
+
+    def asked(self) -> bool:
+        return self.received is not None
+
+    @property
+    def exit_code(self) -> int:
+        """128 + signal; that of SIGTERM when another process of the run got the signal."""
+        return 128 + (self.received or signal.SIGTERM)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            # no clean-up: the last checkpoint is whole, and a step may be stuck
+            os._exit(128 + number)
+        self.received = number

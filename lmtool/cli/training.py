@@ -1,0 +1,40 @@
+"""What `pretrain` and `resume` share: signals, progress, and the exit code."""
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from lmtool.cli.progress import Display
+from lmtool.cli.signals import StopAtStep
+
+if TYPE_CHECKING:
+    from lmtool.engine.session import Nothing, Started
+    from lmtool.engine.train import Event
+
+
+def follow(start: "Callable[[dict[str, Any]], Iterator[Event | Started | Nothing]]", quiet: bool) -> None:
+    """Run a training session and show it; the run directory goes to stdout when it is over.
+
+    start: given the keyword arguments that all sessions take.
+    """
+    from lmtool.engine.distributed import is_main
+    from lmtool.engine.session import Started
+    from lmtool.engine.train import Ended
+
+    stop = StopAtStep()
+    reason = "finished"
+    with Display(shown=is_main(), quiet=quiet) as display:
+        for event in start({"command": sys.argv, "report": display.report, "stop": stop.asked}):
+            match event:
+                case Started():
+                    stop.open()
+                    display.run = event.path
+                case Ended():
+                    reason = event.reason
+            display.show(event)
+    if display.run is not None:
+        typer.echo(display.run)
+    if reason == "interrupted":
+        raise typer.Exit(stop.exit_code)

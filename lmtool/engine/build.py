@@ -1,0 +1,113 @@
+"""From a recipe, or from a run, to a model that is ready to use."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lmtool import model, objective
+from lmtool.engine.device import Compute, resolve
+from lmtool.errors import CheckpointError
+from lmtool.model import LanguageModel
+from lmtool.objective import CausalObjective
+from lmtool.recipe.load import load
+from lmtool.recipe.spec import DeviceName, PrecisionName, Recipe
+from lmtool.run.checkpoint import Checkpoint
+from lmtool.run.directory import Run
+from lmtool.run.find import find
+from lmtool.run.order import hash_key
+from lmtool.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A trained model and all that belongs to it.
+
+    warnings: what was skipped on the way to this checkpoint.
+    """
+
+    model: LanguageModel
+    tokenizer: Tokenizer
+    recipe: Recipe
+    compute: Compute
+    run_path: Path
+    step: int
+    checkpoint_hash: str
+    warnings: tuple[str, ...]
+
+    @property
+    def device(self) -> torch.device:
+        return self.compute.device
+
+    @property
+    def objective(self) -> CausalObjective:
+        return build_objective(self.recipe, self.tokenizer)
+
+
+def build_model(recipe: Recipe, tokenizer: Tokenizer, compute: Compute) -> LanguageModel:
+    """A fresh model for this tokenizer, on its device; its weights follow from the recipe's seed.
+
+    Raises CheckpointError when the tokenizer has more entries than the model has rows.
+    """
+    rows = recipe.model.vocab_size or tokenizer.vocab_size
+    if rows < tokenizer.vocab_size:
+        raise CheckpointError(
+            f"the tokenizer has {tokenizer.vocab_size} entries, but the model has rows for {rows}",
+            where="model.vocab_size",
+            fix=f"leave it out, or set it to {tokenizer.vocab_size} or more",
+        )
+    torch.manual_seed(hash_key(recipe.seed, "weights"))
+    return model.build(recipe.model, rows).to(compute.device)
+
+
+def build_objective(recipe: Recipe, tokenizer: Tokenizer) -> CausalObjective:
+    """What a model learns under this recipe."""
+    return objective.build(recipe.objective, tokenizer.bos_id, recipe.data.isolate_documents)
+
+
+def load_run(reference: str, *, device: DeviceName = "auto", precision: PrecisionName = "auto") -> Loaded:
+    """The best checkpoint of a run, or the checkpoint that is named, ready for inference.
+
+    reference: a run directory, a checkpoint directory, the name of a run, or `last`.
+    Raises CheckpointError when there is none, or when its parts do not fit together.
+    """
+    found = find(reference)
+    checkpoint, warnings = found.best(optimizer=False)
+    compute = resolve(device, precision)
+    recipe, tokenizer = read_run(found.run)
+    lm = build_model(recipe, tokenizer, compute)
+    load_weights(lm, checkpoint)
+    lm.eval()
+    return Loaded(lm, tokenizer, recipe, compute, found.run.path, checkpoint.step, checkpoint.digest, tuple(warnings))
+
+
+def read_run(run: Run) -> tuple[Recipe, Tokenizer]:
+    """The recipe and the tokenizer of a run. Raises CheckpointError when the tokenizer is not the run's own."""
+    tokenizer = Tokenizer.load(run.tokenizer_path)
+    if tokenizer.fingerprint != run.fingerprints["tokenizer"]:
+        raise CheckpointError(
+            "the tokenizer does not fit the model: it is not the one that the model was trained with",
+            where=str(run.tokenizer_path),
+            fix="put the run's own tokenizer.json back",
+        )
+    return load(run.recipe_path).recipe, tokenizer
+
+
+def load_weights(lm: LanguageModel, checkpoint: Checkpoint) -> None:
+    """Copy a checkpoint's weights into a model. Raises CheckpointError that names the first that does not fit."""
+    tensors = checkpoint.model()
+    own = lm.state_dict()
+    for name in sorted(own.keys() | tensors.keys()):
+        there, here = tensors.get(name), own.get(name)
+        if there is None or here is None or there.shape != here.shape:
+            raise CheckpointError(
+                f"the checkpoint does not fit the recipe: {name} is {_shape(there)}, not {_shape(here)}",
+                where=str(checkpoint.path),
+                fix="put the run's own recipe.yaml back",
+            )
+    lm.load_state_dict(tensors)
+
+
+def _shape(tensor: Tensor | None) -> str:
+    return "missing" if tensor is None else "x".join(map(str, tensor.shape))

@@ -1,0 +1,46 @@
+"""`eval`: a run and a text to its perplexity."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lmtool.engine.build import Loaded, load_run
+from lmtool.engine.evaluate import Perplexity, evaluate
+from lmtool.errors import UsageError
+from lmtool.recipe.spec import DeviceName, PrecisionName
+from lmtool.text.prepare import default_cache, encode_files
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The perplexity of a text, and the model that was asked."""
+
+    perplexity: Perplexity
+    loaded: Loaded
+
+
+def measure(
+    reference: str,
+    sources: Sequence[str],
+    *,
+    context: int | None,
+    stride: int | None,
+    device: DeviceName = "auto",
+    precision: PrecisionName = "float32",
+) -> Measured:
+    """Perplexity of the text in `sources` under a run.
+
+    context, stride: tokens; by default the model's context, and a stride of the same, so that windows do not overlap.
+    Raises UsageError when the stride is longer than the context or the context longer than the model's.
+    """
+    loaded = load_run(reference, device=device, precision=precision)
+    limit = loaded.model.context
+    context = context or limit or loaded.recipe.model.context
+    stride = stride or context
+    if limit is not None and context > limit:
+        raise UsageError(f"a context of {context} is longer than the model's", fix=f"take {limit} or less")
+    if stride > context:
+        raise UsageError(f"a stride of {stride} leaves out tokens", fix=f"take at most the context, {context}")
+    store = encode_files(sources, loaded.recipe.data, loaded.tokenizer, cache=default_cache())
+    return Measured(
+        evaluate(loaded.model, store, loaded.tokenizer, loaded.objective, loaded.compute, context, stride), loaded
+    )

@@ -1,0 +1,231 @@
+"""Starting and resuming: from what a person asks for to a locked run directory and the training in it."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from lmtool.engine.build import read_run
+from lmtool.engine.device import Compute, resolve
+from lmtool.engine.distributed import World, joined, local_rank
+from lmtool.engine.train import Event, Warned, train
+from lmtool.errors import CheckpointError, DataError, UsageError
+from lmtool.recipe.document import Path as RecipePath
+from lmtool.recipe.document import dotted
+from lmtool.recipe.dump import dump, leaves
+from lmtool.recipe.load import Resolved, load
+from lmtool.recipe.size import check_fits, machine_memory, parameter_count
+from lmtool.recipe.spec import Recipe
+from lmtool.run.checkpoint import Checkpoint
+from lmtool.run.directory import Run, check_folder, describe_environment
+from lmtool.run.find import find
+from lmtool.text.prepare import Prepared, default_cache, prepare
+from lmtool.text.prepare import Progress as Report
+from lmtool.text.tokenizer import Tokenizer
+
+HARMLESS = (
+    "description",
+    "training.steps",
+    "training.micro_batch",
+    "training.device",
+    "training.precision",
+    "training.compile",
+    "evaluation.",
+    "checkpoint.",
+)
+"""Keys that may change when a run is resumed: they decide how far and on what it goes on, not what is learnt."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """The text is ready and the run directory is there.
+
+    changes: what differs from the run's recipe so far, when it is resumed.
+    """
+
+    path: Path
+    name: str
+    recipe: Recipe
+    prepared: Prepared
+    changes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """There is nothing left to train."""
+
+    path: Path
+    step: int
+
+
+def pretrain(
+    resolved: Resolved,
+    *,
+    output: Path | None,
+    command: Sequence[str],
+    report: Report,
+    stop: Callable[[], bool],
+) -> Iterator[Event | Started]:
+    """Prepare the text, make a run directory, and train.
+
+    output: the run directory; a new one under the runs directory when None. command: as typed, for run.json.
+    report: told how preparing the text goes. stop: asked after each step.
+
+    Raises the errors of every part; nothing is made before recipe, folder and memory are found good.
+    """
+    recipe = resolved.recipe
+    if not recipe.data.train:
+        raise UsageError("no text to train on", fix="name a file: lmtool pretrain TEXT")
+    compute = resolve(recipe.training.device, recipe.training.precision, local_rank())
+    with joined(compute) as world:
+        _check(recipe, compute, world, resolved.origins)
+        if world.is_main:
+            check_folder(output)
+        prepared = _prepare(recipe, world, report)
+        recipe = _with_text(recipe, prepared)
+        run = None
+        if world.is_main:
+            run = Run.create(
+                output,
+                name=resolved.name,
+                summary=summary(recipe),
+                recipe=dump(recipe),
+                tokenizer=prepared.tokenizer.to_json().encode(),
+                fingerprints={"data": prepared.fingerprint, "tokenizer": prepared.tokenizer.fingerprint},
+            )
+        with run or nullcontext():
+            if run is not None:
+                run.start(step=0, command=command, environment=describe_environment(str(compute.device)))
+                yield Started(run.path, run.name, recipe, prepared)
+            yield from train(run, recipe, prepared, compute, world, stop=stop)
+
+
+def resume(
+    reference: str,
+    overrides: Sequence[str],
+    *,
+    command: Sequence[str],
+    report: Report,
+    stop: Callable[[], bool],
+) -> Iterator[Event | Started | Nothing]:
+    """Go on with a run from its newest whole checkpoint, or from the checkpoint that is named.
+
+    overrides: `KEY=VALUE` texts laid over the run's recipe; only keys that leave the past as it was.
+    Raises CheckpointError with the differences when recipe, text or tokenizer are not those of the run.
+    """
+    found = find(reference)
+    run = found.run
+    before = load(run.recipe_path).recipe
+    recipe = load(run.recipe_path, overrides).recipe
+    changes = _changes(before, recipe)
+    refused = [text for key, text in changes.items() if not key.startswith(HARMLESS)]
+    if refused:
+        raise CheckpointError(
+            f"the run cannot go on under another recipe: {'; '.join(refused)}",
+            where=str(run.recipe_path),
+            fix="leave these as they are, or start a new run with lmtool pretrain",
+        )
+    compute = resolve(recipe.training.device, recipe.training.precision, local_rank())
+    with joined(compute) as world:
+        _check(recipe, compute, world, {})
+        if world.is_main:
+            run.lock()
+        with run if world.is_main else nullcontext():
+            checkpoint, warnings = _newest(found.newest, world)
+            yield from map(Warned, warnings)
+            if recipe.training.steps <= checkpoint.step:
+                yield Nothing(run.path, checkpoint.step)
+                return
+            _, tokenizer = read_run(run)
+            prepared = _prepare(recipe, world, report, tokenizer)
+            if prepared.fingerprint != run.fingerprints["data"]:
+                raise CheckpointError(
+                    "the run cannot go on: its text has changed since it was started",
+                    where=", ".join((*recipe.data.train, *recipe.data.valid)),
+                    fix="put the old text back, or start a new run with lmtool pretrain",
+                )
+            if world.is_main:
+                environment = describe_environment(str(compute.device))
+                run.start(step=checkpoint.step, command=command, environment=environment)
+                run.write_recipe(dump(recipe))
+                yield Started(run.path, run.name, recipe, prepared, tuple(changes.values()))
+            yield from train(
+                run if world.is_main else None, recipe, prepared, compute, world, checkpoint=checkpoint, stop=stop
+            )
+
+
+def summary(recipe: Recipe) -> str:
+    """A model in a few words, for lists."""
+    model = recipe.model
+    count = parameter_count(model, 0)
+    size = f"{count / 1e6:.1f}M" if count >= 1e6 else f"{count / 1e3:.0f}k"
+    return f"{model.kind} {model.shape}, {model.n_layers} x {model.d_model}, {size} parameters"
+
+
+def _check(recipe: Recipe, compute: Compute, world: World, origins: Mapping[str, str]) -> None:
+    """Refuse what cannot work on this device and with so many processes."""
+    if recipe.training.batch_size % world.size:
+        raise UsageError(
+            f"a batch of {recipe.training.batch_size} rows cannot be shared by {world.size} processes",
+            where="training.batch_size",
+            fix=f"set it to a multiple of {world.size}",
+        )
+    memory = machine_memory()
+    if compute.device.type == "cuda":
+        memory = torch.cuda.get_device_properties(compute.device).total_memory
+    if memory is not None:
+        check_fits(recipe, memory, origins=origins)
+
+
+def _prepare(recipe: Recipe, world: World, report: Report, tokenizer: Tokenizer | None = None) -> Prepared:
+    """Rank 0 prepares the text, then the others find it in the cache."""
+    if not world.is_main:
+        world.wait()
+    prepared = prepare(
+        recipe.data, tokenizer or recipe.tokenizer, cache=default_cache(), seed=recipe.seed, progress=report
+    )
+    if world.is_main:
+        world.wait()
+    for part, store in (("training", prepared.train), ("validation", prepared.valid)):
+        needed = recipe.model.context + 1 if part == "training" else 2
+        if len(store) < needed:
+            raise DataError(
+                f"the {part} text has {len(store)} tokens, but a context of {recipe.model.context} needs {needed}",
+                where=", ".join(recipe.data.train),
+                fix="give more text, or set model.context lower",
+            )
+    return prepared
+
+
+def _with_text(recipe: Recipe, prepared: Prepared) -> Recipe:
+    """The recipe with what only the text could say: how it divides, and how large the vocabulary came out."""
+    rows = recipe.model.vocab_size or prepared.tokenizer.vocab_size
+    model = recipe.model.model_copy(update={"vocab_size": rows})
+    return recipe.model_copy(update={"model": model, "data": prepared.data})
+
+
+def _newest(newest: Callable[[], tuple[Checkpoint, list[str]]], world: World) -> tuple[Checkpoint, list[str]]:
+    """The checkpoint to go on from, found by all processes before the first one changes anything."""
+    found = newest()
+    world.wait()
+    return found
+
+
+def _changes(before: Recipe, after: Recipe) -> dict[str, str]:
+    """What differs between two recipes, by dotted key."""
+    values = [{dotted(path): _value(recipe, path) for path in leaves(recipe)} for recipe in (before, after)]
+    keys = dict.fromkeys([*values[0], *values[1]])
+    return {
+        key: f"{key} {values[0].get(key)} -> {values[1].get(key)}"
+        for key in keys
+        if values[0].get(key) != values[1].get(key)
+    }
+
+
+def _value(recipe: Recipe, path: RecipePath) -> object:
+    value: object = recipe
+    for name in path:
+        value = getattr(value, str(name))
+    return value

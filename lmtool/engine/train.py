@@ -1,0 +1,309 @@
+"""A training run from prepared text to its last checkpoint: fit, validate, sample, save; told as events."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from lmtool.decoding.settings import Sample
+from lmtool.decoding.text import complete, write
+from lmtool.engine.build import build_model, build_objective, load_weights
+from lmtool.engine.device import Compute
+from lmtool.engine.distributed import World
+from lmtool.engine.evaluate import mean_loss, sample_spans
+from lmtool.engine.examples import Examples
+from lmtool.engine.fit import Step, fit
+from lmtool.engine.optimizer import Optimizers
+from lmtool.errors import CheckpointError, ResourceError
+from lmtool.model import LanguageModel
+from lmtool.recipe.spec import Recipe
+from lmtool.run.checkpoint import Checkpoint
+from lmtool.run.directory import Run
+from lmtool.text.prepare import Prepared
+
+LONG_RUN = 100_000_000
+"""Tokens from which compiling the model pays on a GPU."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is about to happen, known before the first step."""
+
+    parameters: int
+    batch_tokens: int
+    steps: int
+    first_step: int
+    train_tokens: int
+    valid_tokens: int
+    epochs: float
+    device: str
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """A step is done and logged. valid_loss: nats per token, when the step ended with a validation."""
+
+    step: Step
+    valid_loss: float | None
+    is_best: bool
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What the model makes of a prompt at this step."""
+
+    step: int
+    prompt: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint is on disk."""
+
+    path: Path
+
+
+@dataclass(frozen=True)
+class Warned:
+    """Something went wrong that training survives."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The run is over: all steps done, stopped early by patience, or interrupted by a signal."""
+
+    reason: Literal["finished", "early", "interrupted"]
+    step: int
+    best_step: int | None
+    best_loss: float | None
+
+
+Event = Plan | Stepped | Sampled | Saved | Warned | Ended
+
+
+@dataclass
+class Progress:
+    """What a checkpoint holds besides weights and moments, so that a resumed run goes on as if never stopped.
+
+    stale: validations since the best one. micro_batch: rows at once, which memory may have made smaller.
+    """
+
+    tokens: int = 0
+    seconds: float = 0.0
+    best_step: int | None = None
+    best_loss: float | None = None
+    stale: int = 0
+    micro_batch: int | None = None
+    setup: dict[str, object] = field(default_factory=dict)
+
+    def judge(self, step: int, valid_loss: float) -> bool:
+        """Take note of a validation; True when it is the best so far."""
+        is_best = self.best_loss is None or valid_loss < self.best_loss
+        if is_best:
+            self.best_step, self.best_loss, self.stale = step, valid_loss, 0
+        else:
+            self.stale += 1
+        return is_best
+
+
+def setup(compute: Compute, world: World) -> dict[str, object]:
+    """What results may depend on, to the last bit, besides the recipe and the text."""
+    return {
+        "device": compute.device.type,
+        "precision": compute.precision,
+        "threads": torch.get_num_threads(),
+        "processes": world.size,
+        "torch": torch.__version__,
+    }
+
+
+def train(
+    run: Run | None,
+    recipe: Recipe,
+    prepared: Prepared,
+    compute: Compute,
+    world: World,
+    *,
+    checkpoint: Checkpoint | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[Event]:
+    """Train under `recipe`, from the start or from `checkpoint`, and keep everything in `run`.
+
+    run: locked and started; None in processes that only compute. Every process iterates to the end.
+    stop: asked after each step; the run is then saved and ended, in all processes at the same step.
+
+    Raises NumericalError, ResourceError and CheckpointError. When a save fails training goes on with a warning, but a
+    run whose last save fails ends with that error.
+    """
+    keeper = _Keeper(run, recipe.checkpoint.keep_last)
+    lm = build_model(recipe, prepared.tokenizer, compute)
+    objective = build_objective(recipe, prepared.tokenizer)
+    optimizers = Optimizers(recipe.optimizer, lm, compute)
+    progress, first_step = Progress(), 0
+    if checkpoint is not None:
+        load_weights(lm, checkpoint)
+        optimizers.load_state(checkpoint.optimizer())
+        progress, first_step = _read_progress(checkpoint), checkpoint.step
+        yield from map(Warned, _setup_changes(progress.setup, setup(compute, world)))
+    progress.setup = setup(compute, world)
+    context, steps = recipe.model.context, recipe.training.steps
+    examples = Examples(prepared.train, context, recipe.seed)
+    validation = sample_spans(prepared.valid, context, recipe.evaluation.tokens, recipe.seed)
+    batch_tokens = recipe.training.batch_size * context
+    yield Plan(
+        parameters=sum(parameter.numel() for parameter in lm.parameters()),
+        batch_tokens=batch_tokens,
+        steps=steps,
+        first_step=first_step,
+        train_tokens=len(prepared.train),
+        valid_tokens=sum(span.n_scored for span in validation),
+        epochs=steps * recipe.training.batch_size / examples.per_epoch,
+        device=compute.describe() + (f", {world.size} processes" if world.size > 1 else ""),
+    )
+    if _compiles(recipe, compute):
+        lm.compile()
+    reason: Literal["finished", "early", "interrupted"] = "finished"
+    last = first_step
+    for step in fit(
+        lm,
+        objective,
+        optimizers,
+        examples,
+        recipe,
+        compute,
+        world,
+        first_step=first_step,
+        micro_batch=progress.micro_batch,
+        stop=stop,
+    ):
+        last = step.step
+        if progress.micro_batch is not None and step.micro_batch < progress.micro_batch:
+            yield Warned(f"out of memory: {step.micro_batch} rows at once from now on; the batch stays the same")
+        progress.micro_batch = step.micro_batch
+        progress.tokens += step.tokens
+        progress.seconds += step.seconds
+        valid_loss, is_best = None, False
+        if last % recipe.evaluation.every == 0 or last == steps:
+            valid_loss = mean_loss(lm, prepared.valid, validation, objective, compute, world)
+            is_best = progress.judge(last, valid_loss)
+            patience = recipe.evaluation.patience
+            if patience is not None and progress.stale >= patience and last < steps:
+                reason = "early"
+        if step.stop and last < steps:
+            reason = "interrupted"
+        yield from keeper.log(_record(step, valid_loss, progress))
+        yield Stepped(step, valid_loss, is_best)
+        if valid_loss is not None:
+            for sampled in _samples(run, lm, prepared, recipe, last):
+                yield from keeper.log_sample(sampled)
+                yield sampled
+        if last % recipe.checkpoint.every == 0 or last == steps or is_best or reason != "finished":
+            yield from keeper.save(last, lm, optimizers, progress)
+        if reason != "finished":
+            break
+    keeper.close(reason)
+    yield Ended(reason, last, progress.best_step, progress.best_loss)
+
+
+class _Keeper:
+    """Writes to the run, if this process has one; a failure becomes a warning, and an error at the end of the run."""
+
+    def __init__(self, run: Run | None, keep_last: int) -> None:
+        self._run = run
+        self._keep_last = keep_last
+        self._unsaved: ResourceError | None = None
+        self._log_failed = False
+
+    def log(self, record: Mapping[str, object]) -> Iterator[Event]:
+        if self._run is not None:
+            yield from self._append(self._run.metrics.append, record)
+
+    def log_sample(self, sampled: Sampled) -> Iterator[Event]:
+        if self._run is not None:
+            yield from self._append(self._run.samples.append, asdict(sampled))
+
+    def _append(self, append: Callable[[Mapping[str, object]], None], record: Mapping[str, object]) -> Iterator[Event]:
+        try:
+            append(record)
+            self._log_failed = False
+        except ResourceError as error:
+            if not self._log_failed:
+                yield Warned(f"{error.what} ({error.where}); training goes on")
+            self._log_failed = True
+
+    def save(self, step: int, lm: LanguageModel, optimizers: Optimizers, progress: Progress) -> Iterator[Event]:
+        if self._run is None:
+            return
+        try:
+            saved = self._run.save(
+                step,
+                lm.state_dict(),
+                optimizers.state(),
+                asdict(progress),
+                best_step=progress.best_step,
+                keep_last=self._keep_last,
+            )
+            self._unsaved = None
+            yield Saved(saved.path)
+        except ResourceError as error:
+            self._unsaved = error
+            yield Warned(f"{error.what} ({error.fix}); training goes on, the last checkpoint is intact")
+
+    def close(self, reason: str) -> None:
+        if self._unsaved is not None:
+            raise self._unsaved
+        if self._run is not None:
+            self._run.end("stopped" if reason == "interrupted" else "finished")
+
+
+def _record(step: Step, valid_loss: float | None, progress: Progress) -> dict[str, object]:
+    """One line of metrics.jsonl, by the names that other programs read."""
+    return {
+        "step": step.step,
+        "loss": step.loss,
+        "valid_loss": valid_loss,
+        "lr": step.lr,
+        "grad_norm": step.grad_norm,
+        "tokens": progress.tokens,
+        "tokens_per_second": round(step.tokens / step.seconds),
+        "seconds": round(progress.seconds, 3),
+    }
+
+
+def _samples(run: Run | None, lm: LanguageModel, prepared: Prepared, recipe: Recipe, step: int) -> Iterator[Sampled]:
+    if run is None or not recipe.evaluation.prompts:
+        return
+    settings = Sample(seed=recipe.seed, max_new_tokens=recipe.evaluation.sample_tokens)
+    documents = prepared.data.split == "document"
+    pieces = write(lm, prepared.tokenizer, recipe.evaluation.prompts, settings, documents=documents, truncate=True)
+    for completion in complete(pieces):
+        yield Sampled(step, completion.prompt, completion.text)
+
+
+def _read_progress(checkpoint: Checkpoint) -> Progress:
+    try:
+        return Progress(**checkpoint.state())  # type: ignore[arg-type]  # its keys are checked by the call
+    except TypeError as error:
+        raise CheckpointError(
+            "state.json is not of this version of lmtool", where=str(checkpoint.path), fix="train anew"
+        ) from error
+
+
+def _setup_changes(before: dict[str, object], now: dict[str, object]) -> Iterator[str]:
+    """What will make the rest of the run differ in the last bits from one that was never stopped."""
+    changed = [f"{key} {before.get(key)} -> {now[key]}" for key in now if before.get(key) != now[key]]
+    if changed:
+        yield f"not bit for bit as without the stop, because the setup changed: {', '.join(changed)}"
+
+
+def _compiles(recipe: Recipe, compute: Compute) -> bool:
+    asked = recipe.training.compile
+    if asked != "auto":
+        return asked
+    tokens = recipe.training.steps * recipe.training.batch_size * recipe.model.context
+    return compute.device.type == "cuda" and tokens >= LONG_RUN
