@@ -1,11 +1,10 @@
 """Validates a nested mapping as a Recipe, and says what is wrong with it in plain sentences, all mistakes at once."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
 
 from lmtool.recipe.document import Mistake, Origin, Path, dotted, escaped, plain, shown
 from lmtool.recipe.grammar import choices, did_you_mean, either, kind_of, nearest, owners, parts, suggestion
@@ -42,9 +41,15 @@ def check(tree: dict[str, Any], locate: Locate) -> tuple[Recipe | None, list[Mis
         place = _place(error["loc"])
         if error["type"] == "missing" and place.path in meant:
             continue
-        for path, what in _explain(error, place, tree):
+        told: Iterable[tuple[Path, str, Origin]]
+        if error["type"] == "value_error":
+            told = _misfits(str(error["ctx"]["error"]), place.path, tree, locate)
+        else:
+            path, what = _explain(error["type"], place, tree)
+            told = [(path, what, locate(path))]
+        for path, what, origin in told:
             text = f"{dotted(path)}: {what}" if path else what
-            mistakes.setdefault((path, text), Mistake(locate(path), text))
+            mistakes.setdefault((path, text), Mistake(origin, text))
     return None, list(mistakes.values())
 
 
@@ -66,32 +71,45 @@ def _place(loc: Path) -> _Place:
     return place
 
 
-def _explain(error: ErrorDetails, place: _Place, tree: Any) -> list[tuple[Path, str]]:
-    """The path and the sentence for each mistake that one pydantic error stands for."""
-    path, spec, field = place
-    if error["type"] == "value_error":
-        # Lines of several-field checks start with the key they are about.
-        lines = [line.partition(" ") for line in str(error["ctx"]["error"]).splitlines()]
-        return [((*path, *key.split(".")), escaped(what, 200)) for key, _, what in lines]
-    if field is None:
-        return [(path, _unknown(path, spec))]
-    options = parts(field)
-    if error["type"] == "missing":
-        return [(path, f"missing; {_needed(path, spec, options)}")]
-    value = tree
+def _misfits(text: str, part: Path, tree: Any, locate: Locate) -> Iterator[tuple[Path, str, Origin]]:
+    """Path, sentence and origin of each line of a check of several fields, which starts with the key it is about.
+
+    Of the keys that a line names, one from the command line is to blame before one in the file.
+    """
+    value = _get(tree, part)
+    for line in text.splitlines():
+        key, _, what = line.partition(" ")
+        named = [tuple(word.split(".")) for word in line.split() if word.split(".")[0] in value]
+        origins = [locate((*part, *steps)) for steps in named or [()]]
+        yield (*part, *key.split(".")), escaped(what, 200), min(origins, key=lambda origin: origin.line > 0)
+
+
+def _get(tree: Any, path: Path) -> Any:
     for step in path:
-        value = value[step]
+        tree = tree[step]
+    return tree
+
+
+def _explain(error: str, place: _Place, tree: Any) -> tuple[Path, str]:
+    """The path and the sentence for a pydantic error of the type `error`."""
+    path, spec, field = place
+    if field is None:
+        return path, _unknown(path, spec)
+    options = parts(field)
+    if error == "missing":
+        return path, f"missing; {_needed(path, spec, options)}"
+    value = _get(tree, path)
     if not options:
-        return [(path, _wrong_value(value, spec, str(path[-1]), error["type"]))]
+        return path, _wrong_value(value, spec, str(path[-1]), error)
     kinds = list(options) if len(options) > 1 else _kinds_of_one(next(iter(options.values())))
     if not isinstance(value, Mapping):
         example = f"{{kind: {value}}}" if value in kinds else "its keys below it, or leave it out"
-        return [(path, f"{shown(value)} is not a mapping; write {example}")]
+        return path, f"{shown(value)} is not a mapping; write {example}"
     kind = value.get("kind")
     if kind is None:
-        return [((*path, "kind"), f"missing; {either(kinds)}")]
+        return (*path, "kind"), f"missing; {either(kinds)}"
     guess = nearest(kind, kinds) if isinstance(kind, str) else None
-    return [((*path, "kind"), f"{shown(kind)} is not {either(kinds)}{did_you_mean(guess)}")]
+    return (*path, "kind"), f"{shown(kind)} is not {either(kinds)}{did_you_mean(guess)}"
 
 
 def _kinds_of_one(spec: type[Spec]) -> list[str]:

@@ -201,6 +201,9 @@ def test_a_value_inside_a_mapping_from_the_command_line_has_its_origin(file):
         ("model.norm={knd: rms}", "model.norm.knd: unknown key; did you mean kind?"),
         ("training.steps=[1", "not YAML: a list that [ opened is not closed"),
         ("model.n_heads=5", "model.n_heads: 5 does not divide d_model 32"),
+        ("model.d_model=5", "model.n_heads: 4 does not divide d_model 5"),
+        ("model.position.size=8", "model.context: 16 is longer than position.size 8"),
+        ("model.position={size: 8}", "model.context: 16 is longer than position.size 8"),
         ("training.steps=5\x1b[31m", "not YAML: the character U+001B, which text does not hold"),
     ],
 )
