@@ -2,8 +2,8 @@
 
     checkpoints/step-000500/{model.safetensors, optimizer.safetensors, state.json, MANIFEST.json}
 
-MANIFEST.json has the size and SHA-256 of each file, and of itself. A process may be killed at any moment: a directory
-called step-... is whole, and whatever else was begun is called .tmp-... and removed by the next save.
+MANIFEST.json has the size and SHA-256 of each file, and its own SHA-256. A process may be killed at any moment: what is
+called step-... is whole, and whatever else was begun is called .tmp-... and removed by the next start or save.
 """
 
 import dataclasses

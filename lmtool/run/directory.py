@@ -61,13 +61,13 @@ class Run:
         name: str,
         summary: str,
         recipe: str,
-        tokenizer: bytes | Path,
+        tokenizer: bytes,
         fingerprints: Mapping[str, str],
     ) -> Self:
         """A new run, locked: in `folder`, or if None in a new folder of `runs_root()` named after day and recipe.
 
         name: the recipe's. summary: one line on the model, for `lmtool runs ls`. recipe: the resolved recipe as YAML.
-        tokenizer: content or path of its tokenizer.json. fingerprints: of "data" and "tokenizer", to compare later.
+        tokenizer: content of its tokenizer.json. fingerprints: of "data" and "tokenizer", to compare later.
         Raises as `check_folder` does.
         """
         check_folder(folder)
@@ -81,9 +81,8 @@ class Run:
             raise _unwritable(path, error) from error
         try:
             _refuse_used(path)
-            content = tokenizer if isinstance(tokenizer, bytes) else tokenizer.read_bytes()
             durable.write_new(path / RECIPE, [recipe.encode()])
-            durable.write_new(path / TOKENIZER, [content])
+            durable.write_new(path / TOKENIZER, [tokenizer])
             (path / CHECKPOINTS).mkdir()
             run._write_info(
                 {
@@ -151,7 +150,10 @@ class Run:
         return "finished" if sessions and sessions[-1]["outcome"] == "finished" else "stopped"
 
     def lock(self) -> None:
-        """Become the one process that may write. Raises CheckpointError when there is another, ResourceError too."""
+        """Become the one process that may write.
+
+        Raises CheckpointError when another process is, ResourceError when the directory cannot be written.
+        """
         if self._lock is None:
             self._lock = RunLock(self.path)
             self.info = _read_info(self.path)
@@ -340,17 +342,12 @@ def _read_info(path: Path) -> dict[str, Any]:
     file = path / INFO
     try:
         info = json.loads(file.read_bytes())
-        texts = [info["recipe"], info["summary"], info["created"]]
-        texts += [
-            session["started"] for session in info["sessions"] if session["outcome"] in (None, "finished", "stopped")
-        ]
-        if (
-            info["format"] == FORMAT
-            and isinstance(info["fingerprints"], dict)
-            and all(isinstance(t, str) for t in texts)
-        ):
+        if info["format"] != FORMAT:
+            problem = f"{INFO} has format {info['format']!r:.20}; this lmtool reads {FORMAT}"
+        elif _is_complete(info):
             return dict(info)
-        problem = f"{INFO} has format {info['format']!r:.20}; this lmtool reads {FORMAT}"
+        else:
+            problem = f"{INFO} is damaged"
     except FileNotFoundError:
         problem = f"{INFO} is missing"
     except OSError as error:
@@ -359,4 +356,20 @@ def _read_info(path: Path) -> dict[str, Any]:
         problem = f"{INFO} is damaged"
     raise CheckpointError(
         f"this is not a whole run: {problem}", where=str(file), fix="name another run (lmtool runs ls)"
+    )
+
+
+def _is_complete(info: dict[str, Any]) -> bool:
+    """True when all is there that `create` and `start` wrote. Raises KeyError or TypeError when much is missing."""
+    return (
+        all(isinstance(info[key], str) for key in ("recipe", "summary", "created"))
+        and isinstance(info["fingerprints"], dict)
+        and all(
+            isinstance(session["started"], str)
+            and isinstance(session["step"], int)
+            and isinstance(session["command"], list)
+            and isinstance(session["environment"], dict)
+            and "outcome" in session
+            for session in info["sessions"]
+        )
     )

@@ -56,6 +56,9 @@ def check(folder: Path) -> tuple[int, list[str]]:
     with Run.open(folder) as run:
         run.lock()
         run.start(step=newest.step, command=[], environment={})
+        left = sorted(path.name for path in (folder / CHECKPOINTS).iterdir() if path.name.startswith("."))
+        if left:
+            problems.append(f"left after the next start: {left}")
         steps = [record["step"] for record in run.metrics.read()]
         if steps != list(range(1, newest.step + 1)):
             problems.append(f"metrics of steps {steps} after a save of step {newest.step}")
