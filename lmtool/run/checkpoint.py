@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,6 +113,8 @@ def inspect(path: Path) -> Checkpoint:
             size = (path / name).stat().st_size
         except FileNotFoundError:
             raise _damage(path / name, f"{name} is missing") from None
+        except OSError as error:
+            raise _damage(path / name, f"{name} cannot be read: {error.strerror}") from None
         if size < entry.bytes:
             raise _damage(path / name, f"{name} is truncated: {size} of {entry.bytes} bytes")
         if size > entry.bytes:
@@ -200,7 +202,7 @@ def save(
             fix="free some disk space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check this folder",
         ) from error
     try:
-        _prune(folder, best_step, keep_last)
+        _prune(folder, {step, best_step}, keep_last)
     except OSError as error:
         raise ResourceError(
             f"saved step {step}, but cannot remove an older checkpoint: {error.strerror or error}",
@@ -266,9 +268,9 @@ class _Meter:
             yield chunk
 
 
-def _prune(folder: Path, best_step: int | None, keep_last: int) -> None:
+def _prune(folder: Path, spared: Collection[int | None], keep_last: int) -> None:
     for step, path in listed(folder)[:-keep_last]:
-        if step != best_step:
+        if step not in spared:
             # First out of sight in one rename: a kill in the middle leaves no half checkpoint.
             doomed = path.with_name(f"{durable.TEMPORARY}{path.name}")
             path.rename(doomed)

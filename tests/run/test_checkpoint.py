@@ -102,6 +102,12 @@ def test_the_last_and_the_best_are_kept(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-000050", "step-000060"]
 
 
+def test_the_one_just_saved_is_never_removed(tmp_path: Path) -> None:
+    save(tmp_path, 900)
+    save(tmp_path, 10, keep_last=1)
+    assert names(tmp_path) == ["step-000010", "step-000900"]
+
+
 def test_a_million_steps_sort_as_numbers(tmp_path: Path) -> None:
     for step in (999_999, 1_000_000):
         save(tmp_path, step, keep_last=1)
@@ -187,6 +193,10 @@ def test_every_truncation_is_found(tmp_path: Path) -> None:
         file.unlink()
         with pytest.raises(CheckpointError, match=f"{file.name} is missing"):
             checkpoint.verify(path)
+        file.symlink_to(file)
+        with pytest.raises(CheckpointError, match=f"{file.name} cannot be read"):
+            checkpoint.verify(path)
+        file.unlink()
         file.write_bytes(whole)
 
 
