@@ -159,7 +159,7 @@ def resume(
 def summary(recipe: Recipe) -> str:
     """A model in a few words, for lists."""
     model = recipe.model
-    count = parameter_count(model, 0)
+    count = parameter_count(model, model.vocab_size or 0)
     size = f"{count / 1e6:.1f}M" if count >= 1e6 else f"{count / 1e3:.0f}k"
     return f"{model.kind} {model.shape}, {model.n_layers} x {model.d_model}, {size} parameters"
 
