@@ -43,8 +43,9 @@ class SinusoidalPositions(nn.Module):
         self.d_model = d_model
 
     def forward(self, x_BTD: Tensor, positions_BT: Tensor) -> Tensor:
-        # float64, because float32 loses the fast waves' phase at far positions
-        exponents = torch.arange(0, self.d_model, 2, device=x_BTD.device, dtype=torch.float64) / self.d_model
+        # float64, because float32 loses the fast waves' phase at far positions; mps has none
+        wide = torch.float32 if x_BTD.device.type == "mps" else torch.float64
+        exponents = torch.arange(0, self.d_model, 2, device=x_BTD.device, dtype=wide) / self.d_model
         angles = positions_BT[..., None] * 10000.0**-exponents
         waves = torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)
         return x_BTD + waves.to(x_BTD.dtype)
