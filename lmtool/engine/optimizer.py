@@ -38,7 +38,7 @@ class MomentumSgd(torch.optim.Optimizer):
             if not group["momentum"]:
                 torch._foreach_sub_(parameters, torch._foreach_mul(grads, group["lr"]))
                 continue
-            velocities = [self.state[p].setdefault("velocity", torch.zeros_like(p)) for p in parameters]
+            velocities = _moments(self, "velocity", parameters)
             torch._foreach_mul_(velocities, group["momentum"])
             torch._foreach_add_(velocities, grads, alpha=group["lr"])
             torch._foreach_sub_(parameters, velocities)
@@ -62,7 +62,7 @@ class MuonMatrices(torch.optim.Optimizer):
             if not parameters:
                 continue
             grads = [p.grad for p in parameters]
-            averages = [self.state[p].setdefault("momentum", torch.zeros_like(p)) for p in parameters]
+            averages = _moments(self, "momentum", parameters)
             torch._foreach_lerp_(averages, grads, 1 - group["momentum"])
             updates = torch._foreach_lerp(grads, averages, group["momentum"])
             torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
@@ -75,6 +75,14 @@ class MuonMatrices(torch.optim.Optimizer):
                 orthogonal_GRC = orthogonalise(torch.stack([update for _, update in pairs]))
                 rate = group["lr"] * max(1, n_rows / n_columns) ** 0.5
                 torch._foreach_add_([weight for weight, _ in pairs], list(orthogonal_GRC.unbind()), alpha=-rate)
+
+
+def _moments(optimizer: torch.optim.Optimizer, name: str, parameters: list[Tensor]) -> list[Tensor]:
+    """The moment of each parameter, which is zero at first."""
+    for parameter in parameters:
+        if name not in optimizer.state[parameter]:
+            optimizer.state[parameter][name] = torch.zeros_like(parameter)
+    return [optimizer.state[parameter][name] for parameter in parameters]
 
 
 def orthogonalise(matrices_GRC: Tensor, steps: int = 5) -> Tensor:

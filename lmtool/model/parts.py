@@ -1,6 +1,6 @@
 """Parts that Transformers are made of: norms, positions, the position-wise feed-forward network.
 
-Shapes: B rows, T positions, D model width.
+Shapes: B rows, T positions, D model width. P is B, or 1 where all rows have the same positions.
 """
 
 import math
@@ -30,8 +30,8 @@ class LearnedPositions(nn.Module):
         super().__init__()
         self.table = nn.Embedding(size, d_model)
 
-    def forward(self, x_BTD: Tensor, positions_BT: Tensor) -> Tensor:
-        summed: Tensor = x_BTD + self.table(positions_BT)
+    def forward(self, x_BTD: Tensor, positions_PT: Tensor) -> Tensor:
+        summed: Tensor = x_BTD + self.table(positions_PT)
         return summed
 
 
@@ -42,11 +42,11 @@ class SinusoidalPositions(nn.Module):
         super().__init__()
         self.d_model = d_model
 
-    def forward(self, x_BTD: Tensor, positions_BT: Tensor) -> Tensor:
+    def forward(self, x_BTD: Tensor, positions_PT: Tensor) -> Tensor:
         # float64, because float32 loses the fast waves' phase at far positions; mps has none
         wide = torch.float32 if x_BTD.device.type == "mps" else torch.float64
         exponents = torch.arange(0, self.d_model, 2, device=x_BTD.device, dtype=wide) / self.d_model
-        angles = positions_BT[..., None] * 10000.0**-exponents
+        angles = positions_PT[..., None] * 10000.0**-exponents
         waves = torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)
         return x_BTD + waves.to(x_BTD.dtype)
 

@@ -1,6 +1,6 @@
 """The Stack: embedding, sublayers, final norm. Every Transformer is one or two of these under different masks.
 
-Shapes: B rows, T positions, D model width.
+Shapes: B rows, T positions, D model width. P is B, or 1 where all rows have the same positions.
 """
 
 from collections.abc import Sequence
@@ -77,7 +77,7 @@ class Stack(nn.Module):
         return [module for module in self.modules() if isinstance(module, Mixer)]
 
     def forward(
-        self, tokens_BT: Tensor, positions_BT: Tensor, mask: Mask, past: tuple[LayerState, ...] | None, n_past: int
+        self, tokens_BT: Tensor, positions_PT: Tensor, mask: Mask, past: tuple[LayerState, ...] | None, n_past: int
     ) -> tuple[Tensor, tuple[LayerState, ...] | None]:
         """Hidden states (B, T, D) of the tokens, which follow `n_past` positions that `past` remembers.
 
@@ -85,7 +85,7 @@ class Stack(nn.Module):
         """
         x_BTD = self.embedding(tokens_BT) * self.scale
         if self.position is not None:
-            x_BTD = self.position(x_BTD, positions_BT)
+            x_BTD = self.position(x_BTD, positions_PT)
         x_BTD = F.dropout(x_BTD, self.dropout, self.training)
         T = tokens_BT.shape[1]
         attend = Attend(mask, T, n_past + T, tokens_BT.device)

@@ -45,7 +45,7 @@ class TransformerDecoder(LanguageModel):
     def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
         n_positions = state.length + tokens_BT.shape[1]
         slots_S = torch.arange(n_positions, device=tokens_BT.device)
-        positions = slots_S[None, state.length :].expand(tokens_BT.shape)
+        positions = slots_S[None, state.length :]
         keep_BS = None
         if state.padding_B is not None:
             keep_BS = slots_S >= state.padding_B[:, None]
@@ -58,13 +58,13 @@ class TransformerDecoder(LanguageModel):
 def positions_in_text(batch: Batch) -> Tensor:
     """How many tokens of its row, or of its document when rows hold several, stand before each: (B, T).
 
-    Padding is not counted, so that a text has the same positions wherever its padding stands.
+    (1, T) where all rows have the same. Padding is not counted, so a text has the same positions wherever it stands.
     """
     if batch.keep_BT is None:
-        index_BT = torch.arange(batch.tokens_BT.shape[1], device=batch.tokens_BT.device).expand(batch.tokens_BT.shape)
+        index = torch.arange(batch.tokens_BT.shape[1], device=batch.tokens_BT.device)[None]
     else:
-        index_BT = batch.keep_BT.cumsum(1) - batch.keep_BT.long()
+        index = batch.keep_BT.cumsum(1) - batch.keep_BT.long()
     if batch.documents_BT is None:
-        return index_BT
+        return index
     first_BT = F.pad(batch.documents_BT[:, 1:] != batch.documents_BT[:, :-1], (1, 0), value=True)
-    return index_BT - torch.where(first_BT, index_BT, 0).cummax(1).values
+    return index - torch.where(first_BT, index, 0).cummax(1).values

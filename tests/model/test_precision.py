@@ -14,6 +14,7 @@ from tests.model.tiny import FAMILIES, VOCAB
 
 PLACES = [
     pytest.param("cpu", torch.bfloat16, id="cpu bfloat16"),
+    pytest.param("cpu", torch.float16, id="cpu float16"),
     pytest.param("cuda", torch.bfloat16, marks=pytest.mark.gpu, id="cuda bfloat16"),
     pytest.param("cuda", torch.float16, marks=pytest.mark.gpu, id="cuda float16"),
 ]
