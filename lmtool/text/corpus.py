@@ -18,8 +18,8 @@ from lmtool.text.files import find_files, open_bytes, reading, shown, suffix, te
 from lmtool.text.hub import PREFIX, fetch
 from lmtool.text.tokenizer import without_surrogates
 
-CHUNK = 1 << 20
-"""Characters that a chunk holds, about."""
+CHUNK = 1 << 17
+"""Characters that a chunk holds, about: small enough for the encoders to stay in the processor's cache."""
 
 Division = Literal["whole", "blank-line", "line"]
 

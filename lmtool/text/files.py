@@ -17,7 +17,7 @@ from lmtool.errors import DataError, LmtoolError, ResourceError
 SUFFIXES = (".txt", ".jsonl", ".csv", ".parquet")
 """Formats that are looked for in folders; each may be followed by .gz."""
 
-BLOCK = 1 << 20
+BLOCK = 1 << 17
 """Bytes read at once."""
 
 

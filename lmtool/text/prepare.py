@@ -35,8 +35,7 @@ Progress = Callable[[str, int, int], None]
 _VERSION = 1
 """Part of every cache key: raised when the same text would give other chunks, parts or tokens."""
 
-_TRAINING_TEXT = 1 << 16
-_SPACES = np.array([chr(byte).isspace() for byte in range(128)])
+_IS_SPACE = bytes(chr(byte).isspace() for byte in range(256))
 
 
 @dataclass(frozen=True)
@@ -207,7 +206,7 @@ def _trained(spec: TokenizerSpec, text: _Surveyed, part: Part, cache: Path, tell
             chunks = part.of(_told(text, "training the tokenizer", tell))
             sample: Iterable[str] = (piece for chunk in chunks for piece in chunk.texts)
             if not isinstance(spec, CharTokenizer):
-                sample = _strips(spread_sample(sample, text.survey.bytes, spec.sample_mb * 1_000_000))
+                sample = spread_sample(sample, text.survey.bytes, spec.sample_mb * 1_000_000)
             Tokenizer.train(spec, sample).save(path)
         return Tokenizer.load(path)
 
@@ -232,15 +231,6 @@ def spread_sample(texts: Iterable[str], n_bytes: int, budget: int) -> Iterator[s
         if text:
             taken += size
             yield text
-
-
-def _strips(texts: Iterable[str]) -> Iterator[str]:
-    """The same text in shorter pieces: the trainer holds several at once, at many times their size."""
-    for text in texts:
-        while len(text) > _TRAINING_TEXT and (cut := safe_cut(text[:_TRAINING_TEXT])):
-            yield text[:cut]
-            text = text[cut:]
-        yield text
 
 
 def _text_key(text: _Surveyed, part: Part) -> list[Any]:
@@ -349,7 +339,7 @@ def _n_words(texts: Sequence[str]) -> NDArray[np.int64]:
     joined = "\n".join(["", *texts, ""])
     if not joined.isascii():
         return np.array([len(text.split()) for text in texts], dtype=np.int64)
-    is_space = _SPACES[np.frombuffer(joined.encode(), dtype=np.uint8)]
-    begins = is_space[:-1] & ~is_space[1:]
-    firsts = np.cumsum([0, *(len(text) + 1 for text in texts[:-1])])
-    return np.add.reduceat(begins, firsts, dtype=np.int64)
+    is_space = np.frombuffer(joined.encode().translate(_IS_SPACE), dtype=bool)
+    begins = np.flatnonzero(is_space[:-1] & ~is_space[1:])
+    firsts = np.cumsum([0, *(len(text) + 1 for text in texts)])
+    return np.diff(np.searchsorted(begins, firsts))

@@ -1,0 +1,200 @@
+"""Text file to finished token store: lmtool against `datasets.map` with a fast tokenizer and grouping (run_clm's way).
+
+Both are given the same text file and the same trained byte-level BPE, and run alternately, each time in a fresh process
+and with an empty cache. Reported are MB/s, their ratio, peak memory with child processes, and whether the ids agree.
+
+    python benchmarks/tokenizing.py [--megabytes 100] [--rounds 3] [--words FILE]
+    python benchmarks/tokenizing.py --only lmtool --megabytes 1000 --rounds 1     # bounded memory
+"""
+
+import argparse
+import importlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+BLOCK = 1024
+PROCESSES = 2
+
+
+def generate(path: Path, megabytes: int, words_from: Path | None) -> None:
+    """Write English-like lines: words by Zipf's law (Zipf 1935), with capitals, numbers and punctuation. Seeded."""
+    rng = np.random.default_rng(20)
+    if words_from:
+        counted = dict.fromkeys(words_from.read_text(encoding="utf-8").split())
+        words = np.array(list(counted), dtype=object)
+    else:
+        onsets = [*"bcdfghlmnprstvw", "", "", "st", "tr", "pr", "ch", "sh", "th", "br", "gr"]
+        vowels = [*"aaeeeiioou", "ea", "ou"]
+        codas = ["", "", "", "n", "r", "s", "t", "l", "nd", "st", "ng", "m", "ck"]
+        syllables = ["".join(s) for s in zip(*(rng.choice(x, 2000) for x in (onsets, vowels, codas)), strict=True)]
+        # Frequent words are short (Zipf 1935).
+        counts = np.minimum(rng.poisson(np.log10(np.arange(1, 60_001)) / 2), 4) + 1
+        words = np.array(["".join(rng.choice(syllables, n)) for n in counts], dtype=object)
+        words[:10] = ["the", "of", "and", "to", "a", "in", "that", "is", "don't", "I"]
+    frequency = 1 / (np.arange(len(words)) + 2.7)
+    frequency /= frequency.sum()
+    ends = np.array([".", "?", "!", ":", ' "so."', " (1984)"], dtype=object)
+    written = 0
+    with open(path, "w", encoding="utf-8") as file:
+        while written < megabytes * 1_000_000:
+            picked = rng.choice(words, 200_000, p=frequency)
+            commas = rng.random(len(picked)) < 0.06
+            picked[commas] += ","
+            breaks = np.cumsum(rng.integers(4, 24, 20_000))
+            breaks = breaks[breaks < len(picked)]
+            lines = [" ".join(line) for line in np.split(picked, breaks)]
+            closing = rng.choice(ends, len(lines), p=[0.8, 0.06, 0.04, 0.04, 0.04, 0.02])
+            text = "".join(f"{line.capitalize()}{end}\n" for line, end in zip(lines, closing, strict=True))
+            written += file.write(text)
+
+
+def lmtool_way(text: Path, tokenizer: Path, out: Path, documents: str) -> None:
+    """Text file -> token store, as `lmtool tokenize` makes it."""
+    from lmtool.recipe.spec import Data
+    from lmtool.text.prepare import encode_files
+    from lmtool.text.tokenizer import Tokenizer
+
+    split = "slice" if documents == "whole" else "document"
+    data = Data.model_validate({"documents": documents, "split": split})
+    encode_files([str(text)], data, Tokenizer.load(tokenizer), cache=out)
+
+
+def datasets_way(text: Path, tokenizer: Path, out: Path) -> None:
+    """Text file -> tokenized lines -> blocks of equal length, as transformers' run_clm example makes them."""
+    import datasets
+    from transformers import PreTrainedTokenizerFast
+
+    datasets.disable_progress_bars()
+    fast = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer), model_max_length=10**9)
+
+    def group(batch):
+        joined = {name: [i for row in rows for i in row] for name, rows in batch.items()}
+        n = len(joined["input_ids"]) // BLOCK * BLOCK
+        blocks = {name: [ids[i : i + BLOCK] for i in range(0, n, BLOCK)] for name, ids in joined.items()}
+        blocks["labels"] = blocks["input_ids"].copy()
+        return blocks
+
+    lines = datasets.load_dataset(
+        "text", data_files=str(text), split="train", keep_linebreaks=True, cache_dir=str(out), download_mode=None
+    )
+    tokens = lines.map(lambda b: fast(b["text"]), batched=True, num_proc=PROCESSES, remove_columns=["text"])
+    tokens.map(group, batched=True, num_proc=PROCESSES)
+
+
+def ids_agree(text: Path, tokenizer: Path, stores: Path) -> bool:
+    """Whether the store holds the ids that `tokenizers` gives, line by line as datasets.map does."""
+    from tokenizers import Tokenizer as Reference
+
+    from lmtool.text.store import TokenStore
+
+    reference = Reference.from_file(str(tokenizer))
+    store = TokenStore(next(p.parent for p in stores.glob("tokens/*/store.json")))
+    at = 0
+    with open(text, encoding="utf-8") as lines:
+        while batch := [line for _, line in zip(range(20_000), lines, strict=False)]:
+            ids = np.concatenate([e.ids for e in reference.encode_batch_fast(batch, add_special_tokens=False)])
+            if not np.array_equal(ids, store.read(at, min(at + len(ids), len(store)))):
+                return False
+            at += len(ids)
+    return at == len(store)
+
+
+def measure(way: str, text: Path, tokenizer: Path, out: Path, documents: str) -> tuple[float, float]:
+    """Seconds inside a fresh process, imports left out, and the peak memory in MB of it and its children."""
+    here = Path(__file__).resolve()
+    environment = os.environ | {"PYTHONPATH": str(here.parents[1]), "OMP_NUM_THREADS": str(PROCESSES)}
+    command = [sys.executable, str(here), "--worker", way, str(text), str(tokenizer), str(out), documents]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    watched, peak = psutil.Process(process.pid), 0
+    while process.poll() is None:
+        try:
+            family = [watched, *watched.children(recursive=True)]
+            peak = max(peak, sum(memory_of(p) for p in family))
+        except psutil.NoSuchProcess:
+            break
+        time.sleep(0.02)
+    output, _ = process.communicate()
+    if process.returncode:
+        raise SystemExit(f"{way} failed")
+    return float(json.loads(output.splitlines()[-1])["seconds"]), peak / 1e6
+
+
+def memory_of(process: psutil.Process) -> int:
+    """Memory that only this process holds, so that what children share with it counts once."""
+    try:
+        return int(process.memory_full_info().uss)
+    except psutil.Error:
+        return 0
+
+
+def work(way: str, text: str, tokenizer: str, out: str, documents: str) -> None:
+    """Run one way in this process and print its seconds."""
+    # Imports stay out of the measured time.
+    for module in ["lmtool.text.prepare"] if way == "lmtool" else ["datasets", "transformers.tokenization_utils_fast"]:
+        importlib.import_module(module)
+    started = time.perf_counter()
+    if way == "lmtool":
+        lmtool_way(Path(text), Path(tokenizer), Path(out), documents)
+    else:
+        datasets_way(Path(text), Path(tokenizer), Path(out))
+    print(json.dumps({"seconds": time.perf_counter() - started}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--words", type=Path, help="take the words from this text file")
+    parser.add_argument("--documents", choices=["whole", "line"], default="whole", help="lmtool's documents")
+    parser.add_argument("--only", choices=["lmtool", "datasets"])
+    parser.add_argument("--folder", type=Path, help="where to work; a temporary folder by default")
+    parser.add_argument("--worker", nargs=5, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work(*options.worker)
+        return
+
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from lmtool.recipe.spec import BpeTokenizer
+    from lmtool.text.tokenizer import Tokenizer
+
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        folder = Path(name)
+        text, tokenizer = folder / "text.txt", folder / "tokenizer.json"
+        generate(text, options.megabytes, options.words)
+        size = text.stat().st_size / 1e6
+        with open(text, encoding="utf-8") as lines:
+            sample = [line for _, line in zip(range(100_000), lines, strict=False)]
+        Tokenizer.train(BpeTokenizer(vocab_size=8192), sample).save(tokenizer)
+        ways = [options.only] if options.only else ["lmtool", "datasets"]
+        speeds: dict[str, list[float]] = {way: [] for way in ways}
+        peaks = dict.fromkeys(ways, 0.0)
+        agree: bool | None = None
+        for r in range(options.rounds):
+            for way in ways:
+                with tempfile.TemporaryDirectory(dir=folder) as out:
+                    seconds, peak = measure(way, text, tokenizer, Path(out), options.documents)
+                    speeds[way].append(size / seconds)
+                    peaks[way] = max(peaks[way], peak)
+                    print(f"round {r + 1}  {way:8}  {size / seconds:7.1f} MB/s  peak {peak:5.0f} MB", flush=True)
+                    if way == "lmtool" and agree is None and options.documents == "whole" and not options.only:
+                        agree = ids_agree(text, tokenizer, Path(out))
+        for way in ways:
+            print(f"median   {way:8}  {statistics.median(speeds[way]):7.1f} MB/s  peak {peaks[way]:5.0f} MB")
+        if not options.only:
+            print(f"ratio    {statistics.median(speeds['lmtool']) / statistics.median(speeds['datasets']):.2f}")
+        if agree is not None:
+            print(f"same ids {agree}")
+
+
+if __name__ == "__main__":
+    main()
