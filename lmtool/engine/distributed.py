@@ -59,15 +59,6 @@ class World:
             with peers_may_end():
                 dist.barrier()
 
-    def tell(self, message: str) -> str:
-        """The message of rank 0, in every process."""
-        if self.size == 1:
-            return message
-        box: list[str | None] = [message if self.is_main else None]
-        with peers_may_end():
-            dist.broadcast_object_list(box)
-        return str(box[0])
-
 
 def local_rank() -> int:
     """The number of this process on its machine, which is the number of its GPU."""

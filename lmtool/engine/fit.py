@@ -20,7 +20,7 @@ from lmtool.engine.schedule import multiplier
 from lmtool.errors import NumericalError, ResourceError
 from lmtool.model import LanguageModel
 from lmtool.objective import CausalObjective
-from lmtool.recipe.spec import Recipe
+from lmtool.recipe.spec import Recipe, Training
 from lmtool.run.order import hash_key, rank_samples
 
 
@@ -72,16 +72,14 @@ def fit(
 
     Step n is a function of weights, moments, recipe and n: samples, dropout and rates follow from the seed and n.
 
-    micro_batch: rows at once; by default the recipe's, whose `auto` starts with this process's whole share. When memory
-    runs out it is halved and the step done again; the batch stays.
+    micro_batch: rows at once; by default `rows_at_once`. When memory runs out it is halved and the step done again; the
+    batch stays.
 
     Raises NumericalError, before any weight changes, when a loss or gradient is not finite, and ResourceError when one
     row does not fit into memory or another process ends.
     """
     training = recipe.training
-    share = training.batch_size // world.size
-    asked = training.micro_batch if micro_batch is None else micro_batch
-    rows = share if asked == "auto" else min(asked, share)
+    rows = micro_batch or rows_at_once(training, world)
     module = world.wrap(_LossModule(model, objective), compute)
     loader = _Loader(examples, objective, recipe, world, compute)
     model.train()
@@ -97,9 +95,10 @@ def fit(
                     if not _out_of_memory(error):
                         raise
                     rows = _halve(rows, world, error)
-                    optimizers.forget_gradients()
-                    if compute.device.type == "cuda":
-                        torch.cuda.empty_cache()
+                # only here, because the error keeps the tensors of its micro-batch alive
+                optimizers.forget_gradients()
+                if compute.device.type == "cuda":
+                    torch.cuda.empty_cache()
             total, n_targets, stops = world.sum((total, count, float(stop())), compute)
             if not math.isfinite(total):
                 raise _not_finite("loss", total, step, loader)
@@ -113,6 +112,12 @@ def fit(
             yield Step(step + 1, total / n_targets, lr, norm, int(n_targets), seconds, rows, stops > 0)
     finally:
         loader.close()
+
+
+def rows_at_once(training: Training, world: World) -> int:
+    """The micro-batch that a recipe asks for; `auto` begins with the whole share of this process."""
+    share = training.batch_size // world.size
+    return share if training.micro_batch == "auto" else min(training.micro_batch, share)
 
 
 def _accumulate(
@@ -166,7 +171,8 @@ class _Loader:
         return rank_samples(step, self._batch_size, self._world.rank, self._world.size)
 
     def documents(self, step: int) -> list[int]:
-        return self._examples.documents(self.samples(step))
+        """Numbers of the documents in the whole batch of `step`, whichever processes compute it."""
+        return self._examples.documents(rank_samples(step, self._batch_size))
 
     def _read(self, step: int, rows: int) -> list[Batch]:
         found = self._examples.read(self.samples(step))

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from pydantic import ValidationError
 
 from lmtool.engine.build import read_run
 from lmtool.engine.device import Compute, resolve
 from lmtool.engine.distributed import World, joined, local_rank
-from lmtool.engine.train import Event, Warned, train
+from lmtool.engine.train import Event, Progress, Warned, train
 from lmtool.errors import CheckpointError, DataError, UsageError
 from lmtool.recipe.document import Path as RecipePath
 from lmtool.recipe.document import dotted
@@ -27,6 +28,8 @@ from lmtool.text.tokenizer import Tokenizer
 
 HARMLESS = (
     "description",
+    "data.train",
+    "data.valid",
     "training.steps",
     "training.micro_batch",
     "training.device",
@@ -35,7 +38,10 @@ HARMLESS = (
     "evaluation.",
     "checkpoint.",
 )
-"""Keys that may change when a run is resumed: they decide how far and on what it goes on, not what is learnt."""
+"""Keys that may change when a run is resumed: they decide how far and on what it goes on, not what is learnt.
+
+Files may have moved, since their content is compared.
+"""
 
 
 @dataclass(frozen=True)
@@ -54,10 +60,11 @@ class Started:
 
 @dataclass(frozen=True)
 class Nothing:
-    """There is nothing left to train."""
+    """There is nothing left to train: all steps are done, or patience has run out."""
 
     path: Path
     step: int
+    early: bool
 
 
 def pretrain(
@@ -117,16 +124,7 @@ def resume(
     """
     found = find(reference)
     run = found.run
-    before = load(run.recipe_path).recipe
     recipe = load(run.recipe_path, overrides).recipe
-    changes = _changes(before, recipe)
-    refused = [text for key, text in changes.items() if not key.startswith(HARMLESS)]
-    if refused:
-        raise CheckpointError(
-            f"the run cannot go on under another recipe: {'; '.join(refused)}",
-            where=str(run.recipe_path),
-            fix="leave these as they are, or start a new run with lmtool pretrain",
-        )
     compute = resolve(recipe.training.device, recipe.training.precision, local_rank())
     with joined(compute) as world:
         _check(recipe, compute, world, {})
@@ -135,8 +133,15 @@ def resume(
         with run if world.is_main else nullcontext():
             checkpoint, warnings = _newest(found.newest, world)
             yield from map(Warned, warnings)
-            if recipe.training.steps <= checkpoint.step:
-                yield Nothing(run.path, checkpoint.step)
+            progress = Progress.read(checkpoint)
+            changes = _changes(_recipe_of(checkpoint, progress), recipe)
+            _refuse(changes, run)
+            early = progress.is_stale(recipe.evaluation)
+            if early or recipe.training.steps <= checkpoint.step:
+                if world.is_main and not changes and run.info["sessions"][-1]["outcome"] is None:
+                    # killed between its last checkpoint and its end
+                    run.end("finished")
+                yield Nothing(run.path, checkpoint.step, early)
                 return
             _, tokenizer = read_run(run)
             prepared = _prepare(recipe, world, report, tokenizer)
@@ -204,6 +209,27 @@ def _with_text(recipe: Recipe, prepared: Prepared) -> Recipe:
     rows = recipe.model.vocab_size or prepared.tokenizer.vocab_size
     model = recipe.model.model_copy(update={"vocab_size": rows})
     return recipe.model_copy(update={"model": model, "data": prepared.data})
+
+
+def _recipe_of(checkpoint: Checkpoint, progress: Progress) -> Recipe:
+    """The recipe that a checkpoint was trained under, whatever became of the run's recipe.yaml since."""
+    try:
+        return Recipe.model_validate(progress.recipe)
+    except ValidationError as error:
+        raise CheckpointError(
+            "state.json holds no recipe of this version of lmtool", where=str(checkpoint.path), fix="train anew"
+        ) from error
+
+
+def _refuse(changes: Mapping[str, str], run: Run) -> None:
+    """Raise CheckpointError with the changes after which the run would not be the same run."""
+    refused = [text for key, text in changes.items() if not key.startswith(HARMLESS)]
+    if refused:
+        raise CheckpointError(
+            f"the run cannot go on under another recipe: {'; '.join(refused)}",
+            where=str(run.recipe_path),
+            fix="leave these as they are, or start a new run with lmtool pretrain",
+        )
 
 
 def _newest(newest: Callable[[], tuple[Checkpoint, list[str]]], world: World) -> tuple[Checkpoint, list[str]]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 
@@ -14,11 +14,11 @@ from lmtool.engine.device import Compute
 from lmtool.engine.distributed import World
 from lmtool.engine.evaluate import mean_loss, sample_spans
 from lmtool.engine.examples import Examples
-from lmtool.engine.fit import Step, fit
+from lmtool.engine.fit import Step, fit, rows_at_once
 from lmtool.engine.optimizer import Optimizers
 from lmtool.errors import CheckpointError, ResourceError
 from lmtool.model import LanguageModel
-from lmtool.recipe.spec import Recipe
+from lmtool.recipe.spec import Evaluation, Recipe
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import Run
 from lmtool.text.prepare import Prepared
@@ -90,7 +90,8 @@ Event = Plan | Stepped | Sampled | Saved | Warned | Ended
 class Progress:
     """What a checkpoint holds besides weights and moments, so that a resumed run goes on as if never stopped.
 
-    stale: validations since the best one. micro_batch: rows at once, which memory may have made smaller.
+    stale: validations since the best one. micro_batch: rows at once, which memory may have made smaller. setup: as from
+    `setup`. recipe: all its values.
     """
 
     tokens: int = 0
@@ -100,6 +101,17 @@ class Progress:
     stale: int = 0
     micro_batch: int | None = None
     setup: dict[str, object] = field(default_factory=dict)
+    recipe: dict[str, object] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, checkpoint: Checkpoint) -> Self:
+        """What a checkpoint holds. Raises CheckpointError when another version of lmtool wrote it."""
+        try:
+            return cls(**checkpoint.state())  # type: ignore[arg-type]  # its keys are checked by the call
+        except TypeError as error:
+            raise CheckpointError(
+                "state.json is not of this version of lmtool", where=str(checkpoint.path), fix="train anew"
+            ) from error
 
     def judge(self, step: int, valid_loss: float) -> bool:
         """Take note of a validation; True when it is the best so far."""
@@ -110,14 +122,20 @@ class Progress:
             self.stale += 1
         return is_best
 
+    def is_stale(self, evaluation: Evaluation) -> bool:
+        """True when patience has run out."""
+        return evaluation.patience is not None and self.stale >= evaluation.patience
 
-def setup(compute: Compute, world: World) -> dict[str, object]:
+
+def setup(recipe: Recipe, compute: Compute, world: World) -> dict[str, object]:
     """What results may depend on, to the last bit, besides the recipe and the text."""
     return {
         "device": compute.device.type,
         "precision": compute.precision,
         "threads": torch.get_num_threads(),
         "processes": world.size,
+        "micro_batch": recipe.training.micro_batch,
+        "compile": _compiles(recipe, compute),
         "torch": torch.__version__,
     }
 
@@ -148,9 +166,13 @@ def train(
     if checkpoint is not None:
         load_weights(lm, checkpoint)
         optimizers.load_state(checkpoint.optimizer())
-        progress, first_step = _read_progress(checkpoint), checkpoint.step
-        yield from map(Warned, _setup_changes(progress.setup, setup(compute, world)))
-    progress.setup = setup(compute, world)
+        progress, first_step = Progress.read(checkpoint), checkpoint.step
+    here = setup(recipe, compute, world)
+    if progress.setup != here:
+        if checkpoint is not None:
+            yield Warned(_setup_changes(progress.setup, here))
+        progress.micro_batch = rows_at_once(recipe.training, world)
+    progress.setup, progress.recipe = here, recipe.model_dump(mode="json")
     context, steps = recipe.model.context, recipe.training.steps
     examples = Examples(prepared.train, context, recipe.seed)
     validation = sample_spans(prepared.valid, context, recipe.evaluation.tokens, recipe.seed)
@@ -182,7 +204,7 @@ def train(
         stop=stop,
     ):
         last = step.step
-        if progress.micro_batch is not None and step.micro_batch < progress.micro_batch:
+        if step.micro_batch != progress.micro_batch:
             yield Warned(f"out of memory: {step.micro_batch} rows at once from now on; the batch stays the same")
         progress.micro_batch = step.micro_batch
         progress.tokens += step.tokens
@@ -191,8 +213,7 @@ def train(
         if last % recipe.evaluation.every == 0 or last == steps:
             valid_loss = mean_loss(lm, prepared.valid, validation, objective, compute, world)
             is_best = progress.judge(last, valid_loss)
-            patience = recipe.evaluation.patience
-            if patience is not None and progress.stale >= patience and last < steps:
+            if progress.is_stale(recipe.evaluation) and last < steps:
                 reason = "early"
         if step.stop and last < steps:
             reason = "interrupted"
@@ -207,6 +228,8 @@ def train(
         if reason != "finished":
             break
     keeper.close(reason)
+    # torchrun takes the first process that ends for a failed one when it was interrupted, and ends the others
+    world.wait()
     yield Ended(reason, last, progress.best_step, progress.best_loss)
 
 
@@ -285,20 +308,10 @@ def _samples(run: Run | None, lm: LanguageModel, prepared: Prepared, recipe: Rec
         yield Sampled(step, completion.prompt, completion.text)
 
 
-def _read_progress(checkpoint: Checkpoint) -> Progress:
-    try:
-        return Progress(**checkpoint.state())  # type: ignore[arg-type]  # its keys are checked by the call
-    except TypeError as error:
-        raise CheckpointError(
-            "state.json is not of this version of lmtool", where=str(checkpoint.path), fix="train anew"
-        ) from error
-
-
-def _setup_changes(before: dict[str, object], now: dict[str, object]) -> Iterator[str]:
+def _setup_changes(before: dict[str, object], now: dict[str, object]) -> str:
     """What will make the rest of the run differ in the last bits from one that was never stopped."""
     changed = [f"{key} {before.get(key)} -> {now[key]}" for key in now if before.get(key) != now[key]]
-    if changed:
-        yield f"not bit for bit as without the stop, because the setup changed: {', '.join(changed)}"
+    return f"not bit for bit as without the stop, because the setup changed: {', '.join(changed)}"
 
 
 def _compiles(recipe: Recipe, compute: Compute) -> bool:
