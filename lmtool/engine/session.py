@@ -92,6 +92,7 @@ def pretrain(
             check_folder(output)
         prepared = _prepare(recipe, world, report)
         recipe = _with_text(recipe, prepared)
+        _check_memory(recipe, compute, resolved.origins)
         run = None
         if world.is_main:
             run = Run.create(
@@ -177,6 +178,10 @@ def _check(recipe: Recipe, compute: Compute, world: World, origins: Mapping[str,
             where="training.batch_size",
             fix=f"set it to a multiple of {world.size}",
         )
+    _check_memory(recipe, compute, origins)
+
+
+def _check_memory(recipe: Recipe, compute: Compute, origins: Mapping[str, str]) -> None:
     memory = machine_memory()
     if compute.device.type == "cuda":
         memory = torch.cuda.get_device_properties(compute.device).total_memory
