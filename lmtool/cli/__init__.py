@@ -1,7 +1,10 @@
-"""The command line: what a person types. One module per command; everything heavy is imported inside commands."""
+"""The command line: what a person types. One module per command; everything heavy is imported inside commands.
+
+Results go to stdout, all else to stderr. docs/cli.md says what other programs may rely on.
+"""
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -9,11 +12,15 @@ from lmtool import __version__
 from lmtool.cli import recipes, runs
 from lmtool.cli.evaluate import evaluate
 from lmtool.cli.generate import generate
+from lmtool.cli.output import plain, prepare_streams
 from lmtool.cli.pretrain import pretrain
 from lmtool.cli.resume import resume
 from lmtool.cli.signals import leave_on_signals
 from lmtool.cli.tokenize import tokenize
-from lmtool.errors import LmtoolError, ResourceError
+from lmtool.errors import LmtoolError, ResourceError, UsageError
+
+MISTYPED: type[Exception] = typer.BadParameter.__mro__[1]
+"""Base of what Typer raises for a wrong command, option or argument. Typer has it under no public name of its own."""
 
 app = typer.Typer(
     help="Pretrain, decode and measure language models.", no_args_is_help=True, pretty_exceptions_enable=False
@@ -36,9 +43,10 @@ def _show_version(asked: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and end.", callback=_show_version, is_eager=True)
+        bool,
+        typer.Option("--version", metavar="", help="Print the version and end.", callback=_show_version, is_eager=True),
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback when something fails.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", metavar="", help="Show a traceback when something fails.")] = False,
 ) -> None:
     """Options of all commands. `main` has read them already."""
 
@@ -47,15 +55,17 @@ def main() -> None:
     """Run the command line, and turn what goes wrong into at most three lines and an exit code."""
     debug = _take_debug(sys.argv)
     leave_on_signals()
+    prepare_streams()
     try:
-        app()
+        code = app(standalone_mode=False)
     except Exception as error:
-        if debug:
+        if debug and not isinstance(error, MISTYPED):
             raise
         explained = explain(error)
-        for line in explained.lines():
-            typer.echo(line, err=True)
-        sys.exit(explained.exit_code)
+        for line in filter(None, explained.lines()):
+            typer.echo(plain(line), err=True)
+        code = explained.exit_code
+    sys.exit(code)
 
 
 def _take_debug(argv: list[str]) -> bool:
@@ -71,9 +81,18 @@ def explain(error: Exception) -> LmtoolError:
     """What a person is told about an error: its own words if it is ours, else the best that can be said."""
     if isinstance(error, LmtoolError):
         return error
-    said = "".join(char if char.isprintable() else " " for char in str(error))[:200]
+    if isinstance(error, MISTYPED):
+        return _explain_usage(error)
+    said = str(error)[:200]
     if isinstance(error, MemoryError) or "can't allocate memory" in said:
         return ResourceError("out of memory", fix="use a smaller training.micro_batch, model.context or model.d_model")
     if isinstance(error, OSError):
         return ResourceError(error.strerror or said, where=str(error.filename or ""), fix="check disk and permissions")
     return LmtoolError(f"unexpected {type(error).__name__}: {said}", fix="run it again with --debug for a traceback")
+
+
+def _explain_usage(error: Any) -> UsageError:
+    """The same as one of our errors. Nothing when the help was shown in place of a missing command."""
+    said = error.format_message()
+    command = error.ctx.command_path if error.ctx else "lmtool"
+    return UsageError(said, fix=f"{command} --help shows what there is" if said else "")

@@ -4,14 +4,10 @@ from typing import Annotated, Literal
 
 import typer
 
-Text = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="TEXT...",
-        help="Files, folders or globs (.txt .jsonl .csv .parquet, also .gz), or hf:NAME.",
-        show_default=False,
-    ),
-]
+DEFAULT_RECIPE = "tiny"
+TEXT_HELP = "Files, folders or globs (.txt .jsonl .csv .parquet, also .gz), or hf:NAME."
+
+Text = Annotated[list[str], typer.Argument(metavar="TEXT", help=TEXT_HELP, show_default=False)]
 RecipeName = Annotated[
     str, typer.Option("--recipe", "-r", metavar="NAME", help="A shipped recipe (lmtool recipes ls) or a YAML file.")
 ]
@@ -28,7 +24,9 @@ Overrides = Annotated[
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's name or directory, a checkpoint directory, or last.")]
 Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to compute.")]
 Precision = Annotated[Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="Type of matrix products.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and warnings only.")]
-
-DEFAULT_RECIPE = "tiny"
+Column = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="The column of text in .jsonl, .csv and .parquet files.", show_default=False),
+]
+Json = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON for other programs.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="Print results and warnings only.")]

@@ -1,10 +1,14 @@
 """`lmtool eval`: how well a model predicts a text."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmtool.cli.arguments import Device, Json, Precision, Run, Text
+from lmtool.cli.arguments import Column, Device, Json, Precision, Quiet, Run, Text
+from lmtool.cli.output import plain
+
+if TYPE_CHECKING:
+    from lmtool.engine.evaluate import Perplexity
 
 
 def evaluate(
@@ -17,9 +21,11 @@ def evaluate(
     context: Annotated[
         int | None, typer.Option(min=1, help="Tokens read at once; the model's context by default.")
     ] = None,
+    column: Column = None,
     device: Device = "auto",
     precision: Precision = "float32",
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Measure a model on text: perplexity per token and per word, and bits per byte.
 
@@ -28,18 +34,34 @@ def evaluate(
     """
     import json
 
+    from lmtool.cli.progress import Display
     from lmtool.engine.measure import measure
 
-    measured = measure(run, text, context=context, stride=stride, device=device, precision=precision)
+    with Display(shown=True, quiet=quiet) as display:
+        measured = measure(
+            run,
+            text,
+            context=context,
+            stride=stride,
+            column=column,
+            device=device,
+            precision=precision,
+            report=display.report,
+        )
     loaded, result = measured.loaded, measured.perplexity
     for warning in loaded.warnings:
-        typer.echo(f"warning: {warning}", err=True)
+        typer.echo(plain(f"warning: {warning}"), err=True)
+    if not quiet:
+        typer.echo(plain(f"{loaded.run_path}, step {loaded.step}, {loaded.compute.describe()}"), err=True)
     if as_json:
         typer.echo(json.dumps(result.record()))
         return
-    typer.echo(f"{loaded.run_path}, step {loaded.step}, {loaded.compute.describe()}", err=True)
     typer.echo(f"loss             {result.loss:.4f} nats per token")
-    typer.echo(f"perplexity       {result.perplexity:.3f} per token, {result.word_perplexity:.2f} per word")
+    typer.echo(f"perplexity       {result.perplexity:.3f} per token, {_per_word(result)}")
     typer.echo(f"bits per byte    {result.bits_per_byte:.4f}")
     typer.echo(f"tokens           {result.tokens:,} in {result.n_bytes:,} bytes")
     typer.echo(f"context, stride  {result.context}, {result.stride}")
+
+
+def _per_word(result: "Perplexity") -> str:
+    return f"{result.word_perplexity:.2f} per word" if result.n_words else "no words"

@@ -29,7 +29,9 @@ def generate(
     ] = "last",
     truncate: Annotated[
         bool,
-        typer.Option("--truncate", help="Cut prompts longer than the context from the left.", rich_help_panel=INPUT),
+        typer.Option(
+            "--truncate", metavar="", help="Cut prompts longer than the context from the left.", rich_help_panel=INPUT
+        ),
     ] = False,
     max_new_tokens: Annotated[
         int, typer.Option(help="Most tokens written for each text.", rich_help_panel=CHOICE)
@@ -52,7 +54,8 @@ def generate(
         ),
     ] = None,
     greedy: Annotated[
-        bool, typer.Option("--greedy", help="Take the most probable token each time.", rich_help_panel=CHOICE)
+        bool,
+        typer.Option("--greedy", metavar="", help="Take the most probable token each time.", rich_help_panel=CHOICE),
     ] = False,
     n: Annotated[int, typer.Option("-n", min=1, help="Samples of each prompt.", rich_help_panel=CHOICE)] = 1,
     seed: Annotated[
@@ -104,7 +107,7 @@ def generate(
         truncate=truncate,
     )
     for warning in loaded.warnings:
-        print(visible(warning), file=sys.stderr)
+        print(visible(f"warning: {warning}"), file=sys.stderr)
     if not quiet:
         where = f"{loaded.run_path}, step {loaded.step}, {loaded.compute.describe()}, seed {settings.seed}"
         print(visible(where), file=sys.stderr)

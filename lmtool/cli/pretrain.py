@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from lmtool.cli.arguments import DEFAULT_RECIPE, Overrides, Quiet, RecipeName, Text
+from lmtool.cli.arguments import DEFAULT_RECIPE, Column, Overrides, Quiet, RecipeName, Text
 
 
 def pretrain(
@@ -16,6 +16,7 @@ def pretrain(
         list[str] | None,
         typer.Option(metavar="FILE", help="Validation text, instead of a part of TEXT. May be repeated."),
     ] = None,
+    column: Column = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="DIR", help="The run directory; a new one in runs/ by default."),
@@ -31,6 +32,8 @@ def pretrain(
     flags = [Setting("data.train", text, "TEXT")]
     if valid:
         flags.append(Setting("data.valid", valid, "--valid"))
+    if column is not None:
+        flags.append(Setting("data.column", column, "--column"))
     resolved = load(recipe, overrides or (), flags)
 
     from lmtool.cli.training import follow

@@ -1,5 +1,6 @@
 """Training as a person sees it: a bar on a terminal, lines elsewhere; all on stderr."""
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -7,19 +8,27 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from lmtool.cli.output import plain
+
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress, TaskID
 
     from lmtool.engine.fit import Step
     from lmtool.engine.session import Nothing, Started
-    from lmtool.engine.train import Ended, Event, Plan
+    from lmtool.engine.train import Ended, Event, Plan, Sampled
+    from lmtool.recipe.spec import TokenizerFile, TokenizerSpec
+    from lmtool.text.tokenizer import Tokenizer
 
 LINE_SECONDS = 10
 """Longest silence between two lines where there is no bar."""
 
+NUMBERS_WIDTH = 66
+"""Columns that the numbers beside the bar may take."""
+
 
 class Display:
-    """Shows the events of a run. `show` takes each as it comes.
+    """Shows how a command goes on. `show` takes each event of a run as it comes, `report` what happens before.
 
     shown: False in processes that only compute. quiet: warnings only. run: its directory, as soon as there is one.
     """
@@ -28,27 +37,34 @@ class Display:
         self.run: Path | None = None
         self._shown = shown
         self._quiet = quiet or not shown
+        self._console: Console | None = None
         self._bar: Progress | None = None
         self._task: TaskID | None = None
-        self._last_line = time.monotonic()
+        self._began = self._last_line = time.monotonic()
         self._steps = 0
-        self._rate = 0.0
+        self._seconds: list[float] = []
 
     def __enter__(self) -> "Display":
         if not self._quiet and sys.stderr.isatty():
-            self._bar = _bar()
-            self._bar.start()
+            from rich.console import Console
+
+            console = Console(stderr=True)
+            self._console = None if console.is_dumb_terminal else console
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._close_bar()
 
     def report(self, stage: str, done: int, total: int) -> None:
-        """How preparing the text goes."""
+        """How work goes that is not training: what it is, and how much of it is done."""
+        if self._console is not None:
+            if self._bar is None:
+                self._open_bar(_working_bar(self._console))
+            self._update(description=stage, completed=done, total=total or None)
+            return
         now = time.monotonic()
         if now - self._last_line > LINE_SECONDS:
-            self._say(f"{stage}: {done:,} characters" + (f" of {total:,}" if total else ""))
+            self._say(f"{stage}: {100 * done / total:.0f} %" if total else f"{stage}: {done:,} characters")
             self._last_line = now
 
     def show(self, event: "Event | Started | Nothing") -> None:
@@ -56,113 +72,161 @@ class Display:
 
         match event:
             case session.Started():
-                self._say(_started(event))
-                for change in event.changes:
-                    self._say(f"changed: {change}")
+                self._close_bar()
+                self._say(*_started(event), *(f"changed: {change}" for change in event.changes))
             case session.Nothing():
-                self._warn(f"finished: {event.path} has done all its {event.step} steps")
-                self._warn(f"  lmtool resume {event.path} -s training.steps=+500 trains on")
+                how = "stopped early, at step" if event.early else "has done all its steps,"
+                key = "evaluation.patience" if event.early else "training.steps"
+                self._warn(f"finished: {event.path} {how} {event.step}")
+                self._warn(f"  lmtool resume {event.path} -s {key}=+{5 if event.early else 500} trains on")
             case train.Plan():
-                self._say(_plan(event))
+                self._say(*_plan(event))
                 self._begin(event)
             case train.Stepped():
                 self._step(event.step, event.valid_loss, event.is_best)
             case train.Sampled():
-                self._say(f"  {_one_line(event.prompt)}|{_one_line(event.text)}")
+                self._say(_sampled(event))
             case train.Warned():
                 self._warn(f"warning: {event.text}")
             case train.Ended():
-                self._say(_ended(event))
+                self._close_bar()
+                self._say(_ended(event, time.monotonic() - self._began))
 
-    def _say(self, text: str) -> None:
+    def _say(self, *lines: str) -> None:
         if not self._quiet:
-            self._print(text)
+            self._print(*lines)
 
-    def _warn(self, text: str) -> None:
+    def _warn(self, *lines: str) -> None:
         if self._shown:
-            self._print(text)
+            self._print(*lines)
 
-    def _print(self, text: str) -> None:
-        if self._bar is None:
-            typer.echo(text, err=True)
-        else:
-            self._bar.console.print(text, markup=False, highlight=False)
+    def _print(self, *lines: str) -> None:
+        try:
+            for line in lines:
+                if self._bar is None:
+                    typer.echo(plain(line), err=True)
+                else:
+                    from rich.text import Text
+
+                    self._bar.console.print(Text(plain(line)))
+        except OSError:
+            # Nobody reads this any more, which must not end the training.
+            self._shown, self._quiet, self._console = False, True, None
+            sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - it stays open as long as the process
+
+    def _open_bar(self, bar: "Progress") -> None:
+        self._bar = bar
+        self._task = bar.add_task("", total=None, loss="", speed="", left="")
+        bar.start()
+
+    def _update(self, **fields: object) -> None:
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, **fields)  # type: ignore[arg-type]  # rich has any field among its own
+
+    def _close_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
 
     def _begin(self, plan: "Plan") -> None:
         self._steps = plan.steps
-        if self._bar is not None:
-            self._task = self._bar.add_task("", total=plan.steps, completed=plan.first_step, loss="", speed="")
+        self._began = time.monotonic()
+        if self._console is not None:
+            self._open_bar(_training_bar(self._console))
+            self._update(completed=plan.first_step, total=plan.steps)
 
     def _step(self, step: "Step", valid_loss: float | None, is_best: bool) -> None:
-        speed = step.tokens / step.seconds
-        # a running mean, since steps differ
-        self._rate = step.seconds if not self._rate else 0.95 * self._rate + 0.05 * step.seconds
-        if self._bar is not None and self._task is not None:
-            self._bar.update(
-                self._task, completed=step.step, loss=f"loss {step.loss:.3f}", speed=f"{speed:,.0f} tokens/s"
-            )
+        # The mean of the last steps, since they differ; the very first also warms up.
+        self._seconds = [*self._seconds[-19:], step.seconds] if len(self._seconds) > 1 else [step.seconds] * 2
+        seconds = sum(self._seconds) / len(self._seconds)
+        speed = f"{step.tokens / seconds:,.0f} tokens/s"
+        left = f"{_clock((self._steps - step.step) * seconds)} left"
+        self._update(completed=step.step, loss=f"loss {step.loss:.3f}", speed=speed, left=left)
         valid = "" if valid_loss is None else f"  valid loss {valid_loss:.4f}" + (" (best)" if is_best else "")
         now = time.monotonic()
-        if valid or (self._bar is None and now - self._last_line > LINE_SECONDS) or step.step == 1:
-            left = (self._steps - step.step) * self._rate
+        if valid or (self._bar is None and (step.step == 1 or now - self._last_line > LINE_SECONDS)):
             self._say(
                 f"step {step.step}/{self._steps} ({100 * step.step / self._steps:.0f} %)  loss {step.loss:.4f}{valid}"
-                f"  lr {step.lr:.2e}  {speed:,.0f} tokens/s  {_clock(left)} left"
+                f"  lr {step.lr:.2e}  {speed}  {left}"
             )
             self._last_line = now
 
 
-def _bar() -> "Progress":
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+def _training_bar(console: "Console") -> "Progress":
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
+
+    columns: list[ProgressColumn] = [TextColumn("step"), MofNCompleteColumn()]
+    # Not over the whole line: the ^C that the terminal prints would break it.
+    width = min(40, console.width - NUMBERS_WIDTH)
+    if width > 5:
+        columns.append(BarColumn(bar_width=width))
+    columns += [TextColumn(f"{{task.fields[{field}]}}") for field in ("loss", "speed", "left")]
+    return Progress(*columns, console=console, transient=True)
+
+
+def _working_bar(console: "Console") -> "Progress":
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
     return Progress(
-        TextColumn("step"),
-        MofNCompleteColumn(),
-        BarColumn(bar_width=None),
-        TextColumn("{task.fields[loss]}"),
-        TextColumn("{task.fields[speed]}"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
+        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), console=console, transient=True
     )
 
 
-def _started(event: "Started") -> str:
+def _started(event: "Started") -> list[str]:
     data, prepared = event.recipe.data, event.prepared
-    split = "the end of the text" if data.split == "slice" else "whole documents"
+    train, valid = prepared.train, prepared.valid
     if data.valid:
-        split = ", ".join(data.valid)
-    return (
-        f"run {event.path}\n"
-        f"text: {prepared.train.n_documents:,} documents ({data.documents}), {len(prepared.train):,} tokens; "
-        f"validation: {split}, {len(prepared.valid):,} tokens\n"
-        f"tokenizer: {prepared.tokenizer.kind}, {prepared.tokenizer.vocab_size:,} entries"
-    )
+        held_out = ", ".join(data.valid)
+    elif data.split == "slice":
+        held_out = f"the last {100 * data.valid_fraction:g} % of the text"
+    else:
+        held_out = count(valid.n_documents, "document")
+    text = "one text" if data.split == "slice" else count(train.n_documents, "document")
+    return [
+        f"run {event.path}",
+        f"text: {text}, {len(train):,} tokens; validation: {held_out}, {len(valid):,} tokens",
+        f"tokenizer: {entries(prepared.tokenizer, event.recipe.tokenizer)}",
+    ]
 
 
-def _plan(plan: "Plan") -> str:
-    return (
-        f"model: {plan.parameters:,} parameters; {plan.device}\n"
-        f"plan: steps {plan.first_step + 1} to {plan.steps}, {plan.batch_tokens:,} tokens each, "
-        f"{plan.epochs:.1f} times through the text"
-    )
+def count(number: int, noun: str) -> str:
+    """A number of things."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def _ended(event: "Ended") -> str:
+def entries(tokenizer: "Tokenizer", asked: "TokenizerSpec | TokenizerFile") -> str:
+    """A tokenizer in a few words, also when it came out smaller than asked for."""
+    from lmtool.recipe.spec import BpeTokenizer, WordPieceTokenizer, WordTokenizer
+
+    found = f"{tokenizer.kind}, {tokenizer.vocab_size:,} entries"
+    if isinstance(asked, BpeTokenizer | WordPieceTokenizer | WordTokenizer) and tokenizer.vocab_size < asked.vocab_size:
+        return f"{found} ({asked.vocab_size:,} asked for; the text gives no more)"
+    return found
+
+
+def _plan(plan: "Plan") -> list[str]:
+    return [
+        f"model: {plan.parameters:,} parameters; {plan.device}",
+        f"plan: steps {plan.first_step + 1:,} to {plan.steps:,}, {plan.batch_tokens:,} tokens each, "
+        f"{plan.epochs:.1f} times through the text",
+    ]
+
+
+def _sampled(event: "Sampled") -> str:
+    """The sample on one line, its prompt marked off."""
+    return f"  {event.prompt}|{event.text}".replace("\n", "↵")
+
+
+def _ended(event: "Ended", seconds: float) -> str:
     best = "" if event.best_loss is None else f"; best valid loss {event.best_loss:.4f} at step {event.best_step}"
     match event.reason:
         case "finished":
-            return f"finished at step {event.step}{best}"
+            return f"finished at step {event.step} after {_clock(seconds)}{best}"
         case "early":
-            return f"stopped early at step {event.step}, no better validation for long enough{best}"
+            return f"stopped early at step {event.step} after {_clock(seconds)}: validation got no better{best}"
     return f"interrupted and saved at step {event.step}{best}; lmtool resume goes on"
 
 
 def _clock(seconds: float) -> str:
     hours, rest = divmod(round(seconds), 3600)
     return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
-
-
-def _one_line(text: str) -> str:
-    return "".join(char if char.isprintable() else " " for char in text)

@@ -27,7 +27,9 @@ def ls(as_json: Json = False) -> None:
 @app.command()
 def show(
     name: Annotated[str, typer.Argument(help="A shipped recipe, or a YAML file.")],
-    resolved: Annotated[bool, typer.Option("--resolved", help="Print every value and where it comes from.")] = False,
+    resolved: Annotated[
+        bool, typer.Option("--resolved", metavar="", help="Print every value and where it comes from.")
+    ] = False,
     overrides: Overrides = None,
 ) -> None:
     """Print a recipe as it is written, or with every value resolved."""

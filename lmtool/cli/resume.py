@@ -9,7 +9,7 @@ from lmtool.cli.arguments import Overrides, Quiet
 
 def resume(
     run: Annotated[
-        str, typer.Argument(metavar="[RUN]", help="A run's name or directory, a checkpoint directory, or last.")
+        str, typer.Argument(metavar="RUN", help="A run's name or directory, a checkpoint directory, or last.")
     ] = "last",
     overrides: Overrides = None,
     quiet: Quiet = False,

@@ -1,15 +1,17 @@
 """lmtool runs: what was trained, and how far."""
 
+import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from lmtool.cli.arguments import Json
+from lmtool.cli.output import plain
 
 if TYPE_CHECKING:
     from lmtool.run.listing import Summary
 
 app = typer.Typer(help="List training runs, or show one.", no_args_is_help=True)
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
 
 
 @app.command("ls")
@@ -22,7 +24,7 @@ def list_runs(json: Json = False) -> None:
     if json:
         _print_json([_as_dict(summary) for summary in found])
     elif not found:
-        typer.echo(f"no runs in {_plain(str(runs_root()))}", err=True)
+        typer.echo(f"no runs in {plain(str(runs_root()))}", err=True)
     else:
         _print_table(
             ["name", "step", "valid loss", "started", "size", "state", "recipe", "model"],
@@ -70,7 +72,8 @@ def show_run(
     facts += [(f"{name} fingerprint", str(value)) for name, value in found.fingerprints.items()]
     for session in found.info["sessions"]:
         began = "started" if session["step"] == 0 else f"resumed at step {session['step']}"
-        facts.append(("session", f"{_time(session['started'])} {began}: {' '.join(map(str, session['command']))}"))
+        command = shlex.join(map(str, session["command"]))
+        facts.append(("session", f"{_time(session['started'])} {began}: {command}"))
         facts.append(("", ", ".join(f"{k} {v}" for k, v in session["environment"].items() if v is not None)))
     for checkpoint in summary.checkpoints:
         notes = [_size(checkpoint.bytes), *(["best"] if checkpoint.best else []), checkpoint.problem]
@@ -78,7 +81,7 @@ def show_run(
     if summary.problem:
         facts.append(("problem", summary.problem))
     for name, value in facts:
-        typer.echo(f"{_plain(name):21} {_plain(value)}")
+        typer.echo(f"{plain(name):21} {plain(value)}")
 
 
 def _as_dict(summary: "Summary") -> dict[str, object]:
@@ -102,7 +105,7 @@ def _print_table(columns: list[str], rows: list[list[str]]) -> None:
     console = Console()
     if not console.is_terminal:
         for row in rows:
-            typer.echo("\t".join(_plain(cell) for cell in row))
+            typer.echo("\t".join(plain(cell) for cell in row))
         return
     table = Table(box=None, pad_edge=False)
     for column in columns:
@@ -112,15 +115,10 @@ def _print_table(columns: list[str], rows: list[list[str]]) -> None:
             no_wrap=column not in ("recipe", "model"),
         )
     for row in rows:
-        table.add_row(*(Text(_plain(cell)) for cell in row))
+        table.add_row(*(Text(plain(cell)) for cell in row))
     # Names are typed again, so they are never cut: on a narrow terminal whole lines go on in the next one.
     console.width = max(console.width, 120)
     console.print(table)
-
-
-def _plain(text: str) -> str:
-    """`text` as text: control characters escaped."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def _loss(loss: float | None) -> str:

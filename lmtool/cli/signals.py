@@ -3,9 +3,13 @@
 import os
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+STOPPING = "stopping after this step; Ctrl-C again leaves at once\n"
+OVER_THE_BAR, SHOW_CURSOR = "\r\x1b[2K", "\x1b[?25h"
 
 
 def leave_on_signals() -> None:
@@ -17,11 +21,12 @@ def leave_on_signals() -> None:
 class StopAtStep:
     """While it is open, the first signal asks for a stop after the step, and the second leaves at once.
 
-    received: the signal that came, if any.
+    told: the first signal is answered on stderr. received: the signal that came, if any.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, told: bool) -> None:
         self.received: int | None = None
+        self._told = told
 
     def open(self) -> None:
         """From now on there is something to save."""
@@ -38,6 +43,16 @@ class StopAtStep:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
+            if os.isatty(2):
+                _write(SHOW_CURSOR)
             # no clean-up: the last checkpoint is whole, and a step may be stuck
             os._exit(128 + number)
         self.received = number
+        if self._told:
+            _write((OVER_THE_BAR if os.isatty(2) else "") + STOPPING)
+
+
+def _write(text: str) -> None:
+    """To stderr, past Python's stream, which may be in the middle of a write."""
+    with suppress(OSError):
+        os.write(2, text.encode())

@@ -1,14 +1,16 @@
 """`lmtool tokenize`: text to a tokenizer and a token store."""
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lmtool.cli.arguments import DEFAULT_RECIPE, Json, Overrides, RecipeName
+from lmtool.cli.arguments import DEFAULT_RECIPE, TEXT_HELP, Column, Json, Overrides, Quiet, RecipeName
 
 if TYPE_CHECKING:
+    from lmtool.recipe.spec import TokenizerFile, TokenizerSpec
     from lmtool.text.prepare import Prepared
     from lmtool.text.tokenizer import Tokenizer
 
@@ -16,22 +18,24 @@ if TYPE_CHECKING:
 def tokenize(
     text: Annotated[
         list[str] | None,
-        typer.Argument(metavar="TEXT...", help="Files, folders, globs or hf:NAME.", show_default=False),
+        typer.Argument(metavar="TEXT", help=TEXT_HELP, show_default=False),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="DIR", help="Folder for tokenizer.json, train/ and valid/.")
     ] = None,
     recipe: RecipeName = DEFAULT_RECIPE,
     overrides: Overrides = None,
+    column: Column = None,
     kind: Annotated[
         Literal["bpe", "wordpiece", "char", "word"] | None, typer.Option(help="Kind of tokenizer to train.")
     ] = None,
     vocab_size: Annotated[int | None, typer.Option(help="Entries of the tokenizer to train.")] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Use this tokenizer.json, or that of this folder or run.")
+        str | None, typer.Option(metavar="FILE", help="Use this tokenizer.json, or that of a folder, a run or last.")
     ] = None,
     show: Annotated[str | None, typer.Option(metavar="TEXT", help="Show the pieces and ids of this text.")] = None,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train a tokenizer on text, or take one, and write the text as tokens.
 
@@ -45,10 +49,12 @@ def tokenize(
             ("tokenizer.kind", kind, "--kind"),
             ("tokenizer.vocab_size", vocab_size, "--vocab-size"),
             ("data.train", text, "TEXT"),
+            ("data.column", column, "--column"),
         )
         if value is not None
     ]
     if tokenizer is not None:
+        tokenizer = _tokenizer_file(tokenizer)
         flags += [Setting("tokenizer.kind", "file", "--tokenizer"), Setting("tokenizer.path", tokenizer, "--tokenizer")]
     resolved = load(recipe, overrides or (), flags).recipe
 
@@ -62,7 +68,7 @@ def tokenize(
             raise UsageError("no text to tokenize", fix="name a file, or use --tokenizer FILE --show TEXT")
         _show(Tokenizer.load(tokenizer), show, as_json)
         return
-    with Display(shown=True, quiet=as_json) as display:
+    with Display(shown=True, quiet=quiet) as display:
         prepared = prepare(
             resolved.data,
             resolved.tokenizer,
@@ -74,7 +80,20 @@ def tokenize(
     if show is not None:
         _show(prepared.tokenizer, show, as_json)
         return
-    _summarise(prepared, output, as_json)
+    _summarise(prepared, resolved.tokenizer, output, as_json)
+
+
+def _tokenizer_file(name: str) -> str:
+    """The file or folder called `name`, else the tokenizer of the run that is meant."""
+    from lmtool.errors import CheckpointError
+    from lmtool.run.find import find
+
+    if os.path.exists(name):
+        return name
+    try:
+        return str(find(name).run.tokenizer_path)
+    except CheckpointError:
+        return name
 
 
 def _show(tokenizer: "Tokenizer", text: str, as_json: bool) -> None:
@@ -88,11 +107,18 @@ def _show(tokenizer: "Tokenizer", text: str, as_json: bool) -> None:
             typer.echo(f"{token}\t{piece}")
 
 
-def _summarise(prepared: "Prepared", output: Path | None, as_json: bool) -> None:
+def _summarise(
+    prepared: "Prepared", asked: "TokenizerSpec | TokenizerFile", output: Path | None, as_json: bool
+) -> None:
     """Sizes and speed; speed only when there was work to do."""
+    from lmtool.cli.progress import count, entries
+    from lmtool.text.prepare import default_cache
+
     stores = {"train": prepared.train, "valid": prepared.valid}
     n_bytes = sum(store.total_bytes for store in stores.values())
     tokens = sum(len(store) for store in stores.values())
+    is_stream = prepared.data.split == "slice"
+    documents = 1 if is_stream else sum(store.n_documents for store in stores.values())
     record = {
         "tokenizer": prepared.tokenizer.kind,
         "vocab_size": prepared.tokenizer.vocab_size,
@@ -102,16 +128,18 @@ def _summarise(prepared: "Prepared", output: Path | None, as_json: bool) -> None
         "megabytes_per_second": n_bytes / 1e6 / prepared.seconds if prepared.seconds else None,
         "train_tokens": len(prepared.train),
         "valid_tokens": len(prepared.valid),
-        "documents": prepared.train.n_documents + prepared.valid.n_documents,
+        "documents": documents,
         "split": prepared.data.split,
     }
     if as_json:
         typer.echo(json.dumps(record))
         return
-    speed = f"{record['megabytes_per_second']:.1f} MB/s" if prepared.seconds else "found in the cache"
-    typer.echo(f"tokenizer  {prepared.tokenizer.kind}, {prepared.tokenizer.vocab_size:,} entries")
-    typer.echo(f"text       {n_bytes:,} bytes in {record['documents']:,} documents")
+    speed = f"{record['megabytes_per_second']:.1f} MB/s" if prepared.seconds else "there already"
+    kept = f"{output}: tokenizer.json, train/, valid/"
+    if output is None:
+        kept = f"in the cache, {default_cache()}; -o DIR writes tokenizer.json and the tokens to a folder"
+    typer.echo(f"tokenizer  {entries(prepared.tokenizer, asked)}")
+    typer.echo(f"text       {n_bytes:,} bytes in {'one text' if is_stream else count(documents, 'document')}")
     typer.echo(f"tokens     {tokens:,}, {n_bytes / tokens:.2f} bytes each; {speed}")
     typer.echo(f"split      by {prepared.data.split}: {len(prepared.train):,} train, {len(prepared.valid):,} valid")
-    if output is not None:
-        typer.echo(f"written    {output}/tokenizer.json, train/, valid/")
+    typer.echo(f"kept       {kept}")

@@ -20,16 +20,20 @@ def follow(start: "Callable[[dict[str, Any]], Iterator[Event | Started | Nothing
     start: given the keyword arguments that all sessions take.
     """
     from lmtool.engine.distributed import is_main
-    from lmtool.engine.session import Started
-    from lmtool.engine.train import Ended
+    from lmtool.engine.session import Nothing, Started
+    from lmtool.engine.train import Ended, Plan
 
-    stop = StopAtStep()
+    stop = StopAtStep(told=is_main() and not quiet)
     reason = "finished"
     with Display(shown=is_main(), quiet=quiet) as display:
-        for event in start({"command": sys.argv, "report": display.report, "stop": stop.asked}):
+        for event in start({"command": ["lmtool", *sys.argv[1:]], "report": display.report, "stop": stop.asked}):
             match event:
-                case Started():
+                case Plan():
+                    # every process comes by here, not only the one that writes
                     stop.open()
+                case Started():
+                    display.run = event.path
+                case Nothing():
                     display.run = event.path
                 case Ended():
                     reason = event.reason

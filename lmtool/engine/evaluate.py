@@ -1,7 +1,7 @@
 """Perplexity of a model on a token store: sliding windows over each document, sums over all of them."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,12 +9,16 @@ import torch
 
 from lmtool.engine.device import Compute
 from lmtool.engine.distributed import World
+from lmtool.errors import DataError
 from lmtool.model import LanguageModel
 from lmtool.objective import CausalObjective
 from lmtool.recipe.spec import Causal
 from lmtool.run.order import hash_key, permute
 from lmtool.text.store import TokenStore
 from lmtool.text.tokenizer import Tokenizer
+
+Report = Callable[[str, int, int], None]
+"""Called with what is being done, and how much is done and to do."""
 
 BATCH_TOKENS = 16_384
 """Positions computed at once."""
@@ -66,11 +70,11 @@ class Perplexity:
         return self.nats / math.log(2) / self.n_bytes
 
     def record(self) -> dict[str, float | int | None]:
-        """The names that other programs read."""
+        """The names that other programs read; None for what is no number or too large for one."""
         return {
             "loss": self.loss,
-            "perplexity": self.perplexity,
-            "word_perplexity": self.word_perplexity if self.n_words else None,
+            "perplexity": _finite(self.perplexity),
+            "word_perplexity": _finite(self.word_perplexity),
             "bits_per_byte": self.bits_per_byte,
             "tokens": self.tokens,
             "context": self.context,
@@ -80,6 +84,10 @@ class Perplexity:
 
 def _exp(nats: float) -> float:
     return math.exp(nats) if nats < 700 else math.inf
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
 
 
 def spans(store: TokenStore, context: int, stride: int) -> list[Span]:
@@ -135,10 +143,12 @@ def evaluate(
     compute: Compute,
     context: int,
     stride: int,
+    report: Report = lambda stage, done, total: None,
 ) -> Perplexity:
     """The perplexity of the whole store.
 
     The text counts without the first token of a document, unless that is the mark of its beginning.
+    report: told the tokens that are done and to do. Raises DataError when there is no token to predict.
     """
     wanted = spans(store, context, stride)
     n_bytes, n_words = int(np.sum(store.n_bytes)), int(np.sum(store.n_words))
@@ -146,13 +156,20 @@ def evaluate(
         begin, _ = store.document(number)
         first = int(store.read(begin, begin + 1)[0])
         n_bytes -= len(tokenizer.decode([first]).encode()) if first != tokenizer.bos_id else 0
-    nats = _nats(model, store, wanted, objective, compute)
+    if not wanted:
+        raise DataError(f"the text has {len(store)} tokens, so there is none to predict", fix="give more text")
+    nats = _nats(model, store, wanted, objective, compute, report)
     return Perplexity(nats, sum(span.n_scored for span in wanted), n_bytes, n_words, context, stride)
 
 
 @torch.inference_mode()
 def _nats(
-    model: LanguageModel, store: TokenStore, wanted: Sequence[Span], objective: CausalObjective, compute: Compute
+    model: LanguageModel,
+    store: TokenStore,
+    wanted: Sequence[Span],
+    objective: CausalObjective,
+    compute: Compute,
+    report: Report = lambda stage, done, total: None,
 ) -> float:
     was_training = model.training
     plain = replace(objective, spec=Causal())
@@ -160,10 +177,13 @@ def _nats(
     total = torch.zeros(
         (), dtype=torch.float32 if compute.device.type == "mps" else torch.float64, device=compute.device
     )
+    done, whole = 0, sum(span.n_scored for span in wanted)
     for group in _batches(wanted):
         rows = [(store.read(span.start, span.stop), span.first - span.start) for span in group]
         with compute.autocast():
             total += plain.loss(model, plain.collate_spans(rows).to(compute.device)).total
+        done += sum(span.n_scored for span in group)
+        report("measuring", done, whole)
     model.train(was_training)
     return float(total)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmtool.engine.build import Loaded, load_run
-from lmtool.engine.evaluate import Perplexity, evaluate
+from lmtool.engine.evaluate import Perplexity, Report, evaluate
 from lmtool.errors import UsageError
 from lmtool.recipe.spec import DeviceName, PrecisionName
 from lmtool.text.prepare import default_cache, encode_files
@@ -24,12 +24,15 @@ def measure(
     *,
     context: int | None,
     stride: int | None,
+    column: str | None = None,
     device: DeviceName = "auto",
     precision: PrecisionName = "float32",
+    report: Report = lambda stage, done, total: None,
 ) -> Measured:
     """Perplexity of the text in `sources` under a run.
 
     context, stride: tokens; by default the model's context, and a stride of the same, so that windows do not overlap.
+    column: of the text in tables; that of the training text by default. report: told how it goes.
     Raises UsageError when the stride is longer than the context or the context longer than the model's.
     """
     loaded = load_run(reference, device=device, precision=precision)
@@ -40,7 +43,9 @@ def measure(
         raise UsageError(f"a context of {context} is longer than the model's", fix=f"take {limit} or less")
     if stride > context:
         raise UsageError(f"a stride of {stride} leaves out tokens", fix=f"take at most the context, {context}")
-    store = encode_files(sources, loaded.recipe.data, loaded.tokenizer, cache=default_cache())
-    return Measured(
-        evaluate(loaded.model, store, loaded.tokenizer, loaded.objective, loaded.compute, context, stride), loaded
-    )
+    data = loaded.recipe.data
+    if column is not None:
+        data = data.model_copy(update={"column": column})
+    store = encode_files(sources, data, loaded.tokenizer, cache=default_cache(), progress=report)
+    result = evaluate(loaded.model, store, loaded.tokenizer, loaded.objective, loaded.compute, context, stride, report)
+    return Measured(result, loaded)

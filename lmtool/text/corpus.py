@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shlex
 import shutil
 import sys
 import tempfile
@@ -301,7 +302,7 @@ def _text(value: object, column: str, where: str) -> str:
         raise DataError(
             f"column {shown(column)} holds {type(value).__name__}, not text",
             where=where,
-            fix="name the column of text with data.column",
+            fix="name the column of text with --column",
         )
     return value
 
@@ -309,5 +310,5 @@ def _text(value: object, column: str, where: str) -> str:
 def no_column(column: str, found: list[str], where: str) -> DataError:
     """The error for a column that is not there: names those that are, and the nearest."""
     near = get_close_matches(column, found, n=1) or (found if len(found) == 1 else [])
-    fix = f"set data.column={near[0]}" if near else "set data.column to one of these"
+    fix = f"name it: --column {shlex.quote(near[0])}" if near else "name one of these with --column"
     return DataError(f"no column {shown(column)}; found {shown(', '.join(found), 120)}", where=where, fix=fix)

@@ -71,13 +71,15 @@ def _write(rows: Iterable[dict[str, Any]], column: str, path: Path, source: str)
             if column not in row:
                 near = ", ".join(map(str, row))
                 raise DataError(
-                    f"no column {shown(column)}; found {shown(near, 120)}", where=shown(source), fix="set data.column"
+                    f"no column {shown(column)}; found {shown(near, 120)}",
+                    where=shown(source),
+                    fix="name one of these with --column",
                 )
             if not isinstance(row[column], str | None):
                 raise DataError(
                     f"column {shown(column)} holds {type(row[column]).__name__}, not text",
                     where=f"{shown(source)}, row {number + 1}",
-                    fix="name the column of text with data.column",
+                    fix="name the column of text with --column",
                 )
             line = json.dumps({column: row[column]}) + "\n"
             with refusing_disk(path):

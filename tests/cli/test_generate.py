@@ -129,7 +129,7 @@ def test_results_and_notices_go_their_own_ways(load):
 
 def test_warnings_are_told_even_when_quiet(load):
     load(history_model(), warnings=("step-000500 is damaged",))
-    assert call("ciao", "--quiet").stderr == "step-000500 is damaged\n"
+    assert call("ciao", "--quiet").stderr == "warning: step-000500 is damaged\n"
 
 
 def test_several_results_are_parted(load):

@@ -83,7 +83,7 @@ def test_show(run: Run) -> None:
     shown = call("show", "first")
     facts = dict(line.split(maxsplit=1) for line in shown.splitlines() if not line.startswith(" "))
     assert re.fullmatch(r"step-001500: 4\.\d kB, best", facts["checkpoint"])
-    assert "started: lmtool pretrain \\x07" in facts["session"]
+    assert "started: lmtool pretrain '\\x07'" in facts["session"]
     assert "torch 2" in shown
     assert "gpu" not in shown
     (run.path / "checkpoints" / "step-001500" / "state.json").unlink()

@@ -1,0 +1,21 @@
+"""What is printed: text from outside as plain text, on streams that can write any of it."""
+
+import io
+import os
+import sys
+
+
+def plain(text: str) -> str:
+    """`text` on one line and as it is: control characters, line ends and lone surrogates are escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def prepare_streams() -> None:
+    """Let both output streams take any text: what their encoding lacks is escaped. A closed one swallows all."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - it stays open as long as the process
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
