@@ -5,6 +5,7 @@ Special tokens have the first ids, and text that spells one stays ordinary text 
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -233,23 +234,64 @@ def _train_bpe(spec: BpeTokenizer, texts: Iterator[str]) -> Inner:
 
 
 def _train_wordpiece(spec: WordPieceTokenizer, texts: Iterator[str]) -> Inner:
+    """WordPieces as the library learns them: by merges, like BPE.
+
+    It gives ## characters the ids in which a randomly ordered table meets them, and breaks ties by id. So that equal
+    texts give an equal tokenizer, they are handed to it as special tokens, and a clean tokenizer is built afterwards.
+    """
     names = _special_names(spec)
     _check_room(spec.vocab_size, len(names), 2)
-    inner = Inner(models.WordPiece(unk_token="[UNK]", continuing_subword_prefix=CONTINUATION))
-    inner.normalizer = normalizers.BertNormalizer(lowercase=spec.lowercase, strip_accents=spec.lowercase)
-    inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    inner.decoder = decoders.WordPiece(prefix=CONTINUATION, cleanup=True)
+    inner = _wordpieces({"[UNK]": 0}, spec)
+    counts = _count_words(texts, inner)
+    characters: Counter[str] = Counter()
+    for word, n in counts.items():
+        for character in word:
+            characters[character] += n
+    by_frequency = sorted(characters, key=lambda c: (-characters[c], c))
+    # Each character takes two entries, at the start of a word and inside it.
+    alphabet = sorted(by_frequency[: (spec.vocab_size - len(names)) // 2])
+    known = set(alphabet)
     trainer = trainers.WordPieceTrainer(
         vocab_size=spec.vocab_size,
         min_frequency=2,
-        special_tokens=_added(names),
-        # Each character takes two entries, at the start of a word and inside it.
-        limit_alphabet=(spec.vocab_size - len(names)) // 2,
+        special_tokens=[*names, *alphabet, *(CONTINUATION + c for c in alphabet)],
         continuing_subword_prefix=CONTINUATION,
         show_progress=False,
     )
-    inner.train_from_iterator(texts, trainer)
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    inner.normalizer = None
+    inner.train_from_iterator(_repeated((w, n) for w, n in counts.items() if known.issuperset(w)), trainer)
+    trained = _wordpieces(inner.get_vocab(), spec)
+    trained.add_special_tokens(_added(names))
+    return trained
+
+
+def _wordpieces(vocabulary: dict[str, int], spec: WordPieceTokenizer) -> Inner:
+    model = models.WordPiece(vocabulary, unk_token="[UNK]", continuing_subword_prefix=CONTINUATION)
+    inner = Inner(model)
+    inner.normalizer = normalizers.BertNormalizer(lowercase=spec.lowercase, strip_accents=spec.lowercase)
+    inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    inner.decoder = decoders.WordPiece(prefix=CONTINUATION, cleanup=True)
     return inner
+
+
+def _count_words(texts: Iterator[str], inner: Inner) -> Counter[str]:
+    """How often each word comes that `inner` splits texts into."""
+    spaced: Counter[str] = Counter()
+    for text in texts:
+        spaced.update(text.split())
+    counts: Counter[str] = Counter()
+    for words, n in spaced.items():
+        for word, _ in inner.pre_tokenizer.pre_tokenize_str(inner.normalizer.normalize_str(words)):
+            counts[word] += n
+    return counts
+
+
+def _repeated(counts: Iterable[tuple[str, int]]) -> Iterator[str]:
+    """Texts in which each word comes as often as it should: the library takes no counts."""
+    for word, n in counts:
+        for done in range(0, n, 1000):
+            yield " ".join([word] * min(1000, n - done))
 
 
 def _train_char(spec: CharTokenizer, texts: Iterator[str]) -> Inner:
