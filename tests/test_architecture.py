@@ -10,8 +10,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
+# From the ground up; "" is lmtool/__init__.py. A module may import what lies below its floor, and its own room.
 FLOORS = [
-    {"", "errors"},
+    {""},
+    {"errors"},
     {"recipe"},
     {"batch"},
     {"model", "text"},
@@ -51,7 +53,7 @@ def imports(path: Path, source: str) -> Iterator[tuple[int, str, bool]]:
             module = ".".join(part for part in (base, node.module) if part)
             if module == "lmtool":
                 for alias in node.names:
-                    is_room = alias.name in FLOOR
+                    is_room = not alias.name.startswith("__")
                     yield node.lineno, f"lmtool.{alias.name}" if is_room else "lmtool", at_import
             else:
                 yield node.lineno, module, at_import
@@ -84,7 +86,7 @@ def faults(path: Path, source: str) -> list[str]:
             below = FLOOR.get(room_of(name))
             if below is None or room not in FLOOR:
                 found.append(f"{where}: {name} or {path} stands on no floor of FLOORS")
-            elif below >= FLOOR[room] > 0 or below > FLOOR[room]:
+            elif below >= FLOOR[room]:
                 found.append(f"{where}: imports {name}, which does not lie below the room '{room}'")
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.load":
@@ -119,6 +121,7 @@ def test_the_source_keeps_the_rules():
         ("lmtool/cli/pretrain.py", "class A:\n    from torch import nn", 2),
         ("lmtool/attic/box.py", "import lmtool.batch", 1),
         ("lmtool/batch.py", "import lmtool.attic", 1),
+        ("lmtool/batch.py", "from lmtool import attic", 1),
         ("lmtool/run/save.py", "import pickle", 1),
         ("lmtool/run/save.py", "import torch\ntorch.load('x', weights_only=True)", 2),
         ("lmtool/run/save.py", "from torch import load", 1),
