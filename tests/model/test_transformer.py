@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import nn
 
 from lmtool.batch import Batch
@@ -14,6 +15,7 @@ from lmtool.recipe.spec import Init, LearnedPosition, Norm, Transformer
 from tests.model import tiny
 from tests.model.tiny import FAMILIES, VOCAB
 
+PAGE = Path(__file__).parents[2] / "docs" / "transformer.md"
 NORMS = [{"kind": kind, "place": place} for kind in ("layer", "rms") for place in ("pre", "post")]
 CHOICES: dict[str, dict[str, Any]] = {
     **{f"norm {n['kind']} {n['place']}": {"norm": n} for n in NORMS},
@@ -156,9 +158,15 @@ def test_dropout_is_off_in_evaluation() -> None:
 
 
 def test_the_page_names_every_key_and_row() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "transformer.md").read_text()
+    page = PAGE.read_text(encoding="utf-8")
     for spec in (Transformer, LearnedPosition, Norm, Init):
         for key in spec.model_fields:
             assert f"`{key}`" in page or f".{key}`" in page, key
     for row in ("M9", "M13", "M15", "M16", "M17", "O1", "O10", "O14"):
         assert row in page
+
+
+def test_the_recipe_on_the_page_is_one() -> None:
+    block = PAGE.read_text(encoding="utf-8").split("```yaml\n")[1].split("```")[0]
+    model = build(Transformer.model_validate(yaml.safe_load(block)["model"]), VOCAB)
+    assert sum(p.numel() for p in model.parameters()) > 10_000_000
