@@ -11,6 +11,9 @@ from lmtool.cli.output import plain
 if TYPE_CHECKING:
     from lmtool.run.listing import Summary
 
+SPARED = ("model", "recipe", "size", "started", "step")
+"""Columns that a narrow terminal leaves out, in this order. `lmtool runs show` has them all."""
+
 app = typer.Typer(help="List training runs, or show one.", no_args_is_help=True)
 
 
@@ -98,6 +101,7 @@ def _print_json(value: object) -> None:
 
 def _print_table(columns: list[str], rows: list[list[str]]) -> None:
     """A table on a terminal; elsewhere one line a row, tabs between the columns, no heading."""
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -107,17 +111,23 @@ def _print_table(columns: list[str], rows: list[list[str]]) -> None:
         for row in rows:
             typer.echo("\t".join(plain(cell) for cell in row))
         return
+    lines = [columns, *([plain(cell) for cell in row] for row in rows)]
+    widths = {name: max(map(cell_len, cells)) for name, *cells in zip(columns, *lines, strict=True)}
+    for name in SPARED:
+        if sum(widths.values()) + 2 * (len(widths) - 1) > console.width:
+            del widths[name]
     table = Table(box=None, pad_edge=False)
-    for column in columns:
+    for name in widths:
         table.add_column(
-            column,
-            justify="right" if column in ("step", "valid loss", "size") else "left",
-            no_wrap=column not in ("recipe", "model"),
+            name,
+            justify="right" if name in ("step", "valid loss", "size") else "left",
+            no_wrap=True,
+            width=widths[name],
         )
-    for row in rows:
-        table.add_row(*(Text(plain(cell)) for cell in row))
-    # Names are typed again, so they are never cut: on a narrow terminal whole lines go on in the next one.
-    console.width = max(console.width, 120)
+    for line in lines[1:]:
+        table.add_row(*(Text(cell) for name, cell in zip(columns, line, strict=True) if name in widths))
+    # Names are typed again, so they are never cut: on a very narrow terminal lines go on in the next one.
+    console.width = max(console.width, sum(widths.values()) + 2 * len(widths))
     console.print(table)
 
 

@@ -69,6 +69,18 @@ def test_names_are_never_cut(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "2026-11-20-shakespeare-char-7f3a" in call("ls")
 
 
+@pytest.mark.parametrize("columns", [30, 60, 80, 100, 150])
+def test_a_narrow_terminal_gets_fewer_columns(run: Run, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    run.path.rename(run.path.with_name("2026-11-20-shakespeare-char-7f3a"))
+    heading, line = (re.sub(r"\x1b\[[\d;]*m", "", line).rstrip() for line in call("ls").splitlines())
+    assert len(line) <= max(columns, 55)
+    assert "finished" in line
+    assert "1.2500" in line
+    assert ("model" in heading) == (columns == 150)
+
+
 def test_json(run: Run) -> None:
     (entry,) = json.loads(call("ls", "--json"))
     assert (entry["name"], entry["step"], entry["valid_loss"]) == ("first", 1500, 1.25)
