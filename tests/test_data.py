@@ -58,3 +58,11 @@ def test_animals_do_what_they_can(fables, tales):
     assert len(claims) > 5
     for animal, skill, lacks in claims:
         assert fables.world.SKILLS[animal] == skill != lacks
+
+
+def test_the_page_quotes_the_text(tales):
+    quotes = re.findall(r"(?:^> .*\n)+", (DATA / "README.md").read_text(encoding="utf-8"), flags=re.M)
+    assert len(quotes) == 2
+    for quote in quotes:
+        begun = " ".join(quote.replace("> ", "").split()).removesuffix(" [...]")
+        assert any(tale.startswith(begun) for tale in tales), begun

@@ -29,12 +29,15 @@ NOT_RUN = {".", "cd", "git", "make", "pip"}
 
 
 def commands(page):
-    """(line number, command) of each command in the ```sh blocks of a page; continued lines are joined."""
+    """(line number, command) of the ```sh blocks of a page, and of indented lines that begin with lmtool.
+
+    Continued lines are joined.
+    """
     found, inside, begun = [], False, ""
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
         if line.startswith("```"):
             inside = line == "```sh"
-        elif inside and line.strip():
+        elif (inside and line.strip()) or line.startswith("    lmtool "):
             begun += line.strip()
             if begun.endswith("\\"):
                 begun = begun[:-1]

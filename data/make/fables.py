@@ -16,7 +16,7 @@ from typing import TypeVar
 import world
 
 SEED = 7
-TALES = 560
+TALES = 700
 SHORTEST, LONGEST = 40, 150  # words
 
 SPEECH = "asked|laughed|begged|said|cried|shouted|whispered|answered"
