@@ -66,7 +66,8 @@ def generate(
     Raises UsageError when a prompt is empty, longer than the context, or holds an id that the model does not know.
     Iterating raises NumericalError when the model's logits are not finite.
     """
-    cut = [_fit(model, list(prompt), truncate, f"prompt {i} of {len(prompts)}") for i, prompt in enumerate(prompts, 1)]
+    places = [f"prompt {i} of {len(prompts)}" if len(prompts) > 1 else "" for i in range(1, len(prompts) + 1)]
+    cut = [_fit(model, list(prompt), truncate, where) for prompt, where in zip(prompts, places, strict=True)]
     if n < 1 or max_rows < 1:
         raise UsageError(f"{n} samples of each prompt, {max_rows} at once", fix="ask for at least 1 of each")
     return Generation(model, _requests(cut, settings, n), settings, end_ids, banned_ids, max_rows)

@@ -241,6 +241,9 @@ def test_prompts_that_the_model_cannot_read_are_refused_before_any_work():
         generate(model, PROMPTS, Greedy())
     with pytest.raises(UsageError, match="no tokens"):
         generate(model, [[1], []], Greedy())
+    with pytest.raises(UsageError) as error:
+        generate(model, [[1] * 6], Greedy())
+    assert error.value.where == ""
     for ids in ([1, 11], [-1]):
         with pytest.raises(UsageError, match=r"outside 0\.\.10"):
             generate(model, [ids], Greedy())

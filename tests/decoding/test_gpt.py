@@ -128,3 +128,15 @@ def test_logits_stay_float32_under_autocast(monkeypatch):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         list(generate(model, PROMPTS, Sample(max_new_tokens=20)))
     assert types == {torch.float32}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "settings", [Greedy(max_new_tokens=40), Sample(max_new_tokens=40, top_k=9, top_p=0.95)], ids=str
+)
+def test_a_gpu_gives_the_tokens_of_the_cpu(settings):
+    on_cpu = collect(generate(gpt(), PROMPTS, settings, end_ids={0}, banned_ids={1}, max_rows=4))
+    on_gpu = collect(generate(gpt().cuda(), PROMPTS, settings, end_ids={0}, banned_ids={1}, max_rows=4))
+    assert {request: tokens for request, (tokens, _) in on_gpu.items()} == {
+        request: tokens for request, (tokens, _) in on_cpu.items()
+    }
