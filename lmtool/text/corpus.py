@@ -3,14 +3,13 @@
 import csv
 import json
 import re
-import shlex
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +24,7 @@ CHUNK = 1 << 17
 Division = Literal["whole", "blank-line", "line"]
 
 _SAFE_CUT = re.compile(r"(?<=\S)[ \n]")
+_LEADING_BLANK_LINES = re.compile(r"\A(?:[^\S\n]*\n)+")
 _BLANK_LINES = re.compile(r"\r?\n(?:[^\S\n]*\n)+")
 
 
@@ -167,25 +167,21 @@ def _split_lines(text: str) -> list[str]:
 
 
 def _divided(blocks: Iterator[str], split: Callable[[str], list[str]]) -> Iterator[Chunk]:
-    """Documents that separators part; very long ones in pieces."""
+    """Documents that separators part, blank lines before them left out; very long ones in pieces."""
     rest, starts = "", True
-    for block in blocks:
+    for block in chain(blocks, ["\n\n"]):
         text = rest + block
-        *done, rest = split(text.lstrip("\r\n") if starts else text)
-        if done:
-            texts = [text for text in done[not starts :] if text and not text.isspace()]
-            if not starts:
-                texts.insert(0, done[0])
-            if texts:
-                yield Chunk(texts, starts)
-            starts = True
+        *done, rest = split(_LEADING_BLANK_LINES.sub("", text, count=1) if starts else text)
+        texts = [text for text in done[not starts :] if text and not text.isspace()]
+        if done and not starts:
+            texts.insert(0, done[0])
+        if texts:
+            yield Chunk(texts, starts)
+        starts = starts or bool(done)
         cut = safe_cut(rest) if len(rest) > CHUNK else 0
         if cut:
             yield Chunk([rest[:cut]], starts, ends=False)
             rest, starts = rest[cut:], False
-    rest = rest.rstrip("\r\n")
-    if not starts or (rest and not rest.isspace()):
-        yield Chunk([rest], starts)
 
 
 def _with_line_ends(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
@@ -310,5 +306,7 @@ def _text(value: object, column: str, where: str) -> str:
 def no_column(column: str, found: list[str], where: str) -> DataError:
     """The error for a column that is not there: names those that are, and the nearest."""
     near = get_close_matches(column, found, n=1) or (found if len(found) == 1 else [])
-    fix = f"name it: --column {shlex.quote(near[0])}" if near else "name one of these with --column"
+    fix = "name one of these with --column"
+    if near:
+        fix = f"name it: --column {near[0] if near[0].isidentifier() else shown(near[0])}"
     return DataError(f"no column {shown(column)}; found {shown(', '.join(found), 120)}", where=where, fix=fix)
