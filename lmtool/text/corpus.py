@@ -287,7 +287,11 @@ def _parquet(path: Path, column: str) -> Iterator[str]:
                     row += 1
                     yield _text(value, column, f"{path}, row {row}")
         except pyarrow.ArrowException as error:
-            raise DataError(f"not a Parquet file: {shown(str(error), 100)}", where=str(path)) from error
+            raise DataError(
+                f"not a Parquet file: {shown(str(error), 100)}",
+                where=str(path),
+                fix="copy it again, or give it the suffix of what it is",
+            ) from error
 
 
 def _text(value: object, column: str, where: str) -> str:

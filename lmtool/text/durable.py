@@ -44,9 +44,9 @@ def refusing_disk(path: Path) -> Iterator[None]:
 
 def refusal(path: Path, error: OSError) -> LmtoolError:
     """The ResourceError that tells a person why `path` cannot be written."""
-    fix = "choose another folder, or make this one writable"
+    fix = "make it writable, or choose another: -o names the output, LMTOOL_CACHE the cache"
     if isinstance(error, (FileNotFoundError, NotADirectoryError, FileExistsError)):
-        fix = "choose another folder"
+        fix = "choose another folder: -o names the output, LMTOOL_CACHE the cache"
     elif not isinstance(error, PermissionError):
         fix = "free some space on the disk, then start again: what is finished is kept"
     return ResourceError(f"cannot write: {error.strerror or error}", where=str(path), fix=fix)

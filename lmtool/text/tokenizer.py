@@ -35,6 +35,10 @@ from lmtool.text.encoder import Encoder, batch_encoder, char_encoder, fast_encod
 SPECIALS = ("[PAD]", "[BOS]", "[EOS]", "[UNK]", "[MASK]", "[SEP]", "[CLS]")
 """The special tokens, in the order of their ids; sentinels <extra_id_0>, <extra_id_1>... follow."""
 
+LARGEST_VOCABULARY = 10_000_000
+"""More than any text gives. The trainers set memory aside for as many entries as are asked for, and abort when there
+is too little."""
+
 _CHARACTER = r"[\s\S]"
 _WORD = r"\w+(?:['\x{2019}]\w+)*|[^\w\s]"
 
@@ -73,7 +77,7 @@ class Tokenizer:
         """Learn a tokenizer of `spec`'s kind from `texts`. Equal texts give an equal tokenizer.
 
         The vocabulary may come out smaller than asked for when the texts hold too little.
-        Raises UsageError when `spec.vocab_size` cannot hold the special tokens and the alphabet.
+        Raises UsageError when `spec.vocab_size` cannot hold the special tokens and the alphabet, or is beyond reason.
         """
         match spec:
             case BpeTokenizer():
@@ -208,6 +212,12 @@ def _added(names: list[str]) -> list[AddedToken]:
 
 
 def _check_room(vocab_size: int, n_specials: int, alphabet: int) -> None:
+    if vocab_size > LARGEST_VOCABULARY:
+        raise UsageError(
+            f"a vocabulary of {vocab_size:,} entries is too large: at most {LARGEST_VOCABULARY:,} can be trained",
+            where="tokenizer.vocab_size",
+            fix="4,096 suits a megabyte of text, 50,000 suits gigabytes",
+        )
     if vocab_size < n_specials + alphabet:
         raise UsageError(
             f"vocab_size {vocab_size} is too small: {n_specials} special tokens and at least {alphabet} others",

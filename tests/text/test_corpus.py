@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtool.errors import DataError, LmtoolError, ResourceError
@@ -125,6 +125,7 @@ def test_byte_order_mark_is_dropped(name: str, tmp_path: Path) -> None:
 
 
 @given(text=st.text(st.sampled_from("a \n\r\té"), max_size=60), block=st.integers(1, 9), chunk=st.integers(1, 9))
+@settings(deadline=None)
 @pytest.mark.parametrize("documents_are", ["whole", "line", "blank-line"])
 def test_blocks_and_chunks_do_not_show(documents_are: str, text: str, block: int, chunk: int) -> None:
     blocks = [text[i : i + block] for i in range(0, len(text), block)]

@@ -3,7 +3,7 @@
 import codecs
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Inner
 
@@ -18,6 +18,7 @@ def streamed(name: str, ids: list[int]) -> list[str]:
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(data=st.data())
+@settings(deadline=None)
 def test_stream_joined_is_the_decoding(name: str, data: st.DataObject) -> None:
     tokenizer = TOKENIZERS[name]
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 3), max_size=40))
@@ -25,6 +26,7 @@ def test_stream_joined_is_the_decoding(name: str, data: st.DataObject) -> None:
 
 
 @given(st.lists(st.integers(10, BPE.vocab_size - 1), max_size=40))
+@settings(deadline=None)
 def test_bytes_decode_as_the_library_does(ids: list[int]) -> None:
     reference = Inner.from_str(BPE.to_json())
     assert BPE.decode(ids) == reference.decode(ids, skip_special_tokens=True)

@@ -56,13 +56,13 @@ def test_many_texts_at_once(tokenizer: Tokenizer) -> None:
 
 
 @given(st.lists(st.one_of(NASTY, st.text(max_size=20)), min_size=1, max_size=5))
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_any_texts_at_once(texts: list[str]) -> None:
     assert split(*ODD.encode_many(texts)) == [ODD.encode(text) for text in texts]
 
 
 @given(st.one_of(NASTY, st.text()))
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_a_safe_cut_changes_nothing(text: str) -> None:
     cut = safe_cut(text)
     for tokenizer in ODD, TOKENIZERS["char"], TOKENIZERS["word-lower"], TOKENIZERS["wordpiece-lower"]:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtool.errors import CheckpointError, UsageError
@@ -48,6 +48,7 @@ def test_bpe_is_lossless(name: str) -> None:
 
 
 @given(st.text())
+@settings(deadline=None)
 def test_bpe_is_lossless_for_any_text(text: str) -> None:
     assert BPE.decode(BPE.encode(text)) == text
 
