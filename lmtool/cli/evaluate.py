@@ -57,11 +57,11 @@ def evaluate(
         typer.echo(json.dumps(result.record()))
         return
     typer.echo(f"loss             {result.loss:.4f} nats per token")
-    typer.echo(f"perplexity       {result.perplexity:.3f} per token, {_per_word(result)}")
+    typer.echo(f"perplexity       {result.perplexity:.6g} per token, {_per_word(result)}")
     typer.echo(f"bits per byte    {result.bits_per_byte:.4f}")
     typer.echo(f"tokens           {result.tokens:,} in {result.n_bytes:,} bytes")
     typer.echo(f"context, stride  {result.context}, {result.stride}")
 
 
 def _per_word(result: "Perplexity") -> str:
-    return f"{result.word_perplexity:.2f} per word" if result.n_words else "no words"
+    return f"{result.word_perplexity:.6g} per word" if result.n_words else "no words"

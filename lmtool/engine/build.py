@@ -48,7 +48,17 @@ class Loaded:
 def build_model(recipe: Recipe, tokenizer: Tokenizer, compute: Compute) -> LanguageModel:
     """A fresh model for this tokenizer, on its device; its weights follow from the recipe's seed.
 
-    Raises CheckpointError when the tokenizer has more entries than the model has rows.
+    Raises CheckpointError as `vocabulary_rows` does.
+    """
+    rows = vocabulary_rows(recipe, tokenizer)
+    torch.manual_seed(hash_key(recipe.seed, "weights"))
+    return model.build(recipe.model, rows).to(compute.device)
+
+
+def vocabulary_rows(recipe: Recipe, tokenizer: Tokenizer) -> int:
+    """Rows of the embedding: what the recipe says, else one for each entry of the tokenizer.
+
+    Raises CheckpointError when the tokenizer has more entries than that.
     """
     rows = recipe.model.vocab_size or tokenizer.vocab_size
     if rows < tokenizer.vocab_size:
@@ -57,8 +67,7 @@ def build_model(recipe: Recipe, tokenizer: Tokenizer, compute: Compute) -> Langu
             where="model.vocab_size",
             fix=f"leave it out, or set it to {tokenizer.vocab_size} or more",
         )
-    torch.manual_seed(hash_key(recipe.seed, "weights"))
-    return model.build(recipe.model, rows).to(compute.device)
+    return rows
 
 
 def build_objective(recipe: Recipe, tokenizer: Tokenizer) -> CausalObjective:

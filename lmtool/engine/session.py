@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 
-from lmtool.engine.build import read_run
+from lmtool.engine.build import read_run, vocabulary_rows
 from lmtool.engine.device import Compute, resolve
 from lmtool.engine.distributed import World, joined, local_rank
 from lmtool.engine.train import Event, Progress, Warned, train
@@ -211,8 +211,7 @@ def _prepare(recipe: Recipe, world: World, report: Report, tokenizer: Tokenizer 
 
 def _with_text(recipe: Recipe, prepared: Prepared) -> Recipe:
     """The recipe with what only the text could say: how it divides, and how large the vocabulary came out."""
-    rows = recipe.model.vocab_size or prepared.tokenizer.vocab_size
-    model = recipe.model.model_copy(update={"vocab_size": rows})
+    model = recipe.model.model_copy(update={"vocab_size": vocabulary_rows(recipe, prepared.tokenizer)})
     return recipe.model_copy(update={"model": model, "data": prepared.data})
 
 

@@ -68,14 +68,14 @@ def find(name: str | FilePath) -> FilePath:
             return path
         if path.is_dir():
             raise UsageError(
-                f"{shown(str(name))} is a folder, not a recipe", fix="Give a YAML file or a shipped recipe."
+                f"{shown(str(name))} is a folder, not a recipe", fix="give a YAML file or a shipped recipe"
             )
         beside = {file.stem: file for file in path.parent.iterdir() if file.suffix in (".yaml", ".yml")}
     except OSError:  # a folder that is not there or not readable, or a name too long for a file
         beside = {}
     near = get_close_matches(path.stem, known, n=2)
     files = [escaped(str(beside[file]), 200) for file in get_close_matches(path.stem, beside, n=2)]
-    fix = f"Did you mean {either(near + files)}?" if near or files else "Give one of these, or a YAML file."
+    fix = f"did you mean {either(near + files)}?" if near or files else "give one of these, or a YAML file"
     raise UsageError(f"there is no recipe {shown(str(name))}", where=f"shipped recipes: {', '.join(known)}", fix=fix)
 
 

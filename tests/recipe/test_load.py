@@ -64,11 +64,11 @@ def test_a_shipped_name_goes_before_a_file_of_that_name(file, tmp_path):
 @pytest.mark.parametrize(
     ("name", "where", "fix"),
     [
-        ("tinny", "gpt2-124m", "Did you mean tiny?"),
-        ("mone.yaml", "gpt2-124m", "Did you mean mine.yaml?"),
-        ("nowhere/gpt-2.yaml", "gpt2-124m", "Did you mean gpt"),
-        ("zzzzzz", "tiny", "Give one of these, or a YAML file."),
-        ("z" * 1000, "tiny", "Give one of these, or a YAML file."),
+        ("tinny", "gpt2-124m", "did you mean tiny?"),
+        ("mone.yaml", "gpt2-124m", "did you mean mine.yaml?"),
+        ("nowhere/gpt-2.yaml", "gpt2-124m", "did you mean gpt"),
+        ("zzzzzz", "tiny", "give one of these, or a YAML file"),
+        ("z" * 1000, "tiny", "give one of these, or a YAML file"),
     ],
 )
 def test_a_recipe_that_is_not_there_gives_the_nearest_names(file, name, where, fix):
