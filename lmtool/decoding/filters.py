@@ -68,7 +68,7 @@ def draw(logits_BV: Tensor, uniform_B: Tensor) -> Tensor:
     Each row takes one number and looks at nothing but its own logits. A token of probability 0 is never drawn.
     """
     mass_BV = logits_BV.softmax(-1, dtype=torch.float64)
-    total_BV = mass_BV.cumsum(-1)
+    total_BV = mass_BV.cumsum(-1)  # which a GPU adds up in an order that can make it rise where the mass is 0
     return ((total_BV > uniform_B[:, None] * total_BV[:, -1:]) & (mass_BV > 0)).int().argmax(-1)
 
 

@@ -106,6 +106,12 @@ def test_draw_inverts_the_distribution_function():
     assert drawn.tolist() == [reference.inverse_cdf(p, u) for u in numbers]
 
 
+def test_draw_at_a_boundary_takes_the_next_token():
+    logits_BV = torch.tensor([[0.0, 0.5, 0.5], [0.5, 0.0, 0.5]]).log()
+    assert filters.draw(logits_BV, torch.zeros(2, dtype=torch.float64)).tolist() == [1, 0]
+    assert filters.draw(logits_BV, torch.full((2,), 0.5, dtype=torch.float64)).tolist() == [2, 2]
+
+
 def test_draw_never_takes_a_removed_token():
     logits_BV = filters.top_k(random_logits(50, 1000), 3)
     for u in (0.0, 1e-300, 0.5, 1 - 2**-53):

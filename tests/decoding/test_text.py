@@ -29,7 +29,7 @@ class ByteTokenizer:
 
 
 class WordTokenizer(ByteTokenizer):
-    words = ("once", "upon", "a", "time", ",", ".")
+    words = ("once", "upon", "a", "time", ",", ".", "'")
     vocab_size = SPECIAL + len(words)
 
     def encode(self, text):
@@ -156,6 +156,12 @@ def test_stop_strings_do_not_depend_on_how_the_text_comes(text, stop, cuts):
     assert cutter.stopped == bool(ends)
 
 
+def test_of_several_stop_strings_in_one_piece_the_first_to_be_complete_counts():
+    cutter = StopStrings(["abc", "b"])
+    assert cutter.push("xabcd") == "xa"
+    assert cutter.stopped
+
+
 def test_empty_stop_strings_are_refused():
     with pytest.raises(UsageError, match="empty"):
         scripted("one", stop=["a", ""])
@@ -219,6 +225,13 @@ def test_the_text_of_words_goes_on_where_the_prompt_ended():
     model = ScriptModel(tokenizer.encode("a time ."), tokenizer.vocab_size, n_prompt=2)
     (completion,) = complete(write(model, tokenizer, ["once upon"], Greedy(max_new_tokens=3), documents=False))
     assert completion.text == " a time."
+
+
+def test_nothing_of_the_prompt_comes_again_in_the_text():
+    tokenizer = WordTokenizer()
+    model = ScriptModel(tokenizer.encode("a time"), tokenizer.vocab_size, n_prompt=2)
+    (completion,) = complete(write(model, tokenizer, ["once '"], Greedy(max_new_tokens=2), documents=False))
+    assert completion.text == "a time"
 
 
 def test_a_trained_tokenizer_gives_whole_text():
