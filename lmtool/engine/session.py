@@ -27,14 +27,14 @@ from lmtool.text.prepare import Progress as Report
 from lmtool.text.tokenizer import Tokenizer
 
 HARMLESS = (
-    "description",
-    "data.train",
-    "data.valid",
-    "training.steps",
-    "training.micro_batch",
-    "training.device",
-    "training.precision",
-    "training.compile",
+    "description.",
+    "data.train.",
+    "data.valid.",
+    "training.steps.",
+    "training.micro_batch.",
+    "training.device.",
+    "training.precision.",
+    "training.compile.",
     "evaluation.",
     "checkpoint.",
 )
@@ -227,7 +227,7 @@ def _recipe_of(checkpoint: Checkpoint, progress: Progress) -> Recipe:
 
 def _refuse(changes: Mapping[str, str], run: Run) -> None:
     """Raise CheckpointError with the changes after which the run would not be the same run."""
-    refused = [text for key, text in changes.items() if not key.startswith(HARMLESS)]
+    refused = [text for key, text in changes.items() if not f"{key}.".startswith(HARMLESS)]
     if refused:
         raise CheckpointError(
             f"the run cannot go on under another recipe: {'; '.join(refused)}",
