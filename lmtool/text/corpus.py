@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lmtool.errors import DataError
-from lmtool.text.files import find_files, open_bytes, reading, shown, suffix, text_blocks, text_lines
+from lmtool.text.files import find_files, open_bytes, place, reading, shown, suffix, text_blocks, text_lines
 from lmtool.text.hub import PREFIX, fetch
 from lmtool.text.tokenizer import without_surrogates
 
@@ -85,7 +85,7 @@ class Corpus:
             empty = False
             yield chunk
         if empty and path in self.named:
-            raise DataError("the file is empty: it holds no text", where=str(path), fix="name a file with text in it")
+            raise DataError("the file is empty: it holds no text", where=place(path), fix="name a file with text in it")
 
     def _divide(self, path: Path) -> Iterator[Chunk]:
         match suffix(path):
@@ -227,7 +227,7 @@ def _jsonl(path: Path, column: str) -> Iterator[str]:
     for first, lines in text_lines(path):
         for number, line in enumerate(lines, first):
             if not line.isspace():
-                where = f"{path}:{number}"
+                where = f"{place(path)}:{number}"
                 try:
                     row = json.loads(line)
                 except (json.JSONDecodeError, RecursionError) as error:
@@ -251,7 +251,7 @@ def _csv(path: Path, column: str) -> Iterator[str]:
         if names is None:
             return
         if column not in names:
-            raise no_column(column, names, f"{path}:1")
+            raise no_column(column, names, f"{place(path)}:1")
         index = names.index(column)
         for row in reader:
             if not row:
@@ -259,12 +259,12 @@ def _csv(path: Path, column: str) -> Iterator[str]:
             if len(row) != len(names):
                 raise DataError(
                     f"the row has {len(row)} fields, the header {len(names)}",
-                    where=f"{path}:{reader.line_num}",
+                    where=f"{place(path)}:{reader.line_num}",
                     fix="quote fields that hold commas or line ends",
                 )
             yield row[index]
     except csv.Error as error:
-        raise DataError(f"not CSV: {error}", where=f"{path}:{reader.line_num}", fix="check its quotes") from None
+        raise DataError(f"not CSV: {error}", where=f"{place(path)}:{reader.line_num}", fix="check its quotes") from None
 
 
 def _parquet(path: Path, column: str) -> Iterator[str]:
@@ -280,16 +280,16 @@ def _parquet(path: Path, column: str) -> Iterator[str]:
             table = pyarrow.parquet.ParquetFile(file)
             names = table.schema_arrow.names
             if column not in names:
-                raise no_column(column, names, str(path))
+                raise no_column(column, names, place(path))
             row = 0
             for batch in table.iter_batches(batch_size=1024, columns=[column]):
                 for value in batch.column(0).to_pylist():
                     row += 1
-                    yield _text(value, column, f"{path}, row {row}")
-        except pyarrow.ArrowException as error:
+                    yield _text(value, column, f"{place(path)}, row {row}")
+        except (pyarrow.ArrowException, OSError) as error:
             raise DataError(
                 f"not a Parquet file: {shown(str(error), 100)}",
-                where=str(path),
+                where=place(path),
                 fix="copy it again, or give it the suffix of what it is",
             ) from error
 

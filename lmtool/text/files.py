@@ -26,6 +26,11 @@ def shown(text: str, limit: int = 60) -> str:
     return repr(text if len(text) <= limit else f"{text[: limit // 2]}…{text[-limit // 2 :]}")
 
 
+def place(path: Path) -> str:
+    """A path as messages name it."""
+    return str(path) if str(path).isprintable() else shown(str(path), 200)
+
+
 def suffix(path: Path) -> str:
     """The format that a file's name tells, .gz taken off; .txt when the name tells none."""
     name = path.name.lower().removesuffix(".gz")
@@ -72,10 +77,10 @@ def _raise(error: OSError) -> None:
 def _missing(path: Path) -> DataError:
     folder = path.parent
     if not folder.is_dir():
-        return DataError("the file does not exist", where=shown(str(path), 200), fix=f"there is no {folder} either")
+        return DataError("the file does not exist", where=place(path), fix=f"there is no {folder} either")
     near = get_close_matches(path.name, os.listdir(folder), n=3, cutoff=0.6)
     fix = f"did you mean {', '.join(str(folder / n) for n in near)}?" if near else f"look into {folder} for its name"
-    return DataError("the file does not exist", where=shown(str(path), 200), fix=fix)
+    return DataError("the file does not exist", where=place(path), fix=fix)
 
 
 @contextmanager
@@ -88,13 +93,13 @@ def reading(path: Path) -> Iterator[None]:
     except FileNotFoundError as error:
         raise _missing(path) from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"the gzip file is damaged: {error}", where=str(path), fix="copy or pack it again") from error
+        raise DataError(f"the gzip file is damaged: {error}", where=place(path), fix="copy or pack it again") from error
     except PermissionError as error:
         raise ResourceError(
-            "no permission to read it", where=str(path), fix="change its permissions, or copy it"
+            "no permission to read it", where=place(path), fix="change its permissions, or copy it"
         ) from error
     except OSError as error:
-        raise ResourceError(f"cannot read it: {error.strerror or error}", where=str(path)) from error
+        raise ResourceError(f"cannot read it: {error.strerror or error}", where=place(path)) from error
 
 
 def open_bytes(path: Path) -> IO[bytes]:
@@ -130,14 +135,16 @@ def _decode(data: bytes, offset: int, path: Path, *, final: bool) -> tuple[str, 
     except UnicodeDecodeError as error:
         raise DataError(
             f"not valid UTF-8: byte 0x{data[error.start]:02x} at offset {offset + error.start}",
-            where=str(path),
+            where=place(path),
             fix="convert the file, for example with `iconv -f latin1 -t utf-8`, if that is what it is",
         ) from None
 
 
 def _refuse_utf16(block: bytes, path: Path) -> None:
     if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise DataError("the text is UTF-16, not UTF-8", where=str(path), fix="convert it: `iconv -f utf-16 -t utf-8`")
+        raise DataError(
+            "the text is UTF-16, not UTF-8", where=place(path), fix="convert it: `iconv -f utf-16 -t utf-8`"
+        )
 
 
 def _refuse_nul(block: bytes, offset: int, path: Path) -> None:
@@ -145,7 +152,7 @@ def _refuse_nul(block: bytes, offset: int, path: Path) -> None:
     if at >= 0:
         raise DataError(
             f"a binary file, not text: NUL byte at offset {offset + at}",
-            where=str(path),
+            where=place(path),
             fix="name a text file, or extract the text first",
         )
 

@@ -24,7 +24,7 @@ from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec import CharTokenizer, Data, TokenizerFile, TokenizerSpec
 from lmtool.text.corpus import Chunk, Corpus, open_corpus, safe_cut
 from lmtool.text.durable import locked, refusing_disk, write_file
-from lmtool.text.files import content_hash
+from lmtool.text.files import content_hash, place
 from lmtool.text.split import Everything, Part, choose_documents, cut_characters
 from lmtool.text.store import EncodedChunk, StoreWriter, TokenStore
 from lmtool.text.tokenizer import Tokenizer
@@ -165,7 +165,7 @@ def _survey(corpus: Corpus, content: str, cache: Path, tell: Progress) -> _Surve
         n_bytes += int(_n_bytes(chunk.texts).sum())
         tell("reading", characters, 0)
     if not documents:
-        raise DataError("there is no text", where=", ".join(map(str, corpus.files))[:200], fix="name files with text")
+        raise DataError("there is no text", where=", ".join(map(place, corpus.files))[:200], fix="name files with text")
     survey = _Survey(documents, characters, n_bytes)
     with refusing_disk(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -179,7 +179,7 @@ def _split(train: _Surveyed, data: Data, cache: Path, seed: int, tell: Progress)
         valid = _open(data.valid, data, data.documents, cache, tell)
         valid = _streaming(valid, cache, tell) if data.split == "slice" else valid
         return valid, Everything(), Everything()
-    where = ", ".join(map(str, train.corpus.files))[:200]
+    where = ", ".join(map(place, train.corpus.files))[:200]
     if data.split == "slice":
         characters = cut_characters(train.survey.characters, data.valid_fraction)
         if not 0 < characters[0].n_train < train.survey.characters:
@@ -263,10 +263,11 @@ def _store(
     """The store of one part of a corpus, and whether it had to be made."""
     key = _key("tokens", _text_key(text, part), tokenizer.fingerprint)
     path = out or cache / "tokens" / key
-    if not path.exists():
-        with locked(path.with_name(f".{path.name}.lock")):
-            if not path.exists():
-                return _write(text, part, tokenizer, path, key, tell), True
+    with locked(cache / "locks" / f"{_key(str(path.absolute()))}.lock"):
+        if not path.exists():
+            return _write(text, part, tokenizer, path, key, tell), True
+    if out is not None and not (out / "store.json").exists():
+        raise UsageError("the folder holds something else", where=str(out), fix="choose another folder with -o")
     store = TokenStore(path)
     if store.fingerprint != key:
         raise UsageError("the folder holds other tokens", where=str(path), fix="choose another folder with -o")

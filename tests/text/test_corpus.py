@@ -269,6 +269,15 @@ def test_no_column_in_parquet(tmp_path: Path) -> None:
         read(path, column="n")
 
 
+def test_a_damaged_parquet_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": [prose(200, seed) for seed in range(50)]}), path)
+    content = path.read_bytes()
+    for damaged in content[: len(content) // 2], content[:200] + bytes(1000) + content[1200:]:
+        path.write_bytes(damaged)
+        assert "not a Parquet file" in str(refused(path, DataError))
+
+
 def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.txt"
     path.write_text("x", encoding="utf-8")
@@ -282,6 +291,6 @@ def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_names_are_shown_without_control_characters(tmp_path: Path) -> None:
     refused(tmp_path / "a\x1b[31m\nb.txt", DataError)
-    path = tmp_path / "a.jsonl"
+    path = tmp_path / "a\x1b[31m\n.jsonl"
     path.write_text('{"\\u001b[31m\\n": "a"}', encoding="utf-8")
     refused(path, DataError)

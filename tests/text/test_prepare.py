@@ -205,7 +205,7 @@ def test_written_to_a_folder(book: Path, cache: Path, tmp_path: Path) -> None:
     out = tmp_path / "tokens"
     data = Data(train=(str(book),))
     prepared = prepare(data, BPE, cache=cache, seed=1, out=out)
-    assert sorted(p.name for p in out.iterdir() if not p.name.startswith(".")) == ["tokenizer.json", "train", "valid"]
+    assert sorted(p.name for p in out.iterdir()) == ["tokenizer.json", "train", "valid"]
     assert (prepared.train.path, prepared.valid.path) == (out / "train", out / "valid")
     assert Tokenizer.load(out).fingerprint == prepared.tokenizer.fingerprint
     again = prepare(data, BPE, cache=cache, seed=1, out=out)
@@ -215,6 +215,9 @@ def test_written_to_a_folder(book: Path, cache: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="other tokens"):
         prepare(data.model_copy(update={"valid_fraction": 0.3}), prepared.tokenizer, cache=cache, seed=1, out=out)
     assert TokenStore(out / "train").fingerprint == prepared.train.fingerprint
+    (tmp_path / "mine" / "train").mkdir(parents=True)
+    with pytest.raises(UsageError, match="something else"):
+        prepare(data, BPE, cache=cache, seed=1, out=tmp_path / "mine")
 
 
 def test_an_interrupted_store_goes_on(book: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,6 +246,50 @@ def test_an_interrupted_store_goes_on(book: Path, cache: Path, monkeypatch: pyte
     assert 0 < encoded - 100 < len(text) / 8_000
     assert before + encoded - 100 >= len(text) / 8_000 - 2
     assert len(store._shards) > 2
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from lmtool.recipe.spec import Data
+from lmtool.text import corpus, files, store
+from lmtool.text.prepare import encode_files
+from lmtool.text.tokenizer import Tokenizer
+
+corpus.CHUNK = files.BLOCK = 8_000
+store.SHARD_TOKENS = 5_000
+left = int(sys.argv[3])
+
+def counted(call):
+    def wrapper(*args):
+        global left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(*args)
+    return wrapper
+
+os.fsync, os.replace, os.rename = counted(os.fsync), counted(os.replace), counted(os.rename)
+data = Data(split="slice", documents="whole")
+found = encode_files([sys.argv[1]], data, Tokenizer.load(sys.argv[2]), cache=Path(sys.argv[4]))
+print(found.path)
+"""
+
+
+def test_killed_at_any_moment_it_goes_on(book: Path, cache: Path, tmp_path: Path) -> None:
+    Tokenizer.train(BPE, [prose(3_000)]).save(tmp_path / "tokenizer.json")
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    killed = 0
+    for moment in (3, 1, 9, 12, 14, 17, 5, 2, 30, 1000):
+        command = [sys.executable, "-c", KILLED, str(book), str(tmp_path), str(moment), str(cache)]
+        process = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+        killed += process.returncode == -9
+        if process.returncode == 0:
+            break
+    assert killed > 5
+    store = TokenStore(Path(process.stdout.strip()))
+    expected = Tokenizer.load(tmp_path).encode(book.read_bytes().decode())
+    assert store.read(0, len(store)).tolist() == expected
 
 
 PROGRAM = """
