@@ -17,7 +17,7 @@ from lmtool.batch import Batch
 from lmtool.decoding import filters
 from lmtool.decoding.settings import Greedy, Sample, Settings
 from lmtool.errors import NumericalError, UsageError
-from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel
+from lmtool.model.language_model import DecodeState, LanguageModel
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Generation(Iterator[Event]):
                         stay.append(i)
                 if len(stay) < len(rows):
                     rows = [rows[i] for i in stay]
-                    state = _pick(state, torch.tensor(stay, device=self._device)) if rows else None
+                    state = state[torch.tensor(stay, device=self._device)].trimmed() if rows else None
         finally:
             self._model.train(was_training)
 
@@ -242,16 +242,3 @@ class Generation(Iterator[Event]):
 
 def _join(states: list[DecodeState]) -> DecodeState:
     return states[0] if len(states) == 1 else DecodeState.join(states)
-
-
-def _pick(state: DecodeState, rows_B: Tensor) -> DecodeState:
-    """The chosen rows, without the positions in front that are padding in all of them."""
-    state = state[rows_B]
-    if state.padding_B is None:
-        return state
-    n = int(state.padding_B.min())
-    layers = tuple(
-        KeyValue(*(t[:, :, n:] for t in layer)) if isinstance(layer, KeyValue) else layer for layer in state.layers
-    )
-    padding_B = state.padding_B - n
-    return DecodeState(state.length - n, padding_B if padding_B.any() else None, layers)

@@ -47,6 +47,17 @@ class DecodeState:
         padding_B = None if self.padding_B is None else self.padding_B[rows]
         return type(self)(self.length, padding_B, layers)
 
+    def trimmed(self) -> Self:
+        """The same state without the positions in front that are padding in every row."""
+        if self.padding_B is None:
+            return self
+        n = int(self.padding_B.min())
+        layers = tuple(
+            KeyValue(*(t[:, :, n:] for t in layer)) if isinstance(layer, KeyValue) else layer for layer in self.layers
+        )
+        padding_B = self.padding_B - n
+        return type(self)(self.length - n, padding_B if padding_B.any() else None, layers)
+
     @classmethod
     def join(cls, states: Sequence[Self]) -> Self:
         """Rows of all states as one state; shorter ones are padded in front, where nobody looks."""
