@@ -22,11 +22,15 @@ import numpy as np
 import psutil
 
 BLOCK = 1024
+FRESH = 20
 PROCESSES = 2
 
 
 def generate(path: Path, megabytes: int, words_from: Path | None) -> None:
-    """Write English-like lines: words by Zipf's law (Zipf 1935), with capitals, numbers and punctuation. Seeded."""
+    """Write English-like lines: words by Zipf's law (Zipf 1935), with capitals, numbers and punctuation. Seeded.
+
+    After FRESH megabytes the lines come again, in another order each time.
+    """
     rng = np.random.default_rng(20)
     if words_from:
         counted = dict.fromkeys(words_from.read_text(encoding="utf-8").split())
@@ -43,18 +47,21 @@ def generate(path: Path, megabytes: int, words_from: Path | None) -> None:
     frequency = 1 / (np.arange(len(words)) + 2.7)
     frequency /= frequency.sum()
     ends = np.array([".", "?", "!", ":", ' "so."', " (1984)"], dtype=object)
-    written = 0
+    written, lines = 0, []
     with open(path, "w", encoding="utf-8") as file:
-        while written < megabytes * 1_000_000:
+        while written < min(megabytes, FRESH) * 1_000_000:
             picked = rng.choice(words, 200_000, p=frequency)
             commas = rng.random(len(picked)) < 0.06
             picked[commas] += ","
             breaks = np.cumsum(rng.integers(4, 24, 20_000))
-            breaks = breaks[breaks < len(picked)]
-            lines = [" ".join(line) for line in np.split(picked, breaks)]
-            closing = rng.choice(ends, len(lines), p=[0.8, 0.06, 0.04, 0.04, 0.04, 0.02])
-            text = "".join(f"{line.capitalize()}{end}\n" for line, end in zip(lines, closing, strict=True))
-            written += file.write(text)
+            parts = [" ".join(part) for part in np.split(picked, breaks[breaks < len(picked)])]
+            closing = rng.choice(ends, len(parts), p=[0.8, 0.06, 0.04, 0.04, 0.04, 0.02])
+            new = [f"{part.capitalize()}{end}\n" for part, end in zip(parts, closing, strict=True)]
+            written += file.write("".join(new))
+            lines += new
+        while written < megabytes * 1_000_000:
+            rng.shuffle(lines)
+            written += sum(file.write(line) for line in lines)
 
 
 def lmtool_way(text: Path, tokenizer: Path, out: Path, documents: str) -> None:

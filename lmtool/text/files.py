@@ -60,8 +60,10 @@ def find_files(source: str) -> list[Path]:
                     fix=f"put {', '.join(SUFFIXES)} files (or .gz of these) into it, or name files",
                 )
             return sorted(files)
-        if path.exists():
+        if path.is_file():
             return [path]
+        if path.exists():
+            raise DataError("not a file: text is read more than once", where=place(path), fix="save it to a file first")
     if glob.has_magic(source):
         files = sorted(Path(f) for f in glob.glob(str(path), recursive=True) if os.path.isfile(f))
         if files:

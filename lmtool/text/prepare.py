@@ -30,7 +30,7 @@ from lmtool.text.store import EncodedChunk, StoreWriter, TokenStore
 from lmtool.text.tokenizer import Tokenizer
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, and the characters that are done and to do."""
+"""Called with what is being done, and the characters that are done and to do; 0 to do when that is unknown."""
 
 _VERSION = 1
 """Part of every cache key: raised when the same text would give other chunks, parts or tokens."""

@@ -255,6 +255,11 @@ def test_missing_files_suggest_the_nearest(tmp_path: Path) -> None:
     assert "does not exist" in str(refused(tmp_path / "none" / "a.txt", DataError))
 
 
+def test_pipes_are_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert "save it to a file" in str(refused(tmp_path / "pipe", DataError))
+
+
 def test_folders_and_globs_without_text(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"x")
     assert "no text files" in str(refused(tmp_path, DataError))
