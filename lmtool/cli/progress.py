@@ -1,6 +1,7 @@
 """Training as a person sees it: a bar on a terminal, lines elsewhere; all on stderr."""
 
 import os
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -75,10 +76,7 @@ class Display:
                 self._close_bar()
                 self._say(*_started(event), *(f"changed: {change}" for change in event.changes))
             case session.Nothing():
-                how = "stopped early, at step" if event.early else "has done all its steps,"
-                key = "evaluation.patience" if event.early else "training.steps"
-                self._warn(f"finished: {event.path} {how} {event.step}")
-                self._warn(f"  lmtool resume {event.path} -s {key}=+{5 if event.early else 500} trains on")
+                self._warn(*_nothing(event))
             case train.Plan():
                 self._say(*_plan(event))
                 self._begin(event)
@@ -114,9 +112,9 @@ class Display:
             self._shown, self._quiet, self._console = False, True, None
             sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - it stays open as long as the process
 
-    def _open_bar(self, bar: "Progress") -> None:
+    def _open_bar(self, bar: "Progress", total: int | None = None, completed: int = 0) -> None:
         self._bar = bar
-        self._task = bar.add_task("", total=None, loss="", speed="", left="")
+        self._task = bar.add_task("", total=total, completed=completed, loss="", speed="", left="")
         bar.start()
 
     def _update(self, **fields: object) -> None:
@@ -132,12 +130,12 @@ class Display:
         self._steps = plan.steps
         self._began = time.monotonic()
         if self._console is not None:
-            self._open_bar(_training_bar(self._console))
-            self._update(completed=plan.first_step, total=plan.steps)
+            self._open_bar(_training_bar(self._console), plan.steps, plan.first_step)
 
     def _step(self, step: "Step", valid_loss: float | None, is_best: bool) -> None:
-        # The mean of the last steps, since they differ; the very first also warms up.
-        self._seconds = [*self._seconds[-19:], step.seconds] if len(self._seconds) > 1 else [step.seconds] * 2
+        # The mean of the last steps, since they differ. The very first is forgotten: it also warms up.
+        warm = len(self._seconds) > 1
+        self._seconds = [*self._seconds[-19:], step.seconds] if warm else [step.seconds] * (len(self._seconds) + 1)
         seconds = sum(self._seconds) / len(self._seconds)
         speed = f"{step.tokens / seconds:,.0f} tokens/s"
         left = f"{_clock((self._steps - step.step) * seconds)} left"
@@ -186,6 +184,15 @@ def _started(event: "Started") -> list[str]:
         f"run {event.path}",
         f"text: {text}, {len(train):,} tokens; validation: {held_out}, {len(valid):,} tokens",
         f"tokenizer: {entries(prepared.tokenizer, event.recipe.tokenizer)}",
+    ]
+
+
+def _nothing(event: "Nothing") -> list[str]:
+    how = f"stopped early, at step {event.step}" if event.early else f"has done all its {event.step} steps"
+    more = "evaluation.patience=+5" if event.early else "training.steps=+500"
+    return [
+        f"finished: {event.path} {how}",
+        f"  {shlex.join(['lmtool', 'resume', str(event.path)])} -s {more} trains on",
     ]
 
 

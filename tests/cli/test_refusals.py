@@ -261,7 +261,7 @@ def test_no_checkpoint_is_whole(lmtool, run, corpus, command):
 
 
 def test_a_resumed_run_is_the_same_after_falling_back(lmtool, run, trained):
-    """Three checkpoints back and forward again is the model that was there, bit for bit."""
+    """One checkpoint back and forward again is the model that was there, bit for bit."""
     flip(run / "checkpoints" / "step-000006" / "model.safetensors")
     lmtool.succeeds("resume", "last", "-q")
     again = (run / "checkpoints" / "step-000006" / "model.safetensors").read_bytes()

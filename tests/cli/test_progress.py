@@ -1,0 +1,247 @@
+"""Training and other work as a person sees it: a bar on a terminal, lines elsewhere."""
+
+import io
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from lmtool.cli import progress
+from lmtool.cli.progress import Display
+from lmtool.engine.fit import Step
+from lmtool.engine.session import Nothing, Started
+from lmtool.engine.train import Ended, Plan, Sampled, Stepped, Warned
+from lmtool.recipe.load import load
+
+NASTY = "[red]a[/red] :smile: \x1b[31m\x07\nb"
+SHOWN = "[red]a[/red] :smile: \\x1b[31m\\x07"
+
+
+class Stream(io.StringIO):
+    """A stderr that says whether it is a terminal."""
+
+    def __init__(self, is_terminal):
+        super().__init__()
+        self._is_terminal = is_terminal
+
+    def isatty(self):
+        return self._is_terminal
+
+    def text(self):
+        """What came, without the codes that move the cursor and colour."""
+        return re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", self.getvalue())
+
+
+@pytest.fixture
+def stderr(monkeypatch):
+    """Put a stream in the place of stderr: a terminal of so many columns, or a file when there are none."""
+
+    def put(columns=None):
+        monkeypatch.setenv("COLUMNS", str(columns or 80))
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.delenv("NO_COLOR", raising=False)
+        stream = Stream(columns is not None)
+        monkeypatch.setattr(sys, "stderr", stream)
+        return stream
+
+    return put
+
+
+class Store(list):
+    n_documents = 3
+
+
+def started(split="document", valid=(), asked=300, changes=()):
+    recipe = load("tiny", [f"tokenizer.vocab_size={asked}"]).recipe
+    data = recipe.data.model_copy(update={"split": split, "valid": tuple(valid)})
+    tokenizer = SimpleNamespace(kind="bpe", vocab_size=300)
+    prepared = SimpleNamespace(train=Store(range(5000)), valid=Store(range(40)), tokenizer=tokenizer)
+    return Started(Path("runs/one"), "tiny", recipe.model_copy(update={"data": data}), prepared, changes)
+
+
+def plan(first_step=0, steps=10):
+    return Plan(
+        parameters=12345,
+        batch_tokens=4096,
+        steps=steps,
+        first_step=first_step,
+        train_tokens=5000,
+        valid_tokens=40,
+        epochs=1.25,
+        device="cpu, float32",
+    )
+
+
+def stepped(number, valid_loss=None, is_best=False, seconds=0.5):
+    step = Step(
+        step=number,
+        loss=2.5,
+        lr=1e-3,
+        grad_norm=1.0,
+        tokens=4096,
+        seconds=seconds,
+        micro_batch=8,
+        stop=False,
+    )
+    return Stepped(step, valid_loss, is_best)
+
+
+STORY = [
+    started(),
+    plan(),
+    stepped(1),
+    stepped(2, valid_loss=2.25, is_best=True),
+    Sampled(2, NASTY, NASTY),
+    Warned(NASTY),
+    stepped(3),
+    Ended("finished", 10, 2, 2.25),
+]
+
+
+def tell(events, **options):
+    with Display(**({"shown": True, "quiet": False} | options)) as display:
+        for event in events:
+            display.show(event)
+
+
+def test_lines_where_there_is_no_terminal(stderr):
+    stream = stderr()
+    tell(STORY)
+    lines = stream.getvalue().splitlines()
+    assert lines[:7] == [
+        "run runs/one",
+        "text: 3 documents, 5,000 tokens; validation: 3 documents, 40 tokens",
+        "tokenizer: bpe, 300 entries",
+        "model: 12,345 parameters; cpu, float32",
+        "plan: steps 1 to 10, 4,096 tokens each, 1.2 times through the text",
+        "step 1/10 (10 %)  loss 2.5000  lr 1.00e-03  8,192 tokens/s  0:04 left",
+        "step 2/10 (20 %)  loss 2.5000  valid loss 2.2500 (best)  lr 1.00e-03  8,192 tokens/s  0:04 left",
+    ]
+    assert lines[7:9] == [f"  {SHOWN}↵b|{SHOWN}↵b", f"warning: {SHOWN}\\nb"]
+    assert lines[9:] == ["finished at step 10 after 0:00; best valid loss 2.2500 at step 2"]
+
+
+def test_lines_come_every_few_seconds(stderr, monkeypatch):
+    stream, now = stderr(), [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with Display(shown=True, quiet=False) as display:
+        display.show(plan(steps=100))
+        for step in range(1, 31):
+            now[0] += 1
+            display.show(stepped(step))
+        for done in range(0, 100, 5):
+            now[0] += 1
+            display.report("tokenizing", done, 100)
+        display.report("reading", 12345, 0)
+    shown = [line.split("(")[0].strip() for line in stream.getvalue().splitlines()[2:]]
+    assert shown == ["step 1/100", "step 12/100", "step 23/100", "tokenizing: 15 %", "tokenizing: 70 %"]
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_a_bar_on_a_terminal(stderr, columns):
+    stream = stderr(columns)
+    tell(STORY)
+    text = stream.text()
+    assert ("━" in text) == (columns > 40)
+    assert "loss 2.500 8,192 tokens/s 0:04 left" in text or columns == 40
+    # Lines break where the terminal ends.
+    joined = "".join(text.split())
+    assert "validloss2.2500(best)" in joined
+    assert f"{SHOWN}↵b|{SHOWN}↵b".replace(" ", "") in joined
+    # Shown as it is: neither markup nor emoji nor colours nor bells come from the text.
+    assert "\x07" not in stream.getvalue()
+    assert "\x1b[31m\x07" not in stream.getvalue()
+    assert ":smile:" in text
+    # The cursor comes back.
+    assert stream.getvalue().rindex("\x1b[?25h") > stream.getvalue().rindex("\x1b[?25l")
+
+
+def test_no_bar_on_a_dumb_terminal(stderr, monkeypatch):
+    stream = stderr(80)
+    monkeypatch.setenv("TERM", "dumb")
+    tell(STORY)
+    assert "\x1b" not in stream.getvalue()
+    assert "step 1/10" in stream.getvalue()
+
+
+def test_no_colour_when_none_is_wanted(stderr, monkeypatch):
+    stream = stderr(100)
+    monkeypatch.setenv("NO_COLOR", "1")
+    tell(STORY)
+    assert not re.search(r"\x1b\[[\d;]*3[0-7]m", stream.getvalue())
+
+
+def test_work_before_training_has_a_bar_too(stderr):
+    stream = stderr(80)
+    with Display(shown=True, quiet=False) as display:
+        display.report("reading", 1000, 0)
+        display.report("tokenizing", 500, 1000)
+        display.show(started())
+        display.show(plan())
+    assert "tokenizing" in stream.text()
+    assert "50%" in stream.text()
+
+
+def test_quiet_leaves_warnings(stderr):
+    stream = stderr(80)
+    tell([*STORY, Nothing(Path("runs/one"), 10, early=False)], quiet=True)
+    assert stream.getvalue().splitlines() == [
+        f"warning: {SHOWN}\\nb",
+        "finished: runs/one has done all its 10 steps",
+        "  lmtool resume runs/one -s training.steps=+500 trains on",
+    ]
+
+
+def test_a_process_that_only_computes_says_nothing(stderr):
+    stream = stderr(80)
+    tell(STORY, shown=False)
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (started("slice"), "text: one text, 5,000 tokens; validation: the last 10 % of the text, 40 tokens"),
+        (
+            started(valid=[NASTY, "b.txt"]),
+            f"text: 3 documents, 5,000 tokens; validation: {SHOWN}\\nb, b.txt, 40 tokens",
+        ),
+        (started(asked=4096), "tokenizer: bpe, 300 entries (4,096 asked for; the text gives no more)"),
+        (started(changes=("training.steps 1 -> 2",)), "changed: training.steps 1 -> 2"),
+        (Nothing(Path("a b"), 10, early=True), "finished: a b stopped early, at step 10\n"),
+        (Nothing(Path("a b"), 10, early=True), "  lmtool resume 'a b' -s evaluation.patience=+5 trains on"),
+        (Ended("early", 5, 2, 1.5), "stopped early at step 5 after 0:00: validation got no better; best"),
+        (Ended("interrupted", 5, None, None), "interrupted and saved at step 5; lmtool resume goes on"),
+    ],
+)
+def test_single_lines(stderr, event, line):
+    stream = stderr()
+    tell([event])
+    assert line in stream.getvalue()
+
+
+@pytest.mark.parametrize("columns", [None, 80])
+def test_training_outlives_its_reader(stderr, monkeypatch, columns):
+    """A closed pipe or terminal ends the messages, not the run."""
+    stream = stderr(columns)
+    n_shown = 0
+    with Display(shown=True, quiet=False) as display:
+        display.show(STORY[0])
+
+        def fail(text):
+            raise BrokenPipeError(32, "Broken pipe")
+
+        monkeypatch.setattr(stream, "write", fail)
+        for event in STORY[1:]:
+            display.show(event)
+            n_shown += 1
+    assert n_shown == len(STORY) - 1
+    sys.stderr.close()
+
+
+def test_time_left_forgets_the_slow_first_step(stderr):
+    stream = stderr()
+    tell([plan(steps=100), stepped(1, seconds=50), stepped(2, seconds=1.0), stepped(3, 2.0, seconds=1.0)])
+    assert stream.getvalue().splitlines()[-1].endswith("4,096 tokens/s  1:37 left")

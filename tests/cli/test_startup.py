@@ -1,0 +1,76 @@
+"""What needs no model starts without the libraries that a model needs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HEAVY = {
+    "datasets",
+    "huggingface_hub",
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "safetensors",
+    "tiktoken",
+    "tokenizers",
+    "torch",
+    "transformers",
+}
+
+SCRIPT = """
+import json, sys
+from lmtool.cli import main
+sys.argv = ["lmtool", *json.loads(sys.argv[1])]
+code = None
+try:
+    main()
+except SystemExit as end:
+    code = end.code or 0
+print("", json.dumps([code, list(sys.modules)]), sep="\\n", file=sys.stderr)
+"""
+
+
+def start(folder, arguments):
+    """Exit code, what was said, and what was imported, by a command in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps(arguments)],
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT), "LMTOOL_RUNS": str(folder / "runs")},
+        capture_output=True,
+        text=True,
+    )
+    *said, last = done.stderr.splitlines()
+    code, modules = json.loads(last)
+    return code, "\n".join(said), {name.split(".")[0] for name in modules}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--help"], 0),
+        (["pretrain", "--help"], 0),
+        (["generate", "--help"], 0),
+        (["recipes", "show", "gpt2-124m", "--resolved"], 0),
+        (["runs", "ls"], 0),
+        (["pretrain", "text.txt", "--recipe", "typo.yaml"], 2),
+        (["pretrain", "text.txt", "-s", "training.stpes=5"], 2),
+        (["tokenize", "text.txt", "-s", "tokenizer.knd=char"], 2),
+        (["pretrian", "text.txt"], 2),
+    ],
+)
+def test_nothing_heavy_is_imported(tmp_path, arguments, code):
+    (tmp_path / "text.txt").write_text("text")
+    (tmp_path / "typo.yaml").write_text("modle: {}\n")
+    ended, said, modules = start(tmp_path, arguments)
+    assert ended == code, said
+    assert "lmtool" in modules
+    assert not HEAVY & modules
+
+
+def test_what_is_heavy_would_be_found(tmp_path):
+    _, _, modules = start(tmp_path, ["generate", "--greedy", "--top-k", "3"])
+    assert HEAVY & modules
