@@ -1,7 +1,8 @@
 """Text file to finished token store: lmtool against `datasets.map` with a fast tokenizer and grouping (run_clm's way).
 
 Both are given the same text file and the same trained byte-level BPE, and run alternately, each time in a fresh process
-and with an empty cache. Reported are MB/s, their ratio, peak memory with child processes, and whether the ids agree.
+and with an empty cache. Reported are MB/s of wall time and of processor time, which a busy machine disturbs less, peak
+memory with child processes, and whether the ids agree.
 
     python benchmarks/tokenizing.py [--megabytes 100] [--rounds 3] [--words FILE]
     python benchmarks/tokenizing.py --only lmtool --megabytes 1000 --rounds 1     # bounded memory
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -115,8 +117,8 @@ def ids_agree(text: Path, tokenizer: Path, stores: Path) -> bool:
     return at == len(store)
 
 
-def measure(way: str, text: Path, tokenizer: Path, out: Path, documents: str) -> tuple[float, float]:
-    """Seconds inside a fresh process, imports left out, and the peak memory in MB of it and its children."""
+def measure(way: str, text: Path, tokenizer: Path, out: Path, documents: str) -> tuple[float, float, float]:
+    """Wall and processor seconds of a fresh process, imports left out, and the peak memory in MB, children included."""
     here = Path(__file__).resolve()
     environment = os.environ | {"PYTHONPATH": str(here.parents[1]), "OMP_NUM_THREADS": str(PROCESSES)}
     command = [sys.executable, str(here), "--worker", way, str(text), str(tokenizer), str(out), documents]
@@ -132,7 +134,8 @@ def measure(way: str, text: Path, tokenizer: Path, out: Path, documents: str) ->
     output, _ = process.communicate()
     if process.returncode:
         raise SystemExit(f"{way} failed")
-    return float(json.loads(output.splitlines()[-1])["seconds"]), peak / 1e6
+    seconds, processor = json.loads(output.splitlines()[-1])
+    return seconds, processor, peak / 1e6
 
 
 def memory_of(process: psutil.Process) -> int:
@@ -148,12 +151,23 @@ def work(way: str, text: str, tokenizer: str, out: str, documents: str) -> None:
     # Imports stay out of the measured time.
     for module in ["lmtool.text.prepare"] if way == "lmtool" else ["datasets", "transformers.tokenization_utils_fast"]:
         importlib.import_module(module)
-    started = time.perf_counter()
+    started, processor = time.perf_counter(), processor_seconds()
     if way == "lmtool":
         lmtool_way(Path(text), Path(tokenizer), Path(out), documents)
     else:
         datasets_way(Path(text), Path(tokenizer), Path(out))
-    print(json.dumps({"seconds": time.perf_counter() - started}))
+    print(json.dumps([time.perf_counter() - started, processor_seconds() - processor]))
+
+
+def processor_seconds() -> float:
+    """Processor time of this process and of its children that have ended."""
+    return sum(os.times()[:4])
+
+
+def describe(way: str, figures: Sequence[float]) -> str:
+    """One line of figures."""
+    wall, processor, peak = figures
+    return f"{way:8}  {wall:7.1f} MB/s  {processor:7.1f} MB per processor second  peak {peak:5.0f} MB"
 
 
 def main() -> None:
@@ -183,22 +197,22 @@ def main() -> None:
             sample = [line for _, line in zip(range(100_000), lines, strict=False)]
         Tokenizer.train(BpeTokenizer(vocab_size=8192), sample).save(tokenizer)
         ways = [options.only] if options.only else ["lmtool", "datasets"]
-        speeds: dict[str, list[float]] = {way: [] for way in ways}
-        peaks = dict.fromkeys(ways, 0.0)
+        measured: dict[str, list[tuple[float, float, float]]] = {way: [] for way in ways}
         agree: bool | None = None
         for r in range(options.rounds):
             for way in ways:
                 with tempfile.TemporaryDirectory(dir=folder) as out:
-                    seconds, peak = measure(way, text, tokenizer, Path(out), options.documents)
-                    speeds[way].append(size / seconds)
-                    peaks[way] = max(peaks[way], peak)
-                    print(f"round {r + 1}  {way:8}  {size / seconds:7.1f} MB/s  peak {peak:5.0f} MB", flush=True)
+                    seconds, processor, peak = measure(way, text, tokenizer, Path(out), options.documents)
+                    measured[way].append((size / seconds, size / processor, peak))
+                    print(f"round {r + 1}  {describe(way, measured[way][-1])}", flush=True)
                     if way == "lmtool" and agree is None and options.documents == "whole" and not options.only:
                         agree = ids_agree(text, tokenizer, Path(out))
+        medians = {way: [statistics.median(column) for column in zip(*measured[way], strict=True)] for way in ways}
         for way in ways:
-            print(f"median   {way:8}  {statistics.median(speeds[way]):7.1f} MB/s  peak {peaks[way]:5.0f} MB")
+            print(f"median   {describe(way, medians[way])}")
         if not options.only:
-            print(f"ratio    {statistics.median(speeds['lmtool']) / statistics.median(speeds['datasets']):.2f}")
+            wall, processor = (medians["lmtool"][i] / medians["datasets"][i] for i in (0, 1))
+            print(f"ratio    {wall:.2f} by wall time, {processor:.2f} by processor time")
         if agree is not None:
             print(f"same ids {agree}")
 
