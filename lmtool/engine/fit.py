@@ -100,6 +100,7 @@ def fit(
                 if compute.device.type == "cuda":
                     torch.cuda.empty_cache()
             total, n_targets, stops = world.sum((total, count, float(stop())), compute)
+            n_targets = max(1, n_targets)
             if not math.isfinite(total):
                 raise _not_finite("loss", total, step, loader)
             rate = multiplier(recipe.schedule, step, training.steps, recipe.model.d_model)

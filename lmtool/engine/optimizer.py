@@ -16,6 +16,9 @@ from lmtool.engine.device import Compute
 from lmtool.model.attention import JoinedLinear, Mixer
 from lmtool.recipe.spec import Adam, AdamW, Muon, Optimizer, Sgd
 
+FLOAT16_SCALE = 2.0**4
+"""First scale of float16 losses. They are sums over thousands of targets, so it is that much below the usual 2^16."""
+
 Groups = list[dict[str, Any]]
 Blocks = dict[Parameter, list[int]]
 
@@ -108,7 +111,9 @@ class Optimizers:
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         self._all = list(_build(spec, model))
         self._base_rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in self._all]
-        self._scaler = torch.amp.GradScaler(compute.device.type, enabled=compute.scales_gradients)
+        self._scaler = torch.amp.GradScaler(
+            compute.device.type, init_scale=FLOAT16_SCALE, enabled=compute.scales_gradients
+        )
 
     def backward(self, total: Tensor) -> None:
         """Add the gradient of a summed loss to what has piled up."""
@@ -158,17 +163,18 @@ class Optimizers:
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         """Take over the moments that `state` gave.
 
-        Raises KeyError when a tensor belongs to no parameter.
+        Raises KeyError when a tensor belongs to no parameter, or when only some parameters have any.
         """
         parameters = {name: parameter for parameter, name in self._names.items()}
         owner = {p: o for o in self._all for group in o.param_groups for p in group["params"]}
         scale = {key.removeprefix("scaler/"): tensor for key, tensor in tensors.items() if key.startswith("scaler/")}
         if self._scaler.is_enabled() and scale:
             self._scaler.load_state_dict({key: tensor.item() for key, tensor in scale.items()})
-        for key, tensor in tensors.items():
+        moments = {key: tensor for key, tensor in tensors.items() if not key.startswith("scaler/")}
+        if moments and (missing := parameters.keys() - {key.partition("/")[2] for key in moments}):
+            raise KeyError(f"no moments of {min(missing)}")
+        for key, tensor in moments.items():
             moment, _, name = key.partition("/")
-            if moment == "scaler":
-                continue
             parameter = parameters[name]
             # counters stay where torch wants them, moments live beside their parameter
             place = tensor.device if tensor.ndim == 0 and parameter.device.type != "cuda" else parameter.device

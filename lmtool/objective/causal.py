@@ -21,11 +21,11 @@ from lmtool.recipe.spec import Causal
 class Loss:
     """Sums over a batch, never means, so that any split of a batch adds up to the same.
 
-    total: sum of the losses of all targets, to be minimised. count: number of targets.
+    total: sum of the losses of all targets, to be minimised. count: number of targets, an int64 scalar on the device.
     """
 
     total: Tensor
-    count: int
+    count: Tensor
 
 
 @dataclass(frozen=True)
@@ -77,4 +77,4 @@ class CausalObjective:
             model.vocab_size,
             self.spec.label_smoothing,
         )
-        return Loss(total, batch.n_targets)
+        return Loss(total, (batch.targets_BT != IGNORE).sum())
