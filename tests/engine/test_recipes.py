@@ -1,0 +1,78 @@
+"""Invariant 5: every recipe that comes with lmtool trains, measures and writes, when it is made small."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from lmtool.cli import app
+from lmtool.engine import session, train
+from lmtool.engine.build import build_model, load_run
+from lmtool.engine.optimizer import Optimizers
+from lmtool.recipe.load import Setting, load, shipped
+from tests.engine.tiny import Work, ended, metrics, no_report
+
+SMALL = (
+    "model.n_layers=2",
+    "model.d_model=16",
+    "model.n_heads=2",
+    "model.d_ff=32",
+    "model.context=16",
+    "training.steps=2",
+    "training.batch_size=4",
+    "training.precision=float32",
+    "training.device=cpu",
+    "data.valid_fraction=0.2",
+    "evaluation.tokens=200",
+)
+
+
+@pytest.mark.parametrize("name", sorted(shipped()))
+def test_a_shipped_recipe_trains_measures_and_writes(name: str, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_gradient: set[str] = set()
+    genuine = Optimizers.update
+
+    def update(self: Optimizers, *arguments: Any) -> float:
+        without_gradient.update(key for p, key in self._names.items() if p.grad is None or not bool(p.grad.any()))
+        return genuine(self, *arguments)
+
+    monkeypatch.setattr(Optimizers, "update", update)
+    built: list[Any] = []
+    monkeypatch.setattr(train, "build_model", lambda *a: built.append(build_model(*a)) or built[-1])
+    settings = [*SMALL]
+    if hasattr(load(name).recipe.tokenizer, "vocab_size"):
+        settings.append("tokenizer.vocab_size=300")
+    resolved = load(name, settings, [Setting("data.train", [str(work.text)], "TEXT")])
+    events = list(session.pretrain(resolved, output=work.run(), command=[], report=no_report, stop=lambda: False))
+    assert ended(events).step == 2
+    assert without_gradient == set()
+    assert metrics(work.run())[-1]["valid_loss"] > 0
+
+    loaded, again = load_run(str(work.run())), load_run(str(work.run()))
+    (model,) = built
+    for key, weight in model.state_dict().items():
+        assert torch.equal(weight, loaded.model.state_dict()[key])
+        assert torch.equal(weight, again.model.state_dict()[key])
+
+    measured = CliRunner().invoke(app, ["eval", str(work.run()), str(work.text), "--json"])
+    assert measured.exit_code == 0, measured.output
+    assert list(json.loads(measured.stdout)) == [
+        "loss",
+        "perplexity",
+        "word_perplexity",
+        "bits_per_byte",
+        "tokens",
+        "context",
+        "stride",
+    ]
+    asked = ["generate", "the cat", "--run", str(work.run()), "--max-new-tokens", "20", "--seed", "1", "--json"]
+    first, second = (CliRunner().invoke(app, asked) for _ in range(2))
+    assert first.exit_code == 0, first.output
+    assert first.stdout == second.stdout
+    assert json.loads(first.stdout)["tokens"]
+
+
+def test_there_are_recipes() -> None:
+    assert {"tiny", "shakespeare-char", "gpt1", "gpt2-124m"} <= set(shipped())
