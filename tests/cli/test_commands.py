@@ -1,0 +1,246 @@
+"""What commands print and write: the names that other programs read, and where each thing goes."""
+
+import csv
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import RUN, SENTENCES, SMALL, contents
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = ["\n".join(SENTENCES[start : start + 4]) for start in range(0, len(SENTENCES), 4)]
+METRICS = ["step", "loss", "valid_loss", "lr", "grad_norm", "tokens", "tokens_per_second", "seconds"]
+
+
+def write_csv(path):
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerows([["id", "Story text"], *enumerate(DOCUMENTS)])
+
+
+def test_pretrain_prints_the_run_and_nothing_else(lmtool, home, corpus):
+    outcome = lmtool.succeeds("pretrain", corpus, *SMALL)
+    run = Path(outcome.out.rstrip("\n"))
+    assert run.parent == Path("runs")
+    assert (run / "run.json").is_file()
+    assert outcome.err.startswith(f"run {run}\ntext: one text, ")
+    assert "finished at step 6 after " in outcome.err
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        assert list(json.loads(line)) == METRICS
+
+
+def test_quiet_is_quiet(lmtool, home, corpus):
+    outcome = lmtool.succeeds("pretrain", corpus, *SMALL, "--quiet")
+    assert outcome.err == ""
+    outcome = lmtool.succeeds("resume", "-q", "-s", "training.steps=+2")
+    assert outcome.err == ""
+    outcome = lmtool.succeeds("eval", "last", corpus, "-q")
+    assert outcome.err == ""
+    outcome = lmtool.succeeds("generate", "The", "-q", "--max-new-tokens", "5")
+    assert outcome.err == ""
+    outcome = lmtool.succeeds("tokenize", corpus, "-q")
+    assert outcome.err == ""
+
+
+def test_resume_trains_on_and_says_when_there_is_nothing_left(lmtool, run):
+    outcome = lmtool.succeeds("resume", "last", "-s", "training.steps=+2")
+    assert outcome.out == f"runs/{RUN}\n"
+    assert "changed: training.steps 6 -> 8" in outcome.err
+    outcome = lmtool.succeeds("resume", "last")
+    assert outcome.out == f"runs/{RUN}\n"
+    assert outcome.err.splitlines()[0] == f"finished: runs/{RUN} has done all its 8 steps"
+
+
+def test_eval_for_programs_and_people(lmtool, run, corpus):
+    outcome = lmtool.succeeds("eval", "last", corpus, "--stride", "4", "--json")
+    record = json.loads(outcome.out)
+    names = ["loss", "perplexity", "word_perplexity", "bits_per_byte", "tokens", "context", "stride"]
+    assert list(record) == names
+    assert (record["context"], record["stride"]) == (16, 4)
+    assert outcome.err.startswith(f"runs/{RUN}, step 6, cpu, float32\n")
+    shown = lmtool.succeeds("eval", "last", corpus, "--stride", "4").out
+    assert f"{record['loss']:.4f} nats per token" in shown
+    assert f"tokens           {record['tokens']:,} in " in shown
+
+
+def test_eval_of_text_without_words(lmtool, run, home):
+    """No number is written that JSON does not have."""
+    (home / "hanzi.txt").write_text("雨" * 3000, encoding="utf-8")
+    record = json.loads(lmtool.succeeds("eval", "last", "hanzi.txt", "--json").out, parse_constant=pytest.fail)
+    assert record["word_perplexity"] is None
+
+
+def test_generate_for_programs(lmtool, run, home):
+    (home / "prompts.txt").write_text("The baker\n\nThe señora [bold]\n", encoding="utf-8")
+    arguments = [
+        "generate",
+        "--prompt-file",
+        "prompts.txt",
+        "-n",
+        "2",
+        "--seed",
+        "3",
+        "--max-new-tokens",
+        "4",
+        "--json",
+    ]
+    records = [json.loads(line) for line in lmtool.succeeds(*arguments).out.splitlines()]
+    assert [record["prompt"] for record in records] == ["The baker"] * 2 + [""] * 2 + ["The señora [bold]"] * 2
+    for record in records:
+        assert {"prompt", "text", "tokens", "logprobs", "seed"} <= record.keys()
+        assert len(record["tokens"]) == len(record["logprobs"]) == 4
+        assert record["seed"] == 3
+
+
+def test_tokenize_for_programs_and_people(lmtool, home, corpus):
+    arguments = ["tokenize", corpus, "--vocab-size", 320, "-o", "tokens"]
+    record = json.loads(lmtool.succeeds(*arguments, "--json").out)
+    assert list(record) == [
+        "tokenizer",
+        "vocab_size",
+        "bytes",
+        "tokens",
+        "bytes_per_token",
+        "megabytes_per_second",
+        "train_tokens",
+        "valid_tokens",
+        "documents",
+        "split",
+    ]
+    assert record["bytes"] == corpus.stat().st_size
+    assert record["tokens"] == record["train_tokens"] + record["valid_tokens"]
+    assert (record["vocab_size"], record["documents"], record["split"]) == (320, 1, "slice")
+    made = contents(home / "tokens")
+    assert "tokenizer.json" in made
+    shown = lmtool.succeeds(*arguments).out
+    assert "bpe, 320 entries" in shown
+    assert "there already" in shown
+    assert "tokens: tokenizer.json, train/, valid/" in shown
+    assert contents(home / "tokens") == made
+
+
+def test_tokenize_says_what_it_could_not_reach_and_where_it_keeps_tokens(lmtool, home, corpus):
+    shown = lmtool.succeeds("tokenize", corpus, "--vocab-size", "5000").out
+    assert "(5,000 asked for; the text gives no more)" in shown
+    assert os.environ["LMTOOL_CACHE"] in shown
+
+
+def test_pieces_are_text(lmtool, run):
+    text = "The [BOS] \x1b[31m雨<extra_id_0>"
+    shown = lmtool.succeeds("tokenize", "--tokenizer", "last", "--show", text).out
+    assert shown.isascii()
+    assert all(line.isprintable() for line in shown.replace("\t", "").splitlines())
+    assert "\\x1b" in shown
+    record = json.loads(lmtool.succeeds("tokenize", "--tokenizer", RUN, "--show", text, "--json").out)
+    assert record["text"] == text
+    assert len(record["pieces"]) == len(record["ids"])
+    assert min(record["ids"]) > 6
+
+
+def test_lists_for_programs(lmtool, run):
+    (entry,) = json.loads(lmtool.succeeds("runs", "ls", "--json").out)
+    assert entry["name"] == RUN
+    assert json.loads(lmtool.succeeds("runs", "show", "last", "--json").out)["fingerprints"]
+    names = [json.loads(line)["name"] for line in lmtool.succeeds("recipes", "ls", "--json").out.splitlines()]
+    assert "tiny" in names
+
+
+def test_a_runs_command_can_be_typed_again(lmtool, home, corpus):
+    (home / "my tales.txt").write_bytes(corpus.read_bytes())
+    lmtool.succeeds("pretrain", "my tales.txt", *SMALL, "-q")
+    shown = lmtool.succeeds("runs", "show", "last").out
+    assert "started: lmtool pretrain 'my tales.txt' -s model.n_layers=1 " in shown
+
+
+# Text of every kind
+
+KINDS = ["long.txt", "blank lines.txt", "crlf.txt", "rows.csv", "rows.jsonl", "rows.jsonl.gz", "ünï [x]*.txt", "folder"]
+
+
+def write(kind, home):
+    """Make the text of a kind; gives how it is named, and how many documents it has."""
+    path = home / kind
+    rows = "".join(json.dumps({"text": text, "id": i}) + "\n" for i, text in enumerate(DOCUMENTS))
+    match kind:
+        case "long.txt":
+            path.write_text("\n".join(SENTENCES), encoding="utf-8")
+            return [kind], None
+        case "blank lines.txt":
+            path.write_text("\n\n".join(SENTENCES), encoding="utf-8")
+            return [kind], len(SENTENCES)
+        case "crlf.txt":
+            path.write_bytes("\r\n\r\n".join(SENTENCES).encode())
+            return [kind], len(SENTENCES)
+        case "rows.csv":
+            write_csv(path)
+            return [kind, "--column", "Story text"], len(DOCUMENTS)
+        case "rows.jsonl":
+            path.write_text(rows, encoding="utf-8")
+        case "rows.jsonl.gz":
+            path.write_bytes(gzip.compress(rows.encode()))
+        case "folder":
+            (path / "deep").mkdir(parents=True)
+            for i, text in enumerate(DOCUMENTS):
+                (path / "deep" / f"{i}.txt").write_text(text, encoding="utf-8")
+            (path / "notes.pdf").write_bytes(b"\0")
+        case _:
+            path.write_text("\n".join(SENTENCES), encoding="utf-8")
+            return [kind], None
+    return [kind], len(DOCUMENTS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_text(lmtool, home, kind):
+    names, documents = write(kind, home)
+    record = json.loads(lmtool.succeeds("tokenize", *names, "--vocab-size", 300, "--json").out)
+    assert record["documents"] == (documents or 1)
+    assert record["split"] == ("document" if documents else "slice")
+    lmtool.succeeds("pretrain", *names, *SMALL, "-q", "-o", "out put/[ünï]")
+    assert lmtool.succeeds("eval", "out put/[ünï]", *names).out.startswith("loss ")
+    assert lmtool.succeeds("generate", "--run", "[ünï]", "The", "--max-new-tokens", "3").out.startswith("The")
+
+
+# Streams that are not what one hopes for
+
+
+def start(*arguments, **options):
+    command = [sys.executable, "-m", "lmtool", *arguments]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}
+    return subprocess.run(command, stderr=subprocess.PIPE, env=env, **options)
+
+
+def test_a_reader_that_goes_away():
+    """As in `lmtool recipes show gpt2-124m --resolved | head -1`, when head is faster."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "wb") as broken:
+        done = start("recipes", "show", "gpt2-124m", "--resolved", stdout=broken)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_a_full_disk_behind_stdout():
+    with open("/dev/full", "wb") as full:
+        done = start("recipes", "show", "gpt2-124m", "--resolved", stdout=full)
+    assert done.returncode == 5
+    assert done.stderr.startswith(b"No space left on device")
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_closed_stream(stream):
+    number = {"stdout": 1, "stderr": 2}[stream]
+    done = start("recipes", "ls", stdout=subprocess.PIPE, preexec_fn=lambda: os.close(number))
+    assert done.returncode == 0
+    assert done.stderr == b""
+
+
+def test_an_encoding_that_lacks_letters(home):
+    (home / "runs" / "雨").mkdir(parents=True)
+    (home / "runs" / "雨" / "run.json").write_text("{")
+    done = start("runs", "ls", stdout=subprocess.PIPE, env={"PYTHONIOENCODING": "latin-1"})
+    assert done.returncode == 0
+    assert done.stdout.startswith(b"\\u96e8\t")

@@ -1,0 +1,112 @@
+"""Ctrl-C in each phase, in processes of their own."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lmtool.cli.progress import Display
+from lmtool.cli.signals import StopAtStep
+from tests.cli.conftest import RUN, SMALL, contents
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def start(home):
+    """Start lmtool; what still runs after the test is killed."""
+    processes = []
+
+    def go(*arguments):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lmtool", *map(str, arguments)],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        processes.append(process)
+        return process
+
+    yield go
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def said(process, word):
+    """Wait for a line on stderr that has `word`; gives all lines until then."""
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if word in line:
+            return lines
+    pytest.fail(f"it never said {word!r}, but: {''.join(lines)}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("stage", ["reading", "training the tokenizer", "tokenizing"])
+def test_while_preparing_text(lmtool, home, monkeypatch, stage, number):
+    """It leaves at once, no run is made, and the same command then works."""
+    text = "\n".join(f"In the year {year} it rained in {stage}." for year in range(5000 + number))
+    (home / "rain.txt").write_text(text)
+
+    def report(self, now, done, total):
+        if now == stage:
+            signal.raise_signal(number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Display, "report", report)
+        outcome = lmtool("pretrain", "rain.txt", *SMALL)
+    assert (outcome.code, outcome.out, outcome.err) == (128 + number, "", "")
+    assert contents("runs") == {}
+    lmtool.succeeds("pretrain", "rain.txt", *SMALL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_while_training(start, lmtool, home, corpus, number):
+    process = start("pretrain", corpus, *SMALL, "-s", "training.steps=1000000", "-s", "evaluation.every=1000000")
+    said(process, "step 1/1000000")
+    process.send_signal(number)
+    out, err = process.communicate()
+    assert process.returncode == 128 + number
+    assert err.startswith("stopping after this step; Ctrl-C again leaves at once\n")
+    step = int(re.search(r"interrupted and saved at step (\d+); lmtool resume goes on", err)[1])
+    run = Path(out.strip())
+    assert (run / "checkpoints" / f"step-{step:06d}" / "MANIFEST.json").is_file()
+    outcome = lmtool.succeeds("resume", "last", "-s", f"training.steps={step + 2}")
+    assert f"plan: steps {step + 1:,} to {step + 2:,}" in outcome.err
+
+
+def test_while_writing(start, run):
+    before = contents(run)
+    process = start("generate", "The", "--max-new-tokens", "10000000")
+    said(process, RUN)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate()
+    assert process.returncode == 130
+    assert (out, err) == ("", "")
+    assert contents(run) == before
+
+
+def test_the_second_signal_leaves_at_once(monkeypatch, capfd):
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    stop = StopAtStep(told=True)
+    try:
+        stop.open()
+        assert not stop.asked()
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.asked()
+        assert stop.exit_code == 143
+        with pytest.raises(SystemExit) as end:
+            signal.raise_signal(signal.SIGINT)
+        assert end.value.code == 130
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert capfd.readouterr().err == "stopping after this step; Ctrl-C again leaves at once\n"
