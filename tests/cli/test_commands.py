@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,13 +15,28 @@ from tests.cli.conftest import RUN, SENTENCES, SMALL, contents
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = ["\n".join(SENTENCES[start : start + 4]) for start in range(0, len(SENTENCES), 4)]
-METRICS = ["step", "loss", "valid_loss", "lr", "grad_norm", "tokens", "tokens_per_second", "seconds"]
+
+
+def documented(where):
+    """The names that docs/cli.md promises to other programs."""
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    (row,) = (line for line in page.splitlines() if line.startswith(f"| `{where}` |"))
+    return re.findall(r"`(\w+)`", row.removeprefix(f"| `{where}`"))
 
 
 def write_csv(path):
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerows([["id", "Story text"], *enumerate(DOCUMENTS)])
+
+
+def test_names_do_not_vanish():
+    """What programs read today they can read tomorrow."""
+    names = " ".join(documented("metrics.jsonl"))
+    assert names == "step loss valid_loss lr grad_norm tokens tokens_per_second seconds"
+    names = " ".join(documented("eval --json"))
+    assert names == "loss perplexity word_perplexity bits_per_byte tokens context stride"
+    assert {"prompt", "text", "tokens", "logprobs", "seed"} <= set(documented("generate --json"))
 
 
 def test_pretrain_prints_the_run_and_nothing_else(lmtool, home, corpus):
@@ -31,7 +47,7 @@ def test_pretrain_prints_the_run_and_nothing_else(lmtool, home, corpus):
     assert outcome.err.startswith(f"run {run}\ntext: one text, ")
     assert "finished at step 6 after " in outcome.err
     for line in (run / "metrics.jsonl").read_text().splitlines():
-        assert list(json.loads(line)) == METRICS
+        assert list(json.loads(line)) == documented("metrics.jsonl")
 
 
 def test_quiet_is_quiet(lmtool, home, corpus):
@@ -59,8 +75,7 @@ def test_resume_trains_on_and_says_when_there_is_nothing_left(lmtool, run):
 def test_eval_for_programs_and_people(lmtool, run, corpus):
     outcome = lmtool.succeeds("eval", "last", corpus, "--stride", "4", "--json")
     record = json.loads(outcome.out)
-    names = ["loss", "perplexity", "word_perplexity", "bits_per_byte", "tokens", "context", "stride"]
-    assert list(record) == names
+    assert list(record) == documented("eval --json")
     assert (record["context"], record["stride"]) == (16, 4)
     assert outcome.err.startswith(f"runs/{RUN}, step 6, cpu, float32\n")
     shown = lmtool.succeeds("eval", "last", corpus, "--stride", "4").out
@@ -92,7 +107,7 @@ def test_generate_for_programs(lmtool, run, home):
     records = [json.loads(line) for line in lmtool.succeeds(*arguments).out.splitlines()]
     assert [record["prompt"] for record in records] == ["The baker"] * 2 + [""] * 2 + ["The señora [bold]"] * 2
     for record in records:
-        assert {"prompt", "text", "tokens", "logprobs", "seed"} <= record.keys()
+        assert list(record) == documented("generate --json")
         assert len(record["tokens"]) == len(record["logprobs"]) == 4
         assert record["seed"] == 3
 
@@ -100,18 +115,7 @@ def test_generate_for_programs(lmtool, run, home):
 def test_tokenize_for_programs_and_people(lmtool, home, corpus):
     arguments = ["tokenize", corpus, "--vocab-size", 320, "-o", "tokens"]
     record = json.loads(lmtool.succeeds(*arguments, "--json").out)
-    assert list(record) == [
-        "tokenizer",
-        "vocab_size",
-        "bytes",
-        "tokens",
-        "bytes_per_token",
-        "megabytes_per_second",
-        "train_tokens",
-        "valid_tokens",
-        "documents",
-        "split",
-    ]
+    assert list(record) == documented("tokenize --json")
     assert record["bytes"] == corpus.stat().st_size
     assert record["tokens"] == record["train_tokens"] + record["valid_tokens"]
     assert (record["vocab_size"], record["documents"], record["split"]) == (320, 1, "slice")
@@ -137,6 +141,7 @@ def test_pieces_are_text(lmtool, run):
     assert all(line.isprintable() for line in shown.replace("\t", "").splitlines())
     assert "\\x1b" in shown
     record = json.loads(lmtool.succeeds("tokenize", "--tokenizer", RUN, "--show", text, "--json").out)
+    assert list(record) == documented("tokenize --show --json")
     assert record["text"] == text
     assert len(record["pieces"]) == len(record["ids"])
     assert min(record["ids"]) > 6
@@ -144,10 +149,12 @@ def test_pieces_are_text(lmtool, run):
 
 def test_lists_for_programs(lmtool, run):
     (entry,) = json.loads(lmtool.succeeds("runs", "ls", "--json").out)
+    assert list(entry) == documented("runs ls --json")
     assert entry["name"] == RUN
     assert json.loads(lmtool.succeeds("runs", "show", "last", "--json").out)["fingerprints"]
-    names = [json.loads(line)["name"] for line in lmtool.succeeds("recipes", "ls", "--json").out.splitlines()]
-    assert "tiny" in names
+    recipes = [json.loads(line) for line in lmtool.succeeds("recipes", "ls", "--json").out.splitlines()]
+    assert "tiny" in [recipe["name"] for recipe in recipes]
+    assert list(recipes[0]) == documented("recipes ls --json")
 
 
 def test_a_runs_command_can_be_typed_again(lmtool, home, corpus):
