@@ -23,7 +23,10 @@ MISTYPED: type[Exception] = typer.BadParameter.__mro__[1]
 """Base of what Typer raises for a wrong command, option or argument. Typer has it under no public name of its own."""
 
 app = typer.Typer(
-    help="Pretrain, decode and measure language models.", no_args_is_help=True, pretty_exceptions_enable=False
+    help="Pretrain, decode and measure language models.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
 )
 app.command()(pretrain)
 app.command()(resume)

@@ -16,10 +16,12 @@ def evaluate(
     text: Text,
     stride: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens from one window to the next; the context by default, so that none overlap."),
+        typer.Option(
+            metavar="N", min=1, help="Tokens from one window to the next; the context by default, so that none overlap."
+        ),
     ] = None,
     context: Annotated[
-        int | None, typer.Option(min=1, help="Tokens read at once; the model's context by default.")
+        int | None, typer.Option(metavar="N", min=1, help="Tokens read at once; the model's context by default.")
     ] = None,
     column: Column = None,
     device: Device = "auto",

@@ -14,7 +14,9 @@ def generate(
     prompt: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Text to continue; several for several texts. None starts from nothing.", show_default=False
+            metavar="PROMPT",
+            help="Text to continue; several for several texts. None starts from nothing.",
+            show_default=False,
         ),
     ] = None,
     prompt_file: Annotated[
@@ -34,11 +36,12 @@ def generate(
         ),
     ] = False,
     max_new_tokens: Annotated[
-        int, typer.Option(help="Most tokens written for each text.", rich_help_panel=CHOICE)
+        int, typer.Option(metavar="N", help="Most tokens written for each text.", rich_help_panel=CHOICE)
     ] = Limits.max_new_tokens,
     temperature: Annotated[
         float | None,
         typer.Option(
+            metavar="T",
             help="Divides the logits: below 1 is surer, above 1 wilder, 0 is greedy.",
             show_default=str(Sample.temperature),
             rich_help_panel=CHOICE,
@@ -57,10 +60,14 @@ def generate(
         bool,
         typer.Option("--greedy", metavar="", help="Take the most probable token each time.", rich_help_panel=CHOICE),
     ] = False,
-    n: Annotated[int, typer.Option("-n", min=1, help="Samples of each prompt.", rich_help_panel=CHOICE)] = 1,
+    n: Annotated[
+        int, typer.Option("-n", metavar="N", min=1, help="Samples of each prompt.", rich_help_panel=CHOICE)
+    ] = 1,
     seed: Annotated[
         int | None,
-        typer.Option(help="Makes the result repeatable; a random one when left out.", rich_help_panel=CHOICE),
+        typer.Option(
+            metavar="N", help="Makes the result repeatable; a random one when left out.", rich_help_panel=CHOICE
+        ),
     ] = None,
     stop: Annotated[
         list[str] | None,

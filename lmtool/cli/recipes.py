@@ -26,7 +26,7 @@ def ls(as_json: Json = False) -> None:
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="A shipped recipe, or a YAML file.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A shipped recipe, or a YAML file.")],
     resolved: Annotated[
         bool, typer.Option("--resolved", metavar="", help="Print every value and where it comes from.")
     ] = False,

@@ -29,7 +29,7 @@ def tokenize(
     kind: Annotated[
         Literal["bpe", "wordpiece", "char", "word"] | None, typer.Option(help="Kind of tokenizer to train.")
     ] = None,
-    vocab_size: Annotated[int | None, typer.Option(help="Entries of the tokenizer to train.")] = None,
+    vocab_size: Annotated[int | None, typer.Option(metavar="N", help="Entries of the tokenizer to train.")] = None,
     tokenizer: Annotated[
         str | None, typer.Option(metavar="FILE", help="Use this tokenizer.json, or that of a folder, a run or last.")
     ] = None,
