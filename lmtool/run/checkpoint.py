@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmtool import durable
 from lmtool.errors import CheckpointError, ResourceError
-from lmtool.run import durable
 
 if TYPE_CHECKING:
     # Torch takes seconds to import, and listing runs needs manifests only.

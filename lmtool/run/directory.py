@@ -20,10 +20,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from lmtool import __version__
+from lmtool import __version__, durable
 from lmtool.errors import CheckpointError, ResourceError, UsageError
 from lmtool.run import checkpoint as checkpoints
-from lmtool.run import durable
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.lock import RunLock, is_held
 from lmtool.run.log import Log

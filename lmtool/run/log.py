@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from lmtool import durable
 from lmtool.errors import CheckpointError, ResourceError
-from lmtool.run import durable
 
 Record = dict[str, Any]
 

@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from lmtool.run import durable
+from lmtool import durable
 
 INFO = "run.json"
 """A folder is a run exactly when it has a file of this name."""

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from lmtool import durable
 from lmtool.errors import DataError, LmtoolError
-from lmtool.text.durable import locked, refusal, refusing_disk, sync_folder
+from lmtool.text.disk import locked, refusal, refusing_disk
 from lmtool.text.files import content_hash, shown
 
 PREFIX = "hf:"
@@ -88,4 +89,4 @@ def _write(rows: Iterable[dict[str, Any]], column: str, path: Path, source: str)
             file.flush()
             os.fsync(file.fileno())
     os.replace(temporary, path)
-    sync_folder(path.parent)
+    durable.sync_directory(path.parent)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec import CharTokenizer, Data, TokenizerFile, TokenizerSpec
 from lmtool.text.corpus import Chunk, Corpus, open_corpus, safe_cut
-from lmtool.text.durable import locked, refusing_disk, write_file
+from lmtool.text.disk import locked, refusing_disk, write_file
 from lmtool.text.files import content_hash, place
 from lmtool.text.split import Everything, Part, choose_documents, cut_characters
 from lmtool.text.store import EncodedChunk, StoreWriter, TokenStore
@@ -156,8 +156,13 @@ def _survey(corpus: Corpus, content: str, cache: Path, tell: Progress) -> _Surve
     """Read the corpus once, which checks all of it; what was counted is kept in the cache."""
     key = _key("survey", content, corpus.column, corpus.documents, corpus.adds_line_ends)
     path = cache / "surveys" / f"{key}.json"
-    if path.exists():
-        return _Surveyed(corpus, content, _Survey(**json.loads(path.read_text(encoding="utf-8"))))
+    with locked(path.with_suffix(".lock")):
+        if not path.exists():
+            write_file(path, json.dumps(asdict(_count(corpus, tell))).encode())
+    return _Surveyed(corpus, content, _Survey(**json.loads(path.read_text(encoding="utf-8"))))
+
+
+def _count(corpus: Corpus, tell: Progress) -> _Survey:
     documents = characters = n_bytes = 0
     for chunk in corpus.chunks():
         documents += chunk.n_ends
@@ -166,11 +171,7 @@ def _survey(corpus: Corpus, content: str, cache: Path, tell: Progress) -> _Surve
         tell("reading", characters, 0)
     if not documents:
         raise DataError("there is no text", where=", ".join(map(place, corpus.files))[:200], fix="name files with text")
-    survey = _Survey(documents, characters, n_bytes)
-    with refusing_disk(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, json.dumps(asdict(survey)).encode())
-    return _Surveyed(corpus, content, survey)
+    return _Survey(documents, characters, n_bytes)
 
 
 def _split(train: _Surveyed, data: Data, cache: Path, seed: int, tell: Progress) -> tuple[_Surveyed, Part, Part]:

@@ -14,8 +14,9 @@ from typing import IO, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from lmtool import durable
 from lmtool.errors import DataError
-from lmtool.text.durable import refusing_disk, sync_folder, write_file
+from lmtool.text.disk import refusing_disk, write_file
 
 SHARD_TOKENS = 1 << 24
 """A shard is closed when it holds this many tokens."""
@@ -223,7 +224,7 @@ class StoreWriter:
         write_file(self._folder / _MANIFEST, json.dumps(manifest, indent=1).encode())
         with refusing_disk(self._path):
             os.rename(self._folder, self._path)
-            sync_folder(self._path.parent)
+            durable.sync_directory(self._path.parent)
             (self._path / _PROGRESS).unlink()
         return TokenStore(self._path)
 

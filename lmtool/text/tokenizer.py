@@ -29,7 +29,7 @@ from lmtool.text.decoder import (
     decode_bytes,
     visible,
 )
-from lmtool.text.durable import write_file
+from lmtool.text.disk import write_file
 from lmtool.text.encoder import Encoder, batch_encoder, char_encoder, fast_encoder
 
 SPECIALS = ("[PAD]", "[BOS]", "[EOS]", "[UNK]", "[MASK]", "[SEP]", "[CLS]")

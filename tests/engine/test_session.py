@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
+from lmtool import durable
 from lmtool.batch import Batch
 from lmtool.cli import app
 from lmtool.engine import session, train
@@ -20,7 +21,6 @@ from lmtool.engine.build import build_model, load_run
 from lmtool.engine.device import Compute
 from lmtool.engine.distributed import World
 from lmtool.errors import CheckpointError, DataError, NumericalError, ResourceError, UsageError
-from lmtool.run import durable
 from lmtool.run.checkpoint import listed, verify
 from lmtool.run.directory import Run
 from lmtool.text.tokenizer import Tokenizer

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: atomic replacement, and a lock between processes."""
+"""Files of the cache: written whole, refused in plain words, and locked between processes."""
 
 import fcntl
 import os
@@ -6,31 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from lmtool import durable
 from lmtool.errors import LmtoolError, ResourceError
 
 
 def write_file(path: Path, content: bytes | memoryview) -> None:
     """Write `content` to `path`: a reader sees the old file or the new one, never a part, even after a power cut."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with refusing_disk(path):
-        try:
-            with open(temporary, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-            sync_folder(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames inside `folder` durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        durable.replace(path, content)
 
 
 @contextmanager

@@ -17,8 +17,8 @@ def write_new(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
         os.fsync(file.fileno())
 
 
-def replace(path: Path, content: bytes) -> None:
-    """Put `content` in the place of the file `path`, or leave that as it was. Raises OSError."""
+def replace(path: Path, content: bytes | memoryview) -> None:
+    """Put `content` in the place of the file `path`, or leave that as it was. One writer at a time. Raises OSError."""
     temporary = path.with_name(f"{TEMPORARY}{path.name}")
     try:
         temporary.unlink(missing_ok=True)
