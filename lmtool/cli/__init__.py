@@ -87,7 +87,8 @@ def explain(error: Exception) -> LmtoolError:
     if isinstance(error, MISTYPED):
         return _explain_usage(error)
     said = str(error)[:200]
-    if isinstance(error, MemoryError) or "can't allocate memory" in said:
+    # torch's errors are known by name, since importing torch takes seconds
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in said:
         return ResourceError("out of memory", fix="use a smaller training.micro_batch, model.context or model.d_model")
     if isinstance(error, OSError):
         return ResourceError(error.strerror or said, where=str(error.filename or ""), fix="check disk and permissions")
