@@ -56,11 +56,12 @@ def evaluate(
     if not quiet:
         typer.echo(plain(f"{loaded.run_path}, step {loaded.step}, {loaded.compute.describe()}"), err=True)
     if as_json:
-        typer.echo(json.dumps(result.record()))
+        typer.echo(json.dumps(result.record() | {"limit_bits_per_byte": measured.limit}))
         return
     typer.echo(f"loss             {result.loss:.4f} nats per token")
     typer.echo(f"perplexity       {result.perplexity:.6g} per token, {_per_word(result)}")
-    typer.echo(f"bits per byte    {result.bits_per_byte:.4f}")
+    limit = "" if measured.limit is None else f"; the best possible model: {measured.limit:.4f}"
+    typer.echo(f"bits per byte    {result.bits_per_byte:.4f}{limit}")
     typer.echo(f"tokens           {result.tokens:,} in {result.n_bytes:,} bytes")
     typer.echo(f"context, stride  {result.context}, {result.stride}")
 

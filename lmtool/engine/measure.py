@@ -6,16 +6,23 @@ from dataclasses import dataclass
 from lmtool.engine.build import Loaded, load_run
 from lmtool.engine.evaluate import Perplexity, Report, evaluate
 from lmtool.errors import UsageError
-from lmtool.recipe.spec import DeviceName, PrecisionName
+from lmtool.recipe.spec import Data, DeviceName, PrecisionName
+from lmtool.text import bundled
+from lmtool.text.files import find_files
+from lmtool.text.hub import PREFIX
 from lmtool.text.prepare import default_cache, encode_files
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The perplexity of a text, and the model that was asked."""
+    """The perplexity of a text, and the model that was asked.
+
+    limit: bits per byte of the best possible model, where the text is a bundled one whose entropy is known.
+    """
 
     perplexity: Perplexity
     loaded: Loaded
+    limit: float | None
 
 
 def measure(
@@ -48,4 +55,11 @@ def measure(
         data = data.model_copy(update={"column": column})
     store = encode_files(sources, data, loaded.tokenizer, cache=default_cache(), progress=report)
     result = evaluate(loaded.model, store, loaded.tokenizer, loaded.objective, loaded.compute, context, stride, report)
-    return Measured(result, loaded)
+    return Measured(result, loaded, _limit(sources, data))
+
+
+def _limit(sources: Sequence[str], data: Data) -> float | None:
+    """The limit of bundled texts, which counts documents and their ends, as models trained on documents do."""
+    if data.split != "document" or any(source.startswith(PREFIX) for source in sources):
+        return None
+    return bundled.limit([file for source in sources for file in find_files(source)])

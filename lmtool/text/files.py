@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from lmtool.errors import DataError, LmtoolError, ResourceError
+from lmtool.text import bundled
 
 SUFFIXES = (".txt", ".jsonl", ".csv", ".parquet")
 """Formats that are looked for in folders; each may be followed by .gz."""
@@ -40,7 +41,8 @@ def suffix(path: Path) -> str:
 def find_files(source: str) -> list[Path]:
     """The files that a path, a folder or a glob means, in order of their names.
 
-    Folders are searched to the bottom for the known formats; hidden files are left out.
+    Folders are searched to the bottom for the known formats; hidden files are left out. Where there is no data/NAME, it
+    means the bundled text of that name.
     Raises DataError when nothing is there, ResourceError when it may not be read.
     """
     path = Path(source).expanduser()
@@ -69,6 +71,8 @@ def find_files(source: str) -> list[Path]:
         if files:
             return files
         raise DataError("no file matches the pattern", where=shown(source), fix="check it with `ls`, and quote it")
+    if known := bundled.find(path):
+        return [known]
     raise _missing(path)
 
 

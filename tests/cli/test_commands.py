@@ -35,7 +35,7 @@ def test_names_do_not_vanish():
     names = " ".join(documented("metrics.jsonl"))
     assert names == "step loss valid_loss lr grad_norm tokens tokens_per_second seconds"
     names = " ".join(documented("eval --json"))
-    assert names == "loss perplexity word_perplexity bits_per_byte tokens context stride"
+    assert names == "loss perplexity word_perplexity bits_per_byte tokens context stride limit_bits_per_byte"
     assert {"prompt", "text", "tokens", "logprobs", "seed"} <= set(documented("generate --json"))
 
 

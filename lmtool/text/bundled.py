@@ -1,0 +1,41 @@
+"""The texts that come with lmtool, and how well the best possible model could predict them."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import lmtool
+
+LIMITS = "limits.json"
+
+
+def folder() -> Path:
+    """Where the bundled texts are: inside an installed package, or in the checkout."""
+    package = Path(lmtool.__file__).parent
+    installed = package / "_bundled" / "data"
+    return installed if installed.is_dir() else package.parent / "data"
+
+
+def find(path: Path) -> Path | None:
+    """The bundled file that `data/NAME` means where there is no such file."""
+    bundled = folder() / path.name
+    return bundled if path.parent == Path("data") and bundled.is_file() else None
+
+
+def limit(files: Sequence[Path]) -> float | None:
+    """The entropy of these files in bits per byte, which no model beats on average; None unless all are bundled texts.
+
+    It counts what a model is scored on in document mode: the text of each document and its end. Files are known by
+    their content (SHA-256), so a changed copy has no limit.
+    """
+    known = json.loads((folder() / LIMITS).read_text("utf-8"))
+    found = [known.get(_sha256(file), {}) for file in files]
+    if not all("bits" in limits for limits in found):
+        return None
+    return float(sum(limits["bits"] for limits in found) / sum(limits["bytes"] for limits in found))
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
