@@ -11,7 +11,7 @@ def words(text: str) -> list[str]:
 HABITS = words(
     """never passed a cat without greeting it|counted the stairs aloud|whistled from morning till night|always had a pencil behind one ear
 wore two different socks|could name every star|collected smooth stones|kept a diary|spoke to the trees|laughed at every joke twice
-knew the times of all the trains|could walk on both hands|always carried a piece of string|slept with the window open in winter
+knew the times of all the trains|could stand on one hand|always carried a piece of string|slept with the window open in winter
 ate apples with the core|never forgot a face|was afraid of geese|sang in the choir|had once met the king|could imitate any bird
 owned eleven clocks|drew pictures on every scrap of paper|could not say no|blushed easily|told the longest stories
 hated porridge|kept bees on the balcony|baked on Sundays|could wiggle both ears|read while walking|wrote letters to strangers

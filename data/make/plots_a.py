@@ -15,6 +15,8 @@ def lost(t: Tale) -> None:
         f"{INTRO['a']} lost {{a.his}} {{x.adj}}{{x}}.",
         f"{INTRO['a']} <noticed|found out> that {{a.his}} {{x.adj}}{{x}} was gone.",
         f"{INTRO['a']} reached into {{a.his}} <pocket|bag> for {{a.his}} {{x.adj}}{{x}}, but it was not there.",
+        f"{INTRO['a']} sat on the <doorstep|garden wall> and was close to tears. {{a.his}} {{x.adj}}{{x}} was lost.",
+        f"{INTRO['a']} came home without {{a.his}} {{x.adj}}{{x}} and <could not say where it was|had no idea where it might be>.",
     )
     habit(t)
     t.world.put(x, a)
@@ -22,13 +24,18 @@ def lost(t: Tale) -> None:
         "It had been a present from {a.his} <grandmother|grandfather|godmother|best friend|favourite aunt|uncle>.",
         "{a.he} <would not have sold it for anything in the world|had owned it for years|loved it more than anything>.",
         "{a.he} turned <every pocket|the whole house> inside out, but in vain.",
+        '"It cannot have grown legs," <said|remarked> {a.his} <mother|father>.',
+        "{a.he} looked under the bed, behind the stove and even in the <bread bin|teapot>.",
+        "Without it {a.he} felt <only half dressed|quite poor|as if a tooth were missing>.",
     )
     t.place("p")
     t.place("q", "p")
     t.place("r", "p", "q")
     t.say(
         "{a.he} <thought back|counted on {a.his} fingers>: first {a.he} had been {p.at}, then {q.at}, and last {r.at}.",
-        "That <day|morning> {a.he} had been {p.at}, after that {q.at}, and at the end {r.at}.",
+        "That <day|morning> {a.he} had been {p.at}, after that {q.at}, and <at the end|finally> {r.at}.",
+        "Where had {a.he} been? {p.at}, then {q.at}, and after that {r.at}.",
+        '"Begin at the beginning," {a.he} told {a.himself}. First {p.at}, next {q.at}, last of all {r.at}.',
     )
     detail(t)
     t.plant("out")
@@ -36,11 +43,13 @@ def lost(t: Tale) -> None:
     t.say(
         "{a} told {a.his} {b.noun} {b} about it.",
         "On the road {a.he} met {a.his} {b.noun} {b}<, who listened to the whole story|>.",
-        "{a.he} asked {a.his} {b.noun} {b} for help.",
+        "{a.he} asked {a.his} {b.noun} {b} for <help|advice>.",
+        "Luckily {a.his} {b.noun} {b} <had sharp eyes|never forgot a thing|was at home>.",
+        '"Have you seen it?" {a} asked {a.his} {b.noun} {b}.',
     )
     place = t[
         t.fork(
-            (1, '"<You still had it {q.at}|I saw it in your hand {q.at}>," <said {b}|{b} said>.', "r"),
+            (1, '"<You still had it {q.at}|I saw it in your hand {q.at}|You showed it to somebody {q.at}>," <said {b}|{b} said>.', "r"),
             (1, '"You had it {p.at}," said {b}, "but not any more when I saw you {q.at}."', "p"),
             (1, '"<Well|Let me think>," said {b}, "{p.at} you had it, but {r.at} you did not."', "q"),
         )
@@ -49,6 +58,8 @@ def lost(t: Tale) -> None:
     t.say(
         '"Then it <must be|can only be> {found.at}," said {a}, and <off {a.he} ran|together they went to look>.',
         "{a} <thought for a moment|nodded> and went straight back {found.to}.",
+        "{a} did not need to hear more and <ran|hurried> {found.to}.",
+        'Then there was only one place left. "{found.to}!" cried {a}.'.replace('"{', '"^{'),
         'So it had to be {found.at}. "<Come along|Come with me>!" cried {a}.',
     )
     t.world.put(x, place)
@@ -57,15 +68,19 @@ def lost(t: Tale) -> None:
         "And there, {spot}, lay the {x}.",
         "{a.he} searched for <a while|half an hour>, and there it was: {spot}.",
         "{b} saw it first: the {x} lay {spot}.",
+        "Something <glittered|caught the light> {spot}. It was the {x}.",
+        "{spot} {a.he} found it, <a little dusty|quite unharmed|as if somebody had put it there>.",
     )
     t.world.do(Take(a, x))
-    t.recap("the {x} {spot}")
     t.pay()
     t.say(
         '"<From now on|After this> I will <look after it better|keep it on a string>," said {a}.',
         "{a} <hugged|thanked> {b} and did not let go of the {x} <all the way home|until bedtime>.",
         '"What would I do without you?" said {a}. {b} <only laughed|blushed with pleasure>.',
         "{a} put the {x} <deep into {a.his} pocket|where it belonged> and kept one hand on it.",
+        "{a} danced home with the {x} and told everybody <about {b}|how clever {b} was>.",
+        '"You have the memory of an elephant," {a} told {b}.',
+        "Ever since, {a} looks back <twice|once more> before leaving a place.",
     )
 
 
@@ -104,15 +119,20 @@ def borrowed(t: Tale) -> None:
     t.begin(
         f"{INTRO['a']} needed a {{tool}}, because {{tool.why}}.",
         f"{INTRO['a']} had no {{tool}}, and {{tool.why}}.",
+        f"{INTRO['a']} was in a fix: {{tool.why}}, and there was no {{tool}} in the house.",
     )
     habit(t)
     t.say(
         f"So {{a.he}} <went to|knocked at the door of> {END_INTRO['b']} and asked for one.",
-        f"{INTRO['b']} had a good one.",
+        f"{INTRO['b']} had a <good|fine|brand-new> one.",
+        f"Next door lived {END_INTRO['b']}, who had one.",
+        f"{{a.he}} thought of {END_INTRO['b']} and went to ask.",
     )
     t.say(
         '"<Take mine|You may have mine>," said {b}, "but I need it again on {day}." {a} <promised|nodded>.',
         '"Gladly," said {b}, "if I have it back by {day}." "By {day}," {a} promised, "you have my word."',
+        '"Until {day} I can spare it," said {b}. "Not a day longer, then," said {a}.',
+        "{b} lent it gladly, and {a} promised to bring it back on {day}.",
     )
     x = Thing(str(t["tool"]), "")
     t.world.put(x, b)
@@ -121,6 +141,8 @@ def borrowed(t: Tale) -> None:
         "The same <day|afternoon> {a} {tool.done}.",
         "With it {a} {tool.done}<, and the work was soon finished|>.",
         "{a} took the {tool} home and {tool.done}.",
+        "{a} <rolled up {a.his} sleeves|set to work at once|lost no time> and {tool.done}.",
+        "Before <supper|dark> {a} {tool.done}.",
     )
     detail(t)
     t.plant("out")
@@ -128,7 +150,7 @@ def borrowed(t: Tale) -> None:
     t.person("c", lambda: t.free(lexicon.TRADES))
     happens = t.fork(
         (1, "But on {eve} {tool.harm}.", harmed),
-        (1.2, "{eve} came, and {a.he} <cleaned the {tool}|rubbed it with oil|put it beside the door>.", in_time),
+        (1.2, "{eve} came, and {a.he} <cleaned the {tool}|wiped the {tool} with a cloth|put the {tool} beside the door>.", in_time),
         (1, f"Then {INTRO['c']} asked for the {{tool}} too, and {{a}} <could not say no|did not think of {{day}}>.", lent_on),
     )
     happens(t, a, b, t["c"], x)
@@ -145,6 +167,8 @@ def in_time(t, a, b, c, x) -> None:
         '"You may ask me any time," said {b}.',
         "What comes home in time is easily lent again.",
         '"I wish all my neighbours were like you," said {b}.',
+        "And {b}, who had not <really |>expected it before the weekend, was <pleased|surprised>.",
+        "{b} put the kettle on, and they talked until it was dark.",
     )
 
 
@@ -252,6 +276,7 @@ def repair(t: Tale) -> None:
     """Something is mended for money; who has too little pays the rest by work."""
     a = t.child()
     t["m"] = Lazy(MENDS, "zipf")
+    owner = "<mother|father|uncle|aunt|grandmother|grandfather>"
     t.begin(
         f"{INTRO['a']} decided that it could not go on like this.",
         f"{INTRO['a']} <woke up with a plan|had an idea>.",
@@ -260,14 +285,18 @@ def repair(t: Tale) -> None:
     habit(t)
     t.say(
         "<For weeks|Since the spring|For a long time> the {m} in {a.his} <grandmother's|grandfather's|parents'> house {m.fault}.",
-        "The {m} that {a.his} <father|mother|uncle|aunt> <was so fond of|used every day> {m.fault}.",
+        f"The {{m}} that {{a.his}} {owner} <was so fond of|used every day|had inherited> {{m.fault}}.",
+        f'"If only somebody could see to it," {{a.his}} {owner} always said, for the {{m}} {{m.fault}}.',
     )
+    t.plant("out")
     t["them"] = "them" if t["m"].name == "boots" else "it"
     b = t.person("b", t["m"].trade, other=a)
     t.number("have", 3, 9)
     t.say(
         'So {a.he} took {have} coins from {a.his} <money box|drawer> and went to {b}, the {b.noun}.',
         "{a} had {have} coins, and with them {a.he} went to {b}, the {b.noun}.",
+        "{a} put {a.his} {have} coins into a sock and <knocked|rang> at the door of {b}, the {b.noun}.",
+        "There was a {b.noun} in the village called {b}. {a} went there with {have} coins in {a.his} hand.",
     )
     t.number("price", 3, 11)
     coins = t["have"]
@@ -275,10 +304,11 @@ def repair(t: Tale) -> None:
     t.say(
         '{b} <looked closely|put on {b.his} spectacles|scratched {b.his} chin>. "<That will be|I can do it for> {price} coins," {b.he} said.',
         '"<Hm|Well, well>," said {b}. "<That will cost you|It will take an hour and cost> {price} coins."',
+        "{b} turned it over and over and asked {price} coins for the work.",
+        '"<An easy matter|A tricky thing>," said {b}. "Let us say {price} coins."',
     )
     price = t["price"]
     detail(t)
-    t.plant("out")
     if coins >= price:
         t.world.do(Pass(a, price, "coin", b))
         t["left"] = many(coins - price, "coin")
@@ -290,13 +320,21 @@ def repair(t: Tale) -> None:
         t.world.do(Pass(a, coins, "coin", b))
         t.set(short=many(price - coins, "coin"), job=Lazy(JOBS, "zipf"))
         t.say(
-            '"I am {short} short," said {a}.',
+            '"I am {short} short," <said|whispered> {a}.',
+            '"I have only {have}," said {a}. "That is {short} too few."',
             "{a} <blushed|sighed>. ^{a.he} was {short} short.",
         )
-        t.say('"Then {job} for me," said {b}, "and we are even."', 'They agreed that {a} should {job} for the rest.')
+        t.say(
+            '"Then {job} for me," said {b}, "and we are even."',
+            "They agreed that {a} should {job} for the rest.",
+            '"Can you {job}?" asked {b}. "Then you need not worry about the rest."',
+        )
         t["did"] = past(t["job"])
-        t.say("So {a} {did}, while {b} set to work.", "{a} {did}<, and sang while {a.he} did it|>.")
-    t.recap("{b}'s workshop")
+        t.say(
+            "So {a} {did}, while {b} set to work.",
+            "{a} {did}<, and sang while {a.he} did it|, and did it well|>.",
+            "While {b} worked, {a} {did}.",
+        )
     t.pay()
     t.say(
         "In the evening the {m} {m.again}.",
@@ -306,6 +344,8 @@ def repair(t: Tale) -> None:
     t.say(
         '"Who did that?" asked {a.his} <mother|father>. {a} <smiled|looked at the ceiling> and said nothing.',
         "Nobody was prouder that night than {a}.",
+        "And nobody ever learned what {a} had <paid|done> for it.",
+        '"{b} is a magician," said {a}. "No," said {a.his} <mother|father>, "you are."',
         "{a} <could not stop looking at {them}|slept with a smile>.",
     )
 
@@ -318,14 +358,20 @@ def barter(t: Tale) -> None:
     t.begin(
         f"{INTRO['a']} saw a {{x.adj}}{{x}} in the <window|hands> of {END_INTRO['b']}.",
         f"{INTRO['a']} fell in love with a {{x.adj}}{{x}}. It belonged to {END_INTRO['b']}.",
+        f"{INTRO['a']} wanted nothing so much as the {{x.adj}}{{x}} of {END_INTRO['b']}.",
+        f"{INTRO['a']} <could not sleep for thinking of|dreamed about> a {{x.adj}}{{x}} that {END_INTRO['b']} had shown {{a.him}}.",
     )
     habit(t)
     t.used.add(x.noun)
     t.world.put(x, b)
     t.say(
         '"I do not want money for it," said {b}. "But I have <always wanted|been looking for> a {y}."',
-        '"You can have it," said {b}, "for a {y}. Mine <is lost|fell into the lake>."',
+        '"You can have it," said {b}, "for a {y}. Mine <is lost|fell into the lake|was stolen>."',
+        '"Bring me a {y}," said {b}, "and it is yours."',
+        "{b} would not sell it, but might exchange it for a {y}.",
     )
+    detail(t)
+    t.plant("out")
     t.used.add(y.noun)
     c = t.trader("c")
     t.say(
@@ -336,6 +382,8 @@ def barter(t: Tale) -> None:
     t.world.put(y, c)
     t.say(
         '"I might part with it," said {c}, "if I got a {z}."',
+        '"A fair exchange is no robbery," said {c}. "I could do with a {z}."',
+        'And what did {c} want for it? "A {z}," said {c}, "nothing more and nothing less."',
         "{c} would give it away for a {z} and for nothing else.",
     )
     t.used.add(z.noun)
@@ -344,8 +392,6 @@ def barter(t: Tale) -> None:
         "Now {a} had a {z} at home<, a birthday present from long ago|, which {a.he} hardly ever used>.",
         "A {z}! {a} had one <under the bed|in a drawer|on the shelf>.",
     )
-    detail(t)
-    t.plant("out")
     if t.fork(
         (3, "{a.he} <ran home for it|fetched it at once>, and {c} gave {a.him} the {y}.", True),
         (1, "{a.he} fetched it and looked at it once more. No, {a.he} could not part with it.", False),
@@ -354,7 +400,8 @@ def barter(t: Tale) -> None:
             t.world.do(event)
         t.say(
             "{b} was delighted with the {y}, and {a} went home with the {x}.",
-            "With the {y} {a.he} hurried to {b}, and the {x} was {a.his}.",
+            "With the {y} {a.he} hurried to {b}, and now the {x} belonged to {a}.",
+            "Ten minutes later {b} had the {y} and {a} had the {x}.",
         )
         t.pay()
         t.say(
@@ -371,4 +418,5 @@ def barter(t: Tale) -> None:
     t.say(
         "And {a} <played with|admired> the {z} again, for the first time in years.",
         "Strange: now that it was nearly gone, {a} liked the {z} better than before.",
+        "{a} walked home slowly, the {z} <in both hands|against {a.his} heart>.",
     )

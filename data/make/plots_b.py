@@ -50,6 +50,8 @@ def promise(t: Tale) -> None:
         '"I promise," said {a}<, and {b.he} gave {a.him} the key|>.',
         "{a} <promised it|gave {a.his} word|shook hands on it>.",
         '"You can rely on me," said {a}.',
+        '"Of course," said {a}. "That is easy."',
+        "{a} <nodded|beamed>. Nothing was easier than that.",
     )
     detail(t)
     t.plant("out")
@@ -68,17 +70,20 @@ def promise(t: Tale) -> None:
     )
     kept = outcome != "broken"
     t.world.do(Decide(vow, kept))
-    t.recap("{c}, who had wanted to {lure}")
     if kept:
         t.pay()
         t.say(
             "On {day} {b} came home and found everything in order.",
             "{b} came back on {day} and looked around. Nothing was <wrong|amiss>.",
+        "And when {b} <opened the gate|put down {b.his} bags> on {day}, all was well.",
+        'On {day} there was {b} again. "Did you {care.do}?" "I did," said {a}.',
         )
         t["thanks"] = Lazy(THANKS, "zipf")
         t.say(
             '"You kept your word," {b.he} said, and gave {a} {thanks}.',
-            '"I knew it," said {b}. ^{b.he} had brought {a.him} {thanks} from the journey.',
+            '"A promise kept is worth a present," said {b}, and it was {thanks}.',
+        "{b} was so pleased that {a} got {thanks}.",
+        '"I knew it," said {b}. ^{b.he} had brought {a.him} {thanks} from the journey.',
         )
         return
     t.say(
@@ -99,6 +104,7 @@ def promise(t: Tale) -> None:
         t.say(
             "The next time {b} went away, {b.he} gave the key to somebody else.",
             "{a} had nothing to answer. It was a long way home that evening.",
+        '{a} looked at {a.his} shoes. "That is true," {a.he} said at last.',
         )
 
 
@@ -125,7 +131,7 @@ def market(t: Tale) -> None:
     t["good"] = Lazy([Good(good) for good in GOODS], "zipf")
     t.begin(
         f"{INTRO['a']} <carried|took|brought> {{n}} {{good.many}} to the market.",
-        f"{INTRO['a']} set up a <little |>stall on the market square. There were {{n}} {{good.many}} to sell.",
+        f"{INTRO['a']} set up a <little |>stall in the market square. There were {{n}} {{good.many}} to sell.",
     )
     habit(t)
     n, good = t["n"], t["good"]
@@ -135,15 +141,19 @@ def market(t: Tale) -> None:
         '"Only {price} coins each!" {a.he} called.',
         "Each of them cost {price} coins.",
         "{a.he} asked {price} coins for one and would not take less.",
+        "A sign said in <large|crooked|neat> letters: {price} coins each.",
+        '"What do they cost?" people asked. "{price} coins apiece," said {a}.',
     )
     price = t["price"]
     detail(t)
-    t.plant("out")
+    t.plant("any")
     b = t.trader("b", a)
     t.number("k", 2, 4)
     t.say(
         f"{INTRO['b']} <was the first to buy|came first> and took {{k}}.",
         f"The first customer was {END_INTRO['b']}, who bought {{k}} of them.",
+        f"For an hour nobody came. Then {INTRO['b']} bought {{k}}.",
+        f"{{a}} sold {{k}} of them to {END_INTRO['b']}.",
     )
     k = t["k"]
     for event in (Pass(a, k, good, b), Pass(None, k * price, "coin", a)):
@@ -167,7 +177,6 @@ def market(t: Tale) -> None:
             '"{price} coins each," said {a}, and {c} paid without a word.',
             "{c} tried to beat down the price, but in the end {c.he} paid in full.",
         )
-    t.recap("the {good.many}")
     sold = t.world.count(a, "coin")
     t.set(left=many(left, good) if left else f"not one {good}", coins=many(sold, "coin"), were="was" if left < 2 else "were")
     t.pay()

@@ -56,6 +56,8 @@ def secret(t: Tale) -> None:
     t.world.do(Vow(vow))
     t.say(
         '"Not a word to <anyone|a living soul>," <promised {b}|{b} promised>.',
+        '"My lips are sealed," said {b}.',
+        "{b} laid a hand on {b.his} heart and promised to tell no one.",
         "{b} <swore|promised> to be as silent as <the grave|a fish|a stone>.",
     )
     detail(t)
@@ -77,6 +79,7 @@ def secret(t: Tale) -> None:
         t.say(
             '"I can tell you anything," said {a}<, and {b} was very proud|>.',
             "From then on the two shared every secret they had.",
+        '"Have you told anybody?" {a} asked after a week. "Told what?" said {b}, and they both laughed.',
             "{a} never had a better friend than {b}.",
         )
         return
@@ -93,11 +96,14 @@ def secret(t: Tale) -> None:
     t.say(
         '"<I am so sorry|It just slipped out>," said {b}, and {b.he} meant it.',
         "{b} <hung {b.his} head|wept> and begged {a} to forgive {b.him}.",
+        '"{c} asked so nicely," said {b} in a small voice.',
+        "{b} did not deny it.",
     )
     t.pay()
     t.say(
         "{a} forgave {b}, but kept the next secret to {a.himself}.",
         '"I forgive you," said {a} after a while, "but the next one I will tell the cat."',
+        '"Trust is like a plate," said {a}. "It can be glued, but one sees the crack."',
         "It took <a week|many days> before the two spoke to each other again.",
     )
 
@@ -136,6 +142,7 @@ def storm(t: Tale) -> None:
     t.say(
         '"I need {need} {dam.need}," said {a}, "and I have none."',
         "{need} {dam.need} were needed to mend it, and {a} had <not a single one|none>.",
+        '{a} <walked around it|counted on {a.his} fingers>. "{need} {dam.need}," {a.he} <said|sighed>. "Where shall I get {need} {dam.need}?"',
     )
     need = int(t["need"])
     b = t.trader("b", a)
@@ -154,6 +161,7 @@ def storm(t: Tale) -> None:
     t.say(
         f"{INTRO['c']} <had|gave them> {{n2}}<, left over from last year|>.",
         f"They got {{n2}} more from {END_INTRO['c']}.",
+        f"{INTRO['c']} looked in the shed and found {{n2}}.",
     )
     n2 = int(t["n2"])
     gap = need - n1 - n2
@@ -172,11 +180,12 @@ def storm(t: Tale) -> None:
         "{a}, {b} and {c} worked side by side and {dam.done}.",
         "Together the three of them {dam.done} before dark.",
     )
-    t.recap("the night of the storm")
     t.pay()
     t.say(
         "Afterwards there was <pea soup|stew|fresh bread and cheese> for everybody at {a}'s table.",
         '"What would one do without neighbours?" said {a}.',
+        "{b} and {c} would not take a penny for it.",
+        "And {a} baked a <cake|loaf|pie> for {b} and another for {c}.",
         "When {b} needed help <in the spring|a month later>, {a} was the first to come.",
         '"Let the next storm come," said {a}. "We are ready."',
     )
@@ -238,9 +247,10 @@ def illness(t: Tale) -> None:
     t.number("days", 3, 9)
     t.say(
         "For {days} days {b} {did}, <in all weathers|before {b.his} own work|without ever being late>.",
+        "{b} {did} for {days} days and would not hear of thanks.",
+        "Every one of those {days} days {b} {did}<, and {b.his} own work besides|>.",
         "{b} {did} for {days} days, and every evening {b.he} <brought {a} a newspaper|told {a} what had happened|sat for a while at {a.his} bed>.",
     )
-    t.recap("the {days} days in bed")
     t.say(
         "Then {a} was <well|on {a.his} feet> again.",
         "After that {a} was <as fit as a fiddle|up and about>.",
@@ -255,7 +265,13 @@ def illness(t: Tale) -> None:
             (3, "{a} did not <wait to be asked|hesitate>. For {days} days {a.he} did everything for {b}, for that was only fair.", True),
             (1, "{a} sent <flowers|a card|a basket of fruit>, but {a.he} did not come. {b} <was disappointed|looked at the door for a long time>.", False),
         ):
-            t.say("That is how friends are made.", "Nobody kept count after that.", "Then they were even, and friends besides.")
+            t.say(
+            "That is how friends are made.",
+            "Nobody kept count after that.",
+            "Then they were even, and friends besides.",
+            '"You need not have come," said {b}. "You came to me," said {a}.',
+            "{b} said it was almost worth being ill.",
+        )
         else:
             t.say(
                 "A week later {a} <was ashamed|could not bear it> and came after all, with a pot of soup.",
@@ -284,7 +300,11 @@ def missing(t: Tale) -> None:
         f'"I saw a {{d.noun}} {{p.at}} <an hour ago|this morning>," said {END_INTRO["b"]}.',
         f"{INTRO['b']} had seen a {{d.noun}} {{p.at}}.",
     )
-    t.say("So {a.he} <hurried|ran|went> {p.to}.", "{a} <thanked|left> {b} and ran {p.to}.")
+    t.say(
+        "So {a.he} <hurried|ran|went> {p.to}.",
+        "{a} thanked {b} and <ran|hurried> {p.to}.",
+        "Off went {a} {p.to}, calling all the way.",
+    )
     detail(t)
     t.plant("out", 0.5)
     near = [PLACES[key] for key in t["p"].near]
@@ -292,6 +312,8 @@ def missing(t: Tale) -> None:
     t.say(
         "There {a.he} found <a tuft of hair|fresh tracks|nothing but tracks>, and they led {q.to}.",
         'There a <child|fisher|woman with a basket> pointed with one finger. "That way, {q.to}!"',
+        '"You are too late," said a <boy|hunter|woman> there. "It went {q.to}."',
+        "But it was not there any more. Somebody had seen it go {q.to}.",
     )
     t["spot"] = Lazy(lexicon.SPOTS[t["q"].key])
     t.say(
@@ -303,17 +325,23 @@ def missing(t: Tale) -> None:
         (2, "It did not want to come.", False),
         (1, "It <looked up|seemed very pleased with itself>.", None),
     ):
-        t.say("{a} <freed it|cut it loose> and carried it all the way home.", "It took <both hands|some time and a penknife> to free it.")
+        t.say(
+            "{a} <freed it|cut it loose> and led it all the way home.",
+            "It took <both hands|some time and a penknife> to free it.",
+            '"Hold still," said {a}, and {d.name} held still until it was free.',
+        )
     else:
         t.say(
             "But {a} had brought {d.food}, and {d.name} could not resist.",
+            "{a} put {d.food} on the ground and waited. At last {d.name} came.",
             "{a} held out {d.food}, and {d.name} {d.move} after {a.him} all the way home.",
         )
-    t.recap("{d.name} {spot}")
     t.pay()
     t.say(
         "That night {d.name} slept {d.home} again.",
         "{a} gave {b} <a kiss|a basket of pears|a big piece of cake> for having seen it.",
         "From that day on the gate was always <shut|bolted>.",
+        "{d.name} was none the worse for it, and {a} was <hoarse|happy|dead tired>.",
+        "{b} came by in the evening to see {d.name}, and {d.name} {d.sound}.",
         "In the evening {d.name} got {d.food} and {a} got some sleep.",
     )

@@ -93,6 +93,12 @@ def present(t: Tale) -> None:
     habit(t)
     n = int(t["n"])
     t.world.counts[a, "coin"] = n
+    t.say(
+        '"What does {b} like best?" {a.he} asked {a.himself}<, and could not decide|> on the way to the shops.',
+        "{b} <had everything already|was hard to please|liked old things>, and so {a} <looked into every window|took a long time over it>.",
+        "It had to be something <pretty|useful|special>, for {b} <deserved it|had been ill in the winter|had a great many wishes>.",
+        "{a.his} <father|mother> only said, \"Use your eyes and count your money.\"",
+    )
     x, y = t.treasure("x"), t.treasure("y")
     t.number("cx", 4, 16)
     t.say(
@@ -136,11 +142,15 @@ def present(t: Tale) -> None:
     t.say(
         "{b} unpacked the {gift} and <was speechless|blushed with joy|laughed out loud>.",
         '"<A {gift}|A real {gift}>!" cried {b}. "How did you know?"',
+        "When {b} saw the {gift}, <the room grew bright|there were tears of joy|nobody could get a word in>.",
+        '"I hope you like it," said {a}. {b} held the {gift} up to the light and <beamed|nodded and nodded>.',
     )
     t.pay()
     t.say(
         "<From then on|For years> {b} never went anywhere without the {gift}.",
         '"It is the best present of all," said {b}<, and hugged {a}|>.',
+        "Years later {b} still had the {gift}, and still <spoke of that birthday|knew who had given it>.",
+        '"And now you must show me where you found the {gift}," said {b}.',
         "The {gift} lay beside {b}'s pillow that night.",
         'They had cake, and {b} gave {a} the <largest|first> piece.',
     )
@@ -180,17 +190,19 @@ def race(t: Tale) -> None:
         "Three had put down their names: {a}, a {a.mood}{a.noun}, {b}, a {b.mood}{b.noun}, and {c}, a {c.mood}{c.noun}.",
         "This time it was between {a}, a {a.mood}{a.noun}, {b}, a {b.mood}{b.noun}, and {c}, a {c.mood}{c.noun}.",
     )
+    t.plant("any", 0.35)
     first, second, third = t.order(a, b, c)
     t.set(f1=first, f2=second, f3=third)
     t.say(
         "{f1} took the lead at once, {f2} was close behind, and {f3} came last.",
         "At the <start|first bend> {f1} was in front, then {f2}, then {f3}.",
+        "The <bell rang|flag fell>, and off they went: {f1} ahead, {f2} a length behind, {f3} at the end.",
+        "{f3} had a bad start, {f2} a better one, and {f1} the best.",
     )
     way = route(t["p"], t["q"])[1:-1]
     if way:
         t["via"] = way[0].via
         t.maybe("They {v.verb} {via}.", "The course led {via}.")
-    t.plant("any", 0.3)
     what = t.fork(
         (2, "Then {f1} {v.mishap}.", "fall"),
         (1, "Halfway {f2} passed {f1} and {f3} passed them both.", "pass"),
@@ -215,17 +227,22 @@ def race(t: Tale) -> None:
     t.say(
         "So {w1} came in first, {w2} second and {w3} third.",
         "{w1} won, {w2} came second, and {w3} was last.",
+        "The judge wrote it down: {w1} first, {w2} second, {w3} third.",
+        "{w1} crossed the line, then {w2}, and {w3} <long|not long> afterwards.",
         "{w1} got {prize}, {w2} a handshake, and {w3} a glass of water.",
     )
     t.pay()
     if helped:
         t.say(
             "But the loudest cheer was for {f2}, who had <stopped|turned back> for {f1}.",
+            "{f1} never forgot that {f2} had given up the race for a fallen rival.",
             '"The prize is yours," said {w1} to {f2}. "You helped {f1}, and I did not."',
         )
     else:
         t.say(
-            '"Next year I will win," said {w3}, and everybody believed it.',
+            '"Next year I will win," said {w3}, and <everybody|nobody> believed it.',
+            "{w3} <did not mind|laughed about it>. Somebody has to be last.",
+            "There was <lemonade|roast chestnuts|dancing> afterwards, and {w3} was the merriest of all.",
             "{w1} <shook hands with|bowed to|embraced> {w2} and {w3}.",
             "That night they told the story of the race again and again, {w1} <most|loudest> of all.",
         )

@@ -39,9 +39,12 @@ def suspicion(t: Tale) -> None:
     )
     habit(t)
     t["food2"] = "the " + t["food"].split(" ", 1)[1]
+    t.plant("any", 0.4)
     t.say(
         "When {a.he} came back, {food2} <was gone|had disappeared>.",
         "Ten minutes later {food2} <was gone|had vanished>.",
+        "{a} turned {a.his} back for a moment, and {food2} <was no longer there|had disappeared without a trace>.",
+        "At noon there was nothing left of it but an empty plate.",
     )
     for slot in "bcd":
         t.person(slot, lambda: t.free(lexicon.TRADES), "")
@@ -57,15 +60,18 @@ def suspicion(t: Tale) -> None:
         "{u} could not have left it there, for {u} {k1.cleared}.",
         'Not {u}, thought {a}, for {u} {k1.cleared}.',
     )
-    t.plant("any", 0.3)
     t.place("p")
     t.say(
         "And {v} had been {p.at} the whole <morning|time>, as <the doctor|the innkeeper's wife|half the school> could swear.",
         "And at that very hour {v} had been seen {p.at}.",
+        '"I was {p.at} all morning," {v} said, and several people had seen {v} there.',
+        "{v} had spent the whole time {p.at}, which was easily proved.",
     )
     t.say(
         "So it must have been {w}.",
         "That left only {w}.",
+        "Three less two is one, and the one was {w}.",
+        "If it was not {u} and not {v}, it was {w}.",
     )
     t.say(
         '{a} went straight to {w}. "How did you like {food2}?"',
@@ -73,6 +79,7 @@ def suspicion(t: Tale) -> None:
     )
     if t.fork(
         (2, "{w} turned <scarlet|pale> and confessed.", True),
+        (1, '"Delicious," {w} admitted. "I could not help it."', True),
         (1, '"I was so hungry," <whispered|sobbed> {w}.', True),
         (1, "{w} opened a cupboard. There it stood, and not a bite was missing.", False),
     ):
@@ -88,26 +95,33 @@ def suspicion(t: Tale) -> None:
             '"It was going to rain," said {w}. "I carried it in for you." {a} was ashamed.',
         )
         t.pay()
-        t.say("They ate it together, down to the last crumb.", "{w} got the largest slice, of course.")
+        t.say(
+            "They ate it together, down to the last crumb.",
+            "{w} got the largest slice, of course.",
+            "After that {a} never accused anybody before asking.",
+        )
 
 
 SKILLS = rows(
     "skill step1 step2 need",
     """
     swim | keep the head up | kick like a frog | a child fell into the lake
-    whistle on two fingers | roll back the tongue | blow as if cooling soup | the flock had to be called home
-    tie a sailor's knot | make a loop | pull the end through twice | the boat was drifting away
+    whistle on two fingers | roll back the tongue | blow as if cooling soup | the flock ran off into the hills
+    tie a sailor's knot | make a loop | pull the end through twice | a boat broke loose in the harbour
     read a map | find north | count the hills | the whole school lost its way in the fog
-    bake bread | wait for the dough | listen to the crust | the baker was away on Christmas Eve
+    bake bread | wait for the dough | listen to the crust | the baker fell ill on the day before the fair
     ride | sit straight | keep the heels down | the doctor had to be fetched at night
-    row | look back often | pull with the shoulders | the ferry was stuck on a sandbank
-    play the fiddle | hold the bow lightly | count to three | the band had no fiddler at the wedding
-    light a fire without matches | gather dry moss | blow gently | the stove went out in the snow
-    milk a cow | warm the hands first | hum a quiet song | both dairymaids had the flu
-    walk on a rope | look straight ahead | breathe slowly | a kitten was stuck on a high beam
-    carve wood | follow the grain | cut away from the thumb | the crib was missing a shepherd
-    splint a bone | keep it still | wrap it firmly | a lamb broke its leg
-    write backwards | hold the pen in the left hand | think in a mirror | a secret message came
+    row | look back often | pull with the shoulders | the ferry ran onto a sandbank
+    play the fiddle | hold the bow lightly | count to three | the band lost its fiddler on the morning of a wedding
+    light a fire without matches | gather dry moss | blow gently | the stove went out in the mountain hut
+    milk a cow | warm the hands first | hum a quiet song | both dairymaids caught the flu
+    walk on a rope | look straight ahead | breathe slowly | a kitten got stuck on a high beam
+    carve wood | follow the grain | cut away from the thumb | the puppet theatre lost its king
+    bandage a leg | keep it still | wrap it firmly | a lamb broke its leg
+    write backwards | hold the pen in the left hand | think in a mirror | a letter came in mirror writing
+    ring the church bell | pull with the whole body | let go in time | the bell ringer slept through a fire
+    calm a horse | speak softly | never look it in the eye | the mayor's horse bolted
+    tell the weather | watch the swallows | smell the wind | the fishers wanted to know if they could go out
     """,
 )
 
@@ -122,6 +136,8 @@ def lesson(t: Tale) -> None:
         f"{INTRO['a']} wanted to learn to {{skill.skill}}. {{a.his}} {{b.noun}} {{b}} knew how to do it.",
     )
     habit(t)
+    detail(t)
+    t.plant("out", 0.45)
     t.say(
         '"There are two rules," said {b}. "First you must {skill.step1}, and then you must {skill.step2}."',
         '"It is <not hard|simple>," <said {b}|{b} explained>. "You {skill.step1}, and you {skill.step2}. That is all."',
@@ -137,8 +153,7 @@ def lesson(t: Tale) -> None:
         '"You forgot the second rule," said {b}. Of course: {skill.step2}!',
     )
     t.say("And then, <suddenly|all at once|on the next try>, {a} could do it.", "And the next time it worked.")
-    detail(t)
-    t.plant("out", 0.55)
+    t.pay()
     t.say(
         "<A month|Half a year|Not two weeks> later {skill.need}.",
         "That same <autumn|winter|summer> {skill.need}.",
@@ -149,9 +164,10 @@ def lesson(t: Tale) -> None:
     )
     t.say(
         'First {skill.step1}, {a.he} said to {a.himself}, and then {skill.step2}.',
-        '"{skill.step1}," {a.he} murmured, "and then {skill.step2}."'.replace('"{', '"^{', 1),
+        '"^{skill.step1}," {a.he} murmured, "and then {skill.step2}."',
+        "{a} remembered both rules: {skill.step1}, and {skill.step2}.",
+        "How did it go? {skill.step1}, {skill.step2}. {a.his} hands <trembled|were quite steady>.",
     )
-    t.pay()
     t.say(
         "It worked, and {b} was the <proudest person in the village|happiest teacher in the world>.",
         '"Who taught you that?" they asked. "{b} did," said {a}.',
@@ -248,7 +264,11 @@ def letter(t: Tale) -> None:
     )
     letter_ = Thing("letter", "")
     t.world.put(letter_, t["a"])
-    t.world.do(Give(t["a"], letter_, t["b"]))
+    t.say(
+        "So {a} carried the letter to {c}.",
+        "{a} <thanked {b}|put it back into {a.his} pocket> and went to look for {c}.",
+        "It was a long way to {c}'s house, but {a} did not mind.",
+    )
     detail(t)
     t.plant("out", 0.4)
     wrong = t.fork(
@@ -268,6 +288,8 @@ def letter(t: Tale) -> None:
         "{a} had to stay <for supper|for a glass of wine>, for without {a} {reader} would never have known.",
         "If {a} had not looked into the <ditch|grass>, {reader} would be waiting still.",
         "That is how {a} and {reader} became friends.",
+        '"You brought it through wind and weather," said {reader}, "and I shall never forget it."',
+        "{a} went home <humming|whistling>. One letter more had found its house.",
     )
 
 

@@ -30,6 +30,19 @@ DATED = (
     plots_e.box,
     plots_e.letter,
 )
+ONE_DAY = {
+    plots_a.lost,
+    plots_a.repair,
+    plots_a.barter,
+    plots_b.market,
+    plots_c.missing,
+    plots_d.visit,
+    plots_d.present,
+    plots_d.race,
+    plots_e.suspicion,
+    plots_e.box,
+    plots_e.letter,
+}
 UNDATED = (plots_c.storm, plots_d.race)
 """Plots that begin with a date, and plots that begin in their own way."""
 
@@ -44,6 +57,8 @@ def story(teller: Teller) -> Tale:
         plot = teller.choose(UNDATED)
     tale.plot = plot.__name__
     plot(tale)
+    if plot in ONE_DAY:
+        tale.close()
     return tale
 
 

@@ -87,7 +87,6 @@ class Tale(Story):
         self.world = World()
         self.cast: list[Person] = []
         self.plot = ""
-        self.recaps: list[str] = []
         self.payoff: Callable[[], None] | None = None
         self.used: set[str] = set()
         self.set(
@@ -244,9 +243,23 @@ class Tale(Story):
                 f"{person} was soon {{goal.at}}.",
             )
 
-    def recap(self, phrase: str) -> None:
-        """Remember a noun phrase on what has happened, for endings that look back. It may use slots."""
-        self.recaps.append(phrase)
+    def close(self, p: float = 0.4) -> None:
+        """Perhaps look back at the day, if it had a date, or at the evening's weather."""
+        weather, month = self.slots["weather"], self.slots["month"]
+        if not isinstance(weather, str):
+            self.maybe("And that was the end of it.", "People talked about it for a long time.", p=p / 2)
+            return
+        day = "that {weather} {hour}" if isinstance(self.slots["hour"], str) else "that {weather} day"
+        if isinstance(month, str):
+            day += " in {month}"
+        self.maybe(
+            f"{{a}} <never forgot|often thought of|liked to tell of> {day}.",
+            "And all that on one {weather} {hour}!",
+            f"When {{a}} went to bed, {self.evening()}.",
+            f"{{a}} wrote about it in {{a.his}} diary, <three whole pages|and underlined one word twice|with a drawing>.",
+            f"So ended {day}.",
+            p=p,
+        )
 
 
 WHEN = (

@@ -6,7 +6,7 @@ They use the main character {a}, a further person {e}, a further thing {y2} and 
 from collections.abc import Callable
 
 import lexicon
-from lexicon import many, plural
+from lexicon import many, number, plural
 from tale import END_INTRO, INTRO, OLD_KIN, Tale
 from telling import Lazy, rows
 from world import Decide, Pass, Promise, Tell, Vow
@@ -27,7 +27,7 @@ def fruit(t: Tale) -> End:
     t["fruit"] = Lazy([Fruit(word) for word in FRUIT], "zipf")
     t.number("had", 4, 12)
     t.say(
-        "<On the way|Meanwhile> {a} had bought {had} {fruit.many} from <a cart|a farmer's wife>.",
+        "That morning {a} had bought {had} {fruit.many} from <a cart|a farmer's wife|a boy with a basket>.",
         "<All this time|That day> there was a paper bag with {had} {fruit.many} in {a.his} pocket.",
         "{a.his} <mother|aunt|godmother> had given {a.him} {had} {fruit.many} <to eat on the way|for the day>.",
     )
@@ -38,14 +38,15 @@ def fruit(t: Tale) -> End:
     t.say(
         "{part} of them {a.he} gave to {e}, the {e.noun}, who had had no breakfast.",
         f"{{a.he}} gave {{part}} to {END_INTRO['e']}<, who looked hungry|>.",
+        "When {e}, the {e.noun}, came by, {a} gave away {part}.",
+        '"May I?" asked {e}, the {e.noun}, and took {part}.',
     )
     part = int(t["part"])
     t.world.do(Pass(t["a"], part, noun, e))
     left = t.world.count(t["a"], noun)
-    t.recap("the {fruit.many}")
 
     def end() -> None:
-        t["over"] = many(left, noun)
+        t.set(over=many(left, noun), over0=number(left))
         if left == 0:
             t.say(
                 "{a} felt for the {fruit.many}, but the bag was empty. They were all with {e}.",
@@ -56,6 +57,7 @@ def fruit(t: Tale) -> End:
         else:
             t.say(
                 "{over} were left in the bag, and {a} ate them <one by one|with pleasure>.",
+            "Of the {had} {fruit.many} {a} still had {over0}.",
                 "{a} looked into the paper bag: {over} were still there.",
                 "And there were still {over} for supper.",
             )
@@ -76,7 +78,9 @@ def errand(t: Tale) -> End:
     t.say(
         '"<Please bring|Bring> me {wanted} when you come back," {a.his} {e.noun} {e} had said.',
         "{a.his} {e.noun} {e} had asked {a.him} to bring home {wanted}, and {a} had promised to.",
-        '"And do not forget {wanted}!" {a.his} {e.noun} {e} called after {a.him}.',
+        '"And do not forget {wanted}!" {a.his} {e.noun} {e} had called after {a.him}.',
+        "{a} also had to think of {wanted}. It was for {a.his} {e.noun} {e}.",
+        "There was a knot in {a.his} handkerchief, so that {a.he} should not forget {wanted} for {a.his} {e.noun} {e}.",
     )
     vow = Promise(t["a"], e, f"bring {t['wanted']}")
     t.world.do(Vow(vow))
@@ -140,6 +144,8 @@ def stray(t: Tale) -> End:
     """An animal comes along, and gets its food, a name and a place to sleep."""
     t.pet("s")
     t.say(
+        "It was then that a {s.mood}{s.noun} <appeared|came round the corner>. It sat down beside {a} as if they had been friends for years.",
+        "A {s.mood}{s.noun} without a <collar|master> began to follow {a}, and could not be sent away.",
         "A {s.mood}{s.noun} <had come along all the way|followed {a} everywhere>, and nobody knew whose it was.",
         "<Behind the church|At the corner> a <lost|hungry> {s.mood}{s.noun} joined {a} and would not leave.",
     )
@@ -147,6 +153,8 @@ def stray(t: Tale) -> End:
     def end() -> None:
         t.say(
             "{s} was still there, so {a} gave it {s.food} and called it {s.name}.",
+            "As nobody <asked for|missed> {s}, it stayed with {a}. Its name was {s.name} from then on.",
+            "{s} {s.sound}. It wanted {s.food}, and it wanted a name. {a} chose {s.name}.",
             '"You need a name," {a} told {s}, which was eating {s.food}. "I shall call you {s.name}."',
             "{s} got {s.food} and slept {s.home} that night. {a} called it {s.name}.",
         )
@@ -188,7 +196,11 @@ def cache(t: Tale) -> End:
     """Something is hidden at a place, and looked for there."""
     y = t.treasure("g")
     t.place("h")
-    t.say("So as not to lose {a.his} {g.adj}{g}, {a} had <hidden|left> it {h.at}.")
+    t.say(
+        "So as not to lose {a.his} {g.adj}{g}, {a} had <hidden|left> it {h.at}.",
+        "{a} had only one worry: {a.he} had left {a.his} {g.adj}{g} {h.at}.",
+        "That morning {a} had hidden a {g.adj}{g} {h.at}, for fear of <thieves|the rain|losing it>.",
+    )
     t.used.add(y.noun)
     t["hide"] = Lazy(lexicon.SPOTS[t["h"].key])
     t.say("It lay {hide}<, well wrapped up|, where nobody would look|>.")
@@ -198,6 +210,8 @@ def cache(t: Tale) -> End:
         t.say(
             "On the way home {a} stopped {h.at} and looked {hide}. The {g} was <still there|gone>.",
             "Then {a} went {h.to} for the {g}. It was <still|no longer> {hide}.",
+            "Before going home {a} fetched the {g}, which lay {hide}, as {a.he} had left it.",
+            "The {g} was no longer {h.at}. Somebody must have looked {hide}.",
             "And the {g}? It was still {h.at}, {hide}, and {a} took it home.",
         )
 
@@ -237,13 +251,17 @@ def riddle(t: Tale) -> End:
     t.person("e", lambda: t.free(lexicon.TRADES), "")
     t.say(
         f'{INTRO["e"]} had asked {{a}} a riddle: "{{riddle.question}}"',
-        '"{riddle.question}" asked {e}, the {e.noun}, whom {a} met on the way. {a} did not know.',
+        '"{riddle.question}" asked {e}, the {e.noun}, who <happened to pass|loved riddles>. {a} did not know.',
+        'All day {a} had been thinking about a riddle that {e}, the {e.noun}, had told {a.him}: "{riddle.question}"',
+        '{e}, the {e.noun}, <came by|was in a good mood>. "{riddle.question}" {e.he} asked. "I will think about it," said {a}.',
     )
 
     def end() -> None:
         t.say(
+            '"^{riddle.answer}," said {a} to {e} that evening. "The answer is {riddle.answer}." And it was.',
             'Suddenly {a} knew the answer to the riddle. "^{riddle.answer}!" {a.he} called out.',
             "{a} gave up the riddle. The answer, said {e}, was {riddle.answer}.",
+            '"Well?" asked {e}. "You are thinking of {riddle.answer}," said {a}. {e} was <impressed|almost disappointed>.',
             'When {a} saw {e} again, the answer to the riddle was ready: "^{riddle.answer}!"',
         )
 
