@@ -20,6 +20,7 @@ Text is typeset on its way: "a" before a vowel becomes "an", the first letter of
 letter after the mark ^ too.
 """
 
+import functools
 import math
 import random
 import re
@@ -33,20 +34,19 @@ MOST_RUNS = 200_000  # of a program on one text: more means that choices are mad
 
 BEFORE_VOWEL = re.compile(r"\b([Aa]) (?=\"?(?!one\b|once\b|uni|use|euro|ewe\b)[aeiou]|hour|hon(?:est|our)|heir)")
 CAPITAL = re.compile(r'((?<=[.!?] )"?|(?<=\." )"?|\^"?)([a-z])')
-HELD = re.compile(r'(?:(?:^|(?<=[ "^]))[Aa] |\^)$')
+HELD = re.compile(r'\^"?(?:[Aa] ?)?$|(?:^|(?<=[ "]))[Aa] ?$')
 
 
 class Mismatch(Exception):
     """The choices made so far cannot write the given text."""
 
 
+@functools.lru_cache(100_000)
 def typeset(raw: str, tail: str) -> tuple[str, str]:
     """(text, held): raw as it is printed after `tail`, and the end of it that waits for the next word."""
     held = ""
     if waits := HELD.search(raw):
         raw, held = raw[: waits.start()], raw[waits.start() :]
-        if held != "^" and raw.endswith("^"):
-            raw, held = raw[:-1], "^" + held
     if not raw:
         return "", held
     text = BEFORE_VOWEL.sub(r"\1n ", raw)

@@ -44,7 +44,7 @@ a blacksmith's hammer rang|the mill wheel creaked|a baby was crying|geese passed
 a shutter banged|frogs were croaking|a cock crowed far too late|a carriage rolled over the cobbles|a saw was singing|thunder grumbled"""
 )
 BREAKFASTS = words(
-    """bread and honey|porridge|a boiled egg|cold potatoes|an omelette|buttermilk|toast and marmalade|yesterday's soup|a bowl of raspberries
+    """bread and honey|porridge|a boiled egg|cold potatoes|an omelette|toast and marmalade|yesterday's soup|a bowl of raspberries
 cheese and radishes|dry rusks|nothing at all|pancakes|half a sausage|rice pudding|a slice of melon|muesli with nuts"""
 )
 GARMENTS = words(
@@ -95,7 +95,7 @@ def detail(t: Tale, p: float = 0.5) -> None:
         "<Somewhere|In the distance|Behind a window> somebody was playing {tune} on {instrument}.",
         "<At the roadside|In front of the inn|In the street|Behind a hedge> {seen}.",
         "<Somewhere|Far away|Not far off> {sound}.",
-        "{a} had had {breakfast} for breakfast and was <hungry again|in a good mood|still sleepy>.",
+        "{a} had eaten {breakfast} for breakfast and was <hungry again|in a good mood|still sleepy>.",
         "{a} was wearing {a.his} {colour} {garment}, <for once|as always|because it brought luck|though it was too big>.",
         "{a} walked {adverb} and thought of {thought}.",
         p=p,

@@ -39,7 +39,7 @@ def lost(t: Tale) -> None:
     )
     detail(t)
     t.plant("out")
-    b = t.kin("b", a)
+    t.kin("b", a)
     t.say(
         "{a} told {a.his} {b.noun} {b} about it.",
         "On the road {a.he} met {a.his} {b.noun} {b}<, who listened to the whole story|>.",
@@ -49,7 +49,11 @@ def lost(t: Tale) -> None:
     )
     place = t[
         t.fork(
-            (1, '"<You still had it {q.at}|I saw it in your hand {q.at}|You showed it to somebody {q.at}>," <said {b}|{b} said>.', "r"),
+            (
+                1,
+                '"<You still had it {q.at}|I saw it in your hand {q.at}|You showed it to somebody {q.at}>," <said {b}|{b} said>.',
+                "r",
+            ),
             (1, '"You had it {p.at}," said {b}, "but not any more when I saw you {q.at}."', "p"),
             (1, '"<Well|Let me think>," said {b}, "{p.at} you had it, but {r.at} you did not."', "q"),
         )
@@ -150,8 +154,16 @@ def borrowed(t: Tale) -> None:
     t.person("c", lambda: t.free(lexicon.TRADES))
     happens = t.fork(
         (1, "But on {eve} {tool.harm}.", harmed),
-        (1.2, "{eve} came, and {a.he} <cleaned the {tool}|wiped the {tool} with a cloth|put the {tool} beside the door>.", in_time),
-        (1, f"Then {INTRO['c']} asked for the {{tool}} too, and {{a}} <could not say no|did not think of {{day}}>.", lent_on),
+        (
+            1.2,
+            "{eve} came, and {a.he} <cleaned the {tool}|wiped the {tool} with a cloth|put the {tool} beside the door>.",
+            in_time,
+        ),
+        (
+            1,
+            f"Then {INTRO['c']} asked for the {{tool}} too, and {{a}} <could not say no|did not think of {{day}}>.",
+            lent_on,
+        ),
     )
     happens(t, a, b, t["c"], x)
 
@@ -263,7 +275,15 @@ MENDS = rows(
 JOBS = """sweep the workshop|carry in the firewood|polish the windows|sort the nails|feed the chickens|fetch water from the well
 weed the garden|deliver three parcels|mind the shop for an hour|stack the shelves|wash the aprons|peel a bucket of potatoes
 rake the leaves|grease the hinges|whitewash the fence|beat the carpets|shell the peas""".replace("\n", "|").split("|")
-DID = {"feed": "fed", "mind": "minded", "beat": "beat", "weed": "weeded", "sweep": "swept", "carry": "carried", "sort": "sorted"}
+DID = {
+    "feed": "fed",
+    "mind": "minded",
+    "beat": "beat",
+    "weed": "weeded",
+    "sweep": "swept",
+    "carry": "carried",
+    "sort": "sorted",
+}
 
 
 def past(job: str) -> str:
@@ -293,7 +313,7 @@ def repair(t: Tale) -> None:
     b = t.person("b", t["m"].trade, other=a)
     t.number("have", 3, 9)
     t.say(
-        'So {a.he} took {have} coins from {a.his} <money box|drawer> and went to {b}, the {b.noun}.',
+        "So {a.he} took {have} coins from {a.his} <money box|drawer> and went to {b}, the {b.noun}.",
         "{a} had {have} coins, and with them {a.he} went to {b}, the {b.noun}.",
         "{a} put {a.his} {have} coins into a sock and <knocked|rang> at the door of {b}, the {b.noun}.",
         "There was a {b.noun} in the village called {b}. {a} went there with {have} coins in {a.his} hand.",

@@ -1,11 +1,10 @@
 """Plots of doing: a promise, a market day, a present, a visit, a race, a cake to divide."""
 
-import lexicon
 from colour import detail, habit
 from lexicon import many, plural
-from tale import DAYS, END_INTRO, INTRO, OLD_KIN, Tale
+from tale import DAYS, END_INTRO, INTRO, Tale
 from telling import Lazy, rows
-from world import PLACES, Decide, Give, Pass, Promise, Vow, way_words
+from world import Decide, Pass, Promise, Vow
 
 CARES = rows(
     "do missed sign",
@@ -27,7 +26,9 @@ CARES = rows(
     """,
 )
 TEMPTATIONS = """come skating|go swimming|build a raft|watch the puppet show|pick blackberries|see the travelling circus|fly kites
-climb the tower|look for mushrooms|try out a new sledge|play cards|catch crayfish|listen to the brass band""".replace("\n", "|").split("|")
+climb the tower|look for mushrooms|try out a new sledge|play cards|catch crayfish|listen to the brass band""".replace(
+    "\n", "|"
+).split("|")
 
 
 def promise(t: Tale) -> None:
@@ -55,7 +56,7 @@ def promise(t: Tale) -> None:
     )
     detail(t)
     t.plant("out")
-    c = t.kin("c", b, ("friend", "cousin", "schoolmate"))
+    t.kin("c", b, ("friend", "cousin", "schoolmate"))
     t["lure"] = Lazy(TEMPTATIONS, "zipf")
     t["eve"] = DAYS[DAYS.index(t["day"]) - 1]
     t.say(
@@ -64,7 +65,11 @@ def promise(t: Tale) -> None:
     )
     outcome = t.fork(
         (2, '"Not before I have done what I promised," said {a}, and <went to work|shook {a.his} head>.', "kept"),
-        (1, '{a} looked at the <door|sky>. "First help me," {a.he} said, "then I will come." And {c} helped.', "helped"),
+        (
+            1,
+            '{a} looked at the <door|sky>. "First help me," {a.he} said, "then I will come." And {c} helped.',
+            "helped",
+        ),
         (2, "{a} <hesitated|thought of {b}>, but only for a moment. They stayed out until it was dark.", "broken"),
         (1, "{a} went along. In the middle of the fun {a.he} remembered the promise and <ran|raced> back.", "late"),
     )
@@ -75,15 +80,15 @@ def promise(t: Tale) -> None:
         t.say(
             "On {day} {b} came home and found everything in order.",
             "{b} came back on {day} and looked around. Nothing was <wrong|amiss>.",
-        "And when {b} <opened the gate|put down {b.his} bags> on {day}, all was well.",
-        'On {day} there was {b} again. "Did you {care.do}?" "I did," said {a}.',
+            "And when {b} <opened the gate|put down {b.his} bags> on {day}, all was well.",
+            'On {day} there was {b} again. "Did you {care.do}?" "I did," said {a}.',
         )
         t["thanks"] = Lazy(THANKS, "zipf")
         t.say(
             '"You kept your word," {b.he} said, and gave {a} {thanks}.',
             '"A promise kept is worth a present," said {b}, and it was {thanks}.',
-        "{b} was so pleased that {a} got {thanks}.",
-        '"I knew it," said {b}. ^{b.he} had brought {a.him} {thanks} from the journey.',
+            "{b} was so pleased that {a} got {thanks}.",
+            '"I knew it," said {b}. ^{b.he} had brought {a.him} {thanks} from the journey.',
         )
         return
     t.say(
@@ -93,7 +98,11 @@ def promise(t: Tale) -> None:
     t.pay()
     if t.fork(
         (2, '"It is my fault," said {a}. "I will make up for it."', True),
-        (1, '"{c} made me do it," <muttered|said> {a}. "No," said {b}. "You gave me your word, and {c} did not."', False),
+        (
+            1,
+            '"{c} made me do it," <muttered|said> {a}. "No," said {b}. "You gave me your word, and {c} did not."',
+            False,
+        ),
     ):
         t.set(job=Lazy(MAKE_UP, "zipf"))
         t.say(
@@ -104,12 +113,14 @@ def promise(t: Tale) -> None:
         t.say(
             "The next time {b} went away, {b.he} gave the key to somebody else.",
             "{a} had nothing to answer. It was a long way home that evening.",
-        '{a} looked at {a.his} shoes. "That is true," {a.he} said at last.',
+            '{a} looked at {a.his} shoes. "That is true," {a.he} said at last.',
         )
 
 
 THANKS = """a silver coin|a bag of sweets|a wooden whistle|a picture book|a jar of honey|a snow globe|a red balloon|a box of paints
-a bag of marbles|a pair of warm mittens|a postcard of the sea|a gingerbread heart|a real sailor's cap|a paper fan""".replace("\n", "|").split("|")
+a bag of marbles|a pair of warm mittens|a postcard of the sea|a gingerbread heart|a real sailor's cap|a paper fan""".replace(
+    "\n", "|"
+).split("|")
 MAKE_UP = """swept the yard|carried water|chopped kindling|dug over the garden|cleaned the windows|scrubbed the floor
 pulled up weeds|picked stones from the field""".replace("\n", "|").split("|")
 
@@ -166,7 +177,11 @@ def market(t: Tale) -> None:
     trouble = t.fork(
         (2, f"Then {INTRO['c']} came by and wanted {{j}}.", "sold"),
         (1, "Then a <dog|goat|donkey> knocked against the stall, and {j} {good.many} landed in the mud.", "spoilt"),
-        (1, "A <poor|tired|hungry> <traveller|widow> had no money. {a} gave {j} {good.many} away for nothing.", "given"),
+        (
+            1,
+            "A <poor|tired|hungry> <traveller|widow> had no money. {a} gave {j} {good.many} away for nothing.",
+            "given",
+        ),
     )
     j = t["j"]
     left -= j
@@ -178,13 +193,18 @@ def market(t: Tale) -> None:
             "{c} tried to beat down the price, but in the end {c.he} paid in full.",
         )
     sold = t.world.count(a, "coin")
-    t.set(left=many(left, good) if left else f"not one {good}", coins=many(sold, "coin"), were="was" if left < 2 else "were")
+    t.set(
+        left=many(left, good) if left else f"not one {good}",
+        coins=many(sold, "coin"),
+        were="was" if left < 2 else "were",
+    )
     t.pay()
     t.say(
         "When the bells rang for evening, {left} {were} left, and there were {coins} in the purse.",
         "{a} packed up in the evening. {a.he} <counted|had> {coins}, and {left} {were} left over.",
-        '"{coins}," {a.he} counted in the evening, "and {left} {were} not sold."' if left else
-        '"{coins}," {a.he} counted in the evening, "and everything is gone!"',
+        '"{coins}," {a.he} counted in the evening, "and {left} {were} not sold."'
+        if left
+        else '"{coins}," {a.he} counted in the evening, "and everything is gone!"',
     )
     spend(t, a, sold)
 
@@ -203,13 +223,15 @@ def spend(t: Tale, a, coins: int) -> None:
         t["rest"] = many(coins - cost, "coin")
         t.say(
             "{a.he} bought it and still had {rest}." if coins > cost else "{a.he} bought it with {a.his} last coin.",
-            "So the {w} came home with {a.him}, and {rest} as well." if coins > cost else "It took everything in the purse, but the {w} was {a.his}.",
+            "So the {w} came home with {a.him}, and {rest} as well."
+            if coins > cost
+            else "It took everything in the purse, but the {w} was {a.his}.",
         )
     else:
         t["short"] = many(cost - coins, "coin")
         t.say(
             "{short} too few! But there would be another market day.",
-            "{a} was {short} short. \"Next week,\" {a.he} told {a.himself}.",
+            '{a} was {short} short. "Next week," {a.he} told {a.himself}.',
         )
 
 

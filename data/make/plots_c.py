@@ -2,10 +2,9 @@
 
 import lexicon
 from colour import detail, habit
-from lexicon import many
-from tale import DAYS, END_INTRO, INTRO, OLD_KIN, Tale
+from tale import END_INTRO, INTRO, Tale
 from telling import Lazy, rows
-from world import PLACES, Decide, Give, Promise, Take, Tell, Vow, route
+from world import PLACES, Decide, Promise, Tell, Vow
 
 SECRETS = rows(
     "now fact short",
@@ -64,9 +63,21 @@ def secret(t: Tale) -> None:
     t.plant("out")
     c = t.trader("c")
     kept = t.fork(
-        (1, f"The next day {INTRO['c']} asked {{b}} why {{b.he}} was smiling so. \"^{{a}} told me a good joke,\" said {{b}}.", True),
-        (1, f"{INTRO['c']} offered {{b}} <a silver coin|a bag of sweets> for the secret, but {{b}} <only smiled|shook {{b.his}} head>.", True),
-        (2, f"But the secret <burned on {{b.his}} tongue|was too good>, and the very next day {{b}} told it to {END_INTRO['c']}.", False),
+        (
+            1,
+            f'The next day {INTRO["c"]} asked {{b}} why {{b.he}} was smiling so. "^{{a}} told me a good joke," said {{b}}.',
+            True,
+        ),
+        (
+            1,
+            f"{INTRO['c']} offered {{b}} <a silver coin|a bag of sweets> for the secret, but {{b}} <only smiled|shook {{b.his}} head>.",
+            True,
+        ),
+        (
+            2,
+            f"But the secret <burned on {{b.his}} tongue|was too good>, and the very next day {{b}} told it to {END_INTRO['c']}.",
+            False,
+        ),
     )
     t.world.do(Decide(vow, kept))
     if kept:
@@ -79,7 +90,7 @@ def secret(t: Tale) -> None:
         t.say(
             '"I can tell you anything," said {a}<, and {b} was very proud|>.',
             "From then on the two shared every secret they had.",
-        '"Have you told anybody?" {a} asked after a week. "Told what?" said {b}, and they both laughed.',
+            '"Have you told anybody?" {a} asked after a week. "Told what?" said {b}, and they both laughed.',
             "{a} never had a better friend than {b}.",
         )
         return
@@ -145,7 +156,7 @@ def storm(t: Tale) -> None:
         '{a} <walked around it|counted on {a.his} fingers>. "{need} {dam.need}," {a.he} <said|sighed>. "Where shall I get {need} {dam.need}?"',
     )
     need = int(t["need"])
-    b = t.trader("b", a)
+    t.trader("b", a)
     t.number("n1", 2, need - 3)
     t.say(
         f"{INTRO['b']} <came over the road|was the first to come> and brought {{n1}}.",
@@ -210,7 +221,15 @@ ILLS = rows(
 DUTIES = """wind up the church clock|light the street lamps|ring the school bell|deliver the milk|feed the swans|water the geraniums
 open the lock gate|carry the letters|sweep the square|turn the mill wheel|count the sheep|bake the rolls|fetch the newspapers
 fill the ink pots|trim the lamp|muck out the stable|sound the fog horn|rake the gravel""".replace("\n", "|").split("|")
-PAST = {"wind": "wound", "light": "lit", "ring": "rang", "feed": "fed", "sweep": "swept", "carry": "carried", "trim": "trimmed"}
+PAST = {
+    "wind": "wound",
+    "light": "lit",
+    "ring": "rang",
+    "feed": "fed",
+    "sweep": "swept",
+    "carry": "carried",
+    "trim": "trimmed",
+}
 
 
 def did(duty: str) -> str:
@@ -230,7 +249,7 @@ def illness(t: Tale) -> None:
     habit(t)
     t.say(
         '"{ill.cure}," <ordered|said> the doctor, "and a week in bed."',
-        'The doctor came and <prescribed|ordered> {ill.cure}.',
+        "The doctor came and <prescribed|ordered> {ill.cure}.",
     )
     t.say(
         '"But who will {duty}?" <groaned|asked|sighed> {a}.',
@@ -262,16 +281,24 @@ def illness(t: Tale) -> None:
     )
     if back == "ill":
         if t.fork(
-            (3, "{a} did not <wait to be asked|hesitate>. For {days} days {a.he} did everything for {b}, for that was only fair.", True),
-            (1, "{a} sent <flowers|a card|a basket of fruit>, but {a.he} did not come. {b} <was disappointed|looked at the door for a long time>.", False),
+            (
+                3,
+                "{a} did not <wait to be asked|hesitate>. For {days} days {a.he} did everything for {b}, for that was only fair.",
+                True,
+            ),
+            (
+                1,
+                "{a} sent <flowers|a card|a basket of fruit>, but {a.he} did not come. {b} <was disappointed|looked at the door for a long time>.",
+                False,
+            ),
         ):
             t.say(
-            "That is how friends are made.",
-            "Nobody kept count after that.",
-            "Then they were even, and friends besides.",
-            '"You need not have come," said {b}. "You came to me," said {a}.',
-            "{b} said it was almost worth being ill.",
-        )
+                "That is how friends are made.",
+                "Nobody kept count after that.",
+                "Then they were even, and friends besides.",
+                '"You need not have come," said {b}. "You came to me," said {a}.',
+                "{b} said it was almost worth being ill.",
+            )
         else:
             t.say(
                 "A week later {a} <was ashamed|could not bear it> and came after all, with a pot of soup.",
@@ -284,7 +311,7 @@ def illness(t: Tale) -> None:
 def missing(t: Tale) -> None:
     """An animal has run away; witnesses send the searcher along the map, and its favourite food brings it back."""
     a = t.hero()
-    d = t.pet("d")
+    t.pet("d")
     t.begin(
         f"{INTRO['a']} could not find {{a.his}} {{d.mood}}{{d.noun}} {{d.name}} anywhere.",
         f"{INTRO['a']} found the gate open. {{d.name}}, {{a.his}} {{d.mood}}{{d.noun}}, was gone.",
@@ -295,7 +322,7 @@ def missing(t: Tale) -> None:
         '"{d.name}! {d.name}!" {a.he} called, <until {a.he} was hoarse|but nothing moved>.',
     )
     t.place("p")
-    b = t.trader("b", a)
+    t.trader("b", a)
     t.say(
         f'"I saw a {{d.noun}} {{p.at}} <an hour ago|this morning>," said {END_INTRO["b"]}.',
         f"{INTRO['b']} had seen a {{d.noun}} {{p.at}}.",

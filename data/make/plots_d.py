@@ -1,9 +1,8 @@
 """Plots of days out: a visit, a present, a race, a cake to divide, a suspicion, a lesson, a hidden box, a letter."""
 
-import lexicon
 from colour import detail, habit
 from lexicon import many, number, plural
-from tale import DAYS, END_INTRO, INTRO, OLD_KIN, Tale
+from tale import END_INTRO, INTRO, OLD_KIN, Tale
 from telling import Lazy, rows
 from world import Give, Pass, route
 
@@ -23,7 +22,7 @@ class Treat(str):
 def visit(t: Tale) -> None:
     """A basket with so many treats is carried to a relative; some are given away on the road, and counted on arrival."""
     a = t.child()
-    b = t.kin("b", a, OLD_KIN)
+    t.kin("b", a, OLD_KIN)
     t.set(treat=Lazy([Treat(x) for x in TREATS], "zipf"), host=Lazy(HOSTS, "zipf"))
     t.number("n", 5, 12)
     t.begin(
@@ -41,7 +40,7 @@ def visit(t: Tale) -> None:
     c = t.trader("c")
     t.say(
         f"On the road {INTRO['c']} asked for a taste, and {{a}} gave away {{g}}.",
-        f"At the corner stood {END_INTRO['c']}. \"^how good that smells!\" said {{c}}. {{a}} laughed and handed over {{g}}.",
+        f'At the corner stood {END_INTRO["c"]}. "^how good that smells!" said {{c}}. {{a}} laughed and handed over {{g}}.',
     )
     g = int(t["g"])
     t.world.do(Pass(a, g, treat, c))
@@ -62,7 +61,10 @@ def visit(t: Tale) -> None:
         "When {a} arrived, the basket held {left}.",
         'Then {a} stood at the door. "I have brought you {left}," {a.he} said.',
     )
-    t.maybe('"Your mother told me {n}," said {b}. {a} told the whole story.', '"Were there not {n}?" asked {b} with a smile.')
+    t.maybe(
+        '"Your mother told me {n}," said {b}. {a} told the whole story.',
+        '"Were there not {n}?" asked {b} with a smile.',
+    )
     if left % 2 == 0:
         t["half"] = number(left // 2)
         t.say("They shared them, {half} for {b} and {half} for {a}.", "Each of them ate {half}, and nothing was left.")
@@ -97,7 +99,7 @@ def present(t: Tale) -> None:
         '"What does {b} like best?" {a.he} asked {a.himself}<, and could not decide|> on the way to the shops.',
         "{b} <had everything already|was hard to please|liked old things>, and so {a} <looked into every window|took a long time over it>.",
         "It had to be something <pretty|useful|special>, for {b} <deserved it|had been ill in the winter|had a great many wishes>.",
-        "{a.his} <father|mother> only said, \"Use your eyes and count your money.\"",
+        '{a.his} <father|mother> only said, "Use your eyes and count your money."',
     )
     x, y = t.treasure("x"), t.treasure("y")
     t.number("cx", 4, 16)
@@ -152,7 +154,7 @@ def present(t: Tale) -> None:
         "Years later {b} still had the {gift}, and still <spoke of that birthday|knew who had given it>.",
         '"And now you must show me where you found the {gift}," said {b}.',
         "The {gift} lay beside {b}'s pillow that night.",
-        'They had cake, and {b} gave {a} the <largest|first> piece.',
+        "They had cake, and {b} gave {a} the <largest|first> piece.",
     )
 
 
@@ -171,7 +173,9 @@ VEHICLES = rows(
     """,
 )
 PRIZES = """a ham|a blue ribbon|a silver cup|a basket of cherries|a new hat|a barrel of apples|a brass medal|a wreath of oak leaves
-a bag of chestnuts|a cream cake|a goose|a wheel of cheese|a lantern|a pair of boots|a golden bell""".replace("\n", "|").split("|")
+a bag of chestnuts|a cream cake|a goose|a wheel of cheese|a lantern|a pair of boots|a golden bell""".replace(
+    "\n", "|"
+).split("|")
 
 
 def race(t: Tale) -> None:
@@ -185,7 +189,9 @@ def race(t: Tale) -> None:
         "Every year there was a race from {p} to {q}.",
         "The great race went from {p} to {q}.",
     )
-    t.say("Everybody went {v.how}, and the prize was {prize}.", "They raced {v.how}, and the winner was to get {prize}.")
+    t.say(
+        "Everybody went {v.how}, and the prize was {prize}.", "They raced {v.how}, and the winner was to get {prize}."
+    )
     t.say(
         "Three had put down their names: {a}, a {a.mood}{a.noun}, {b}, a {b.mood}{b.noun}, and {c}, a {c.mood}{c.noun}.",
         "This time it was between {a}, a {a.mood}{a.noun}, {b}, a {b.mood}{b.noun}, and {c}, a {c.mood}{c.noun}.",

@@ -2,10 +2,9 @@
 
 import lexicon
 from colour import detail, habit
-from lexicon import many, number
-from tale import DAYS, END_INTRO, INTRO, OLD_KIN, Tale
+from tale import INTRO, OLD_KIN, Tale
 from telling import Lazy, rows
-from world import PLACES, Give, Take, Tell, Thing, way_words
+from world import Thing
 
 CLUES = rows(
     "clue cleared",
@@ -25,12 +24,14 @@ CLUES = rows(
     """,
 )
 FOODS = """a plum cake|a string of sausages|an apple pie|a whole cheese|a pot of jam|a roast goose|a bowl of custard|a ham
-a tray of biscuits|a loaf of raisin bread|a trout in jelly|a cherry tart|a jug of cream|a dish of baked pears""".replace("\n", "|").split("|")
+a tray of biscuits|a loaf of raisin bread|a trout in jelly|a cherry tart|a jug of cream|a dish of baked pears""".replace(
+    "\n", "|"
+).split("|")
 
 
 def suspicion(t: Tale) -> None:
     """Something was taken. Of three who might have done it two are cleared; who is left did it."""
-    a = t.hero()
+    t.hero()
     t["food"] = Lazy(FOODS, "zipf")
     t.begin(
         f"{INTRO['a']} put {{food}} on the window sill.",
@@ -55,10 +56,14 @@ def suspicion(t: Tale) -> None:
     people = [t["b"], t["c"], t["d"]]
     u, v, w = t.order(*people)
     t.set(u=u, v=v, w=w, k1=Lazy(CLUES, "zipf"))
-    t.say("{a} looked closely and found {k1.clue}.", "There was one clue: {k1.clue}.", "Then {a.he} saw {k1.clue} on the <floor|sill>.")
+    t.say(
+        "{a} looked closely and found {k1.clue}.",
+        "There was one clue: {k1.clue}.",
+        "Then {a.he} saw {k1.clue} on the <floor|sill>.",
+    )
     t.say(
         "{u} could not have left it there, for {u} {k1.cleared}.",
-        'Not {u}, thought {a}, for {u} {k1.cleared}.',
+        "Not {u}, thought {a}, for {u} {k1.cleared}.",
     )
     t.place("p")
     t.say(
@@ -129,10 +134,10 @@ SKILLS = rows(
 def lesson(t: Tale) -> None:
     """A child learns something in two steps and needs it."""
     a = t.child()
-    b = t.kin("b", a, OLD_KIN)
+    t.kin("b", a, OLD_KIN)
     t["skill"] = Lazy(SKILLS, "zipf")
     t.begin(
-        f"{INTRO['a']} asked {{a.his}} {{b.noun}} {{b}}, \"Will you teach me to {{skill.skill}}?\"",
+        f'{INTRO["a"]} asked {{a.his}} {{b.noun}} {{b}}, "Will you teach me to {{skill.skill}}?"',
         f"{INTRO['a']} wanted to learn to {{skill.skill}}. {{a.his}} {{b.noun}} {{b}} knew how to do it.",
     )
     habit(t)
@@ -163,7 +168,7 @@ def lesson(t: Tale) -> None:
         "Nobody there knew how to {skill.skill}. Nobody but {a}.",
     )
     t.say(
-        'First {skill.step1}, {a.he} said to {a.himself}, and then {skill.step2}.',
+        "First {skill.step1}, {a.he} said to {a.himself}, and then {skill.step2}.",
         '"^{skill.step1}," {a.he} murmured, "and then {skill.step2}."',
         "{a} remembered both rules: {skill.step1}, and {skill.step2}.",
         "How did it go? {skill.step1}, {skill.step2}. {a.his} hands <trembled|were quite steady>.",
@@ -176,7 +181,20 @@ def lesson(t: Tale) -> None:
     )
 
 
-TREES = "oak|lime tree|willow|apple tree|birch|yew|chestnut tree|gatepost|milestone|stone cross|weathercock|pump".split("|")
+TREES = [
+    "oak",
+    "lime tree",
+    "willow",
+    "apple tree",
+    "birch",
+    "yew",
+    "chestnut tree",
+    "gatepost",
+    "milestone",
+    "stone cross",
+    "weathercock",
+    "pump",
+]
 DIRECTIONS = ("north", "south", "east", "west")
 OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
 INSIDE = """a bundle of letters|a dozen old coins|a dried rose|a map of the stars|a child's shoe|a wooden soldier without a head
@@ -209,12 +227,19 @@ def box(t: Tale) -> None:
     )
     detail(t)
     t.plant("out", 0.45)
-    t.say("There stood the {tree}.", "The {tree} was easy to find.", "They asked for the {tree}, and a <child|cowherd> showed them.")
+    t.say(
+        "There stood the {tree}.",
+        "The {tree} was easy to find.",
+        "They asked for the {tree}, and a <child|cowherd> showed them.",
+    )
     if t.fork(
         (1, "{b} counted {n1} steps to the {d1} and {n2} to the {d2}.", True),
         (1, "{b} counted {n1} steps to the {o1} and {n2} to the {d2}. They dug and dug, but there was nothing.", False),
     ):
-        t.say("{a} dug. At the depth of <an arm|a boot> the spade struck <iron|wood>.", "They took turns with the spade until it rang.")
+        t.say(
+            "{a} dug. At the depth of <an arm|a boot> the spade struck <iron|wood>.",
+            "They took turns with the spade until it rang.",
+        )
     else:
         t.say(
             '"To the {d1}, it says, and not to the {o1}!" cried {a}. They began again, and there it was.',
@@ -241,7 +266,7 @@ def box(t: Tale) -> None:
 
 def letter(t: Tale) -> None:
     """A letter with a half washed-off address goes from hand to hand until it reaches the right one."""
-    a = t.trader("a")
+    t.trader("a")
     t.begin(
         f"{INTRO['a']} found a letter in the <gutter|hedge|long grass>.",
         f"{INTRO['a']} picked up a wet letter from the road.",
@@ -273,11 +298,14 @@ def letter(t: Tale) -> None:
     t.plant("out", 0.4)
     wrong = t.fork(
         (1, "{c} tore it open at once and read it twice.", False),
-        (1, "{c} opened it, read one line and folded it up again. \"This is for {d}, the {d.noun},\" {c} said.", True),
+        (1, '{c} opened it, read one line and folded it up again. "This is for {d}, the {d.noun}," {c} said.', True),
     )
     t["reader"] = t["d"] if wrong else t["c"]
     if wrong:
-        t.say("So it went on to {d}, who opened it with trembling hands.", "{a} ran to {d} with it before the shops closed.")
+        t.say(
+            "So it went on to {d}, who opened it with trembling hands.",
+            "{a} ran to {d} with it before the shops closed.",
+        )
     t["tidings"] = Lazy(TIDINGS, "zipf")
     t.say(
         '"{tidings}!" cried {reader}.'.replace('"{', '"^{'),
@@ -295,4 +323,6 @@ def letter(t: Tale) -> None:
 
 TIDINGS = """my brother is coming home|my son has found work|I am a grandparent|the debt is paid|my sister is getting married
 the ship was saved|I have won the first prize|they will print my poem|my old teacher is alive|the house is ours|he has forgiven me
-the war is over|the doctors say I am well|she said yes|I am to play in the great hall|the lost trunk has been found""".replace("\n", "|").split("|")
+the war is over|the doctors say I am well|she said yes|I am to play in the great hall|the lost trunk has been found""".replace(
+    "\n", "|"
+).split("|")

@@ -9,7 +9,19 @@ from telling import Lazy, Story
 from world import PLACES, SEX, Animal, Person, Place, Thing, World, route
 
 CHILD_MOODS = ("", "little ", "curious ", "shy ", "clever ", "dreamy ", "cheerful ", "stubborn ", "brave ", "lively ")
-MOODS = ("", "young ", "careful ", "patient ", "friendly ", "quiet ", "busy ", "proud ", "honest ", "forgetful ", "kind ")
+MOODS = (
+    "",
+    "young ",
+    "careful ",
+    "patient ",
+    "friendly ",
+    "quiet ",
+    "busy ",
+    "proud ",
+    "honest ",
+    "forgetful ",
+    "kind ",
+)
 MOODS += ("hard-working ", "cheerful ", "stern ", "lonely ", "clever ", "talkative ", "gentle ", "absent-minded ")
 
 YOUNG_KIN = ("friend", "cousin", "neighbour", "brother", "sister", "schoolmate")
@@ -17,56 +29,99 @@ OLD_KIN = ("neighbour", "uncle", "aunt", "grandmother", "grandfather", "teacher"
 KIN_SEX = {"brother": "he", "sister": "she", "uncle": "he", "aunt": "she", "grandmother": "she", "grandfather": "he"}
 SEX |= KIN_SEX | {"godmother": "she", "godfather": "he"}
 
-MONTHS = "January February March April May June July August September October November December".split()
-DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
+MONTHS = [
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+]
+DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
 
 # weather: months, what one sees, on the way, in the evening
 WEATHER: dict[str, tuple[str, tuple[str, ...], str, str]] = {
     "rainy": (
         "April May June September October November",
-        ("<Rain|Water> dripped from every roof.", "The paths were soft with mud.", "Puddles stood in <the street|every yard>."),
+        (
+            "<Rain|Water> dripped from every roof.",
+            "The paths were soft with mud.",
+            "Puddles stood in <the street|every yard>.",
+        ),
         "<in the rain|with wet shoes|under dripping trees>",
         "<the rain had stopped|the clouds had gone|it was still raining a little>",
     ),
     "windy": (
         "March April September October November",
-        ("The wind <rattled the shutters|shook the trees|chased the clouds across the sky>.", "Leaves <danced|whirled> in the air."),
+        (
+            "The wind <rattled the shutters|shook the trees|chased the clouds across the sky>.",
+            "Leaves <danced|whirled> in the air.",
+        ),
         "<against the wind|with the wind at {a.his} back|holding on to {a.his} collar>",
         "<the wind had dropped|the wind was only a whisper|the trees stood still again>",
     ),
     "sunny": (
         "May June July August April September",
-        ("The sun <shone on the roofs|was already warm>.", "Not a cloud was <in the sky|to be seen>.", "<Bees|Swallows> were <busy|everywhere>."),
+        (
+            "The sun <shone on the roofs|was already warm>.",
+            "Not a cloud was <in the sky|to be seen>.",
+            "<Bees|Swallows> were <busy|everywhere>.",
+        ),
         "<in the sunshine|whistling|with the sun on {a.his} face>",
         "<the sky was red|the first stars were out|the swallows were flying low>",
     ),
     "cold": (
         "November December January February March",
-        ("Smoke rose straight from the chimneys.", "The puddles were covered with thin ice.", "Breath hung in the air like smoke."),
+        (
+            "Smoke rose straight from the chimneys.",
+            "The puddles were covered with thin ice.",
+            "Breath hung in the air like smoke.",
+        ),
         "<with {a.his} hands in {a.his} pockets|over the hard ground|as fast as the cold allowed>",
         "<the stars glittered|the windows were white with frost|a fire was burning in every house>",
     ),
     "snowy": (
         "December January February",
-        ("Snow lay <deep |>on the roofs.", "The <fences|hedges> wore white caps.", "Every footstep <could be seen|creaked> in the snow."),
+        (
+            "Snow lay <deep |>on the roofs.",
+            "The <fences|hedges> wore white caps.",
+            "Every footstep <could be seen|creaked> in the snow.",
+        ),
         "<through the deep snow|along the white road|leaving a line of footprints>",
         "<new snow had covered the footprints|the snow shone blue in the moonlight|more snow was falling>",
     ),
     "foggy": (
         "October November March December February",
-        ("The fog <hid the church tower|lay thick on the fields>.", "One could hardly see the <next house|other side of the road>."),
+        (
+            "The fog <hid the church tower|lay thick on the fields>.",
+            "One could hardly see the <next house|other side of the road>.",
+        ),
         "<through the fog|slowly, from tree to tree|guided by the church bell>",
         "<the fog had lifted|the moon broke through the fog|the fog was as thick as before>",
     ),
     "hot": (
         "July August June",
-        ("Even the dogs lay still in the shade.", "The <air|road> shimmered in the heat.", "No rain had fallen for weeks."),
+        (
+            "Even the dogs lay still in the shade.",
+            "The <air|road> shimmered in the heat.",
+            "No rain had fallen for weeks.",
+        ),
         "<in the heat|along the shady side of the road|with a wet handkerchief on {a.his} head>",
         "<a cool breeze came up|it was a little cooler|the crickets were singing>",
     ),
     "mild": (
         "March April May September October",
-        ("A blackbird was singing <on the gate|on the roof>.", "The <air|wind> smelled of earth.", "The first <buds|flowers> were open."),
+        (
+            "A blackbird was singing <on the gate|on the roof>.",
+            "The <air|wind> smelled of earth.",
+            "The first <buds|flowers> were open.",
+        ),
         "<at an easy pace|humming a tune|looking about with pleasure>",
         "<the air was still mild|a soft rain began|lamps were being lit>",
     ),
@@ -98,7 +153,9 @@ class Tale(Story):
 
     # --- the cast -----------------------------------------------------------------------------------------------
 
-    def person(self, slot: str, nouns: Any, moods: Any = MOODS, other: Person | None = None, weights: Any = "zipf") -> Person:
+    def person(
+        self, slot: str, nouns: Any, moods: Any = MOODS, other: Person | None = None, weights: Any = "zipf"
+    ) -> Person:
         """A new character in a slot. Its name starts with another letter than those before, and it is of the other
         sex than `other`."""
         someone = Person(None, nouns, moods)
@@ -149,7 +206,9 @@ class Tale(Story):
         taken = {someone.noun for someone in self.cast if isinstance(someone.noun, str)}
         return [word for word in words if word not in taken]
 
-    def pet(self, slot: str = "d", moods: tuple[str, ...] = ("", "old ", "young ", "grey ", "white ", "brown ")) -> Animal:
+    def pet(
+        self, slot: str = "d", moods: tuple[str, ...] = ("", "old ", "young ", "grey ", "white ", "brown ")
+    ) -> Animal:
         animal = Animal(Lazy(list(lexicon.ANIMALS), "zipf"), Lazy(moods), Lazy(lexicon.PET_NAMES, "zipf"))
         self[slot] = animal
         return animal
@@ -174,6 +233,7 @@ class Tale(Story):
 
     def place(self, slot: str, *but: str) -> None:
         """A place of the map, drawn when it is named, other than those in the slots `but`."""
+
         def free() -> list[Place]:
             return [place for place in PLACES.values() if all(self.slots[other] is not place for other in but)]
 
@@ -196,8 +256,12 @@ class Tale(Story):
             self.gap = " "
 
     def begin(self, *clauses: str) -> None:
-        """Say one of the clauses, which go on after "One rainy day,"."""
-        self.say(*clauses)
+        """Say one of the clauses, which go on after "One rainy day,". What they all begin with is written first."""
+        shared = (intro for intro in INTRO.values() if all(clause.startswith(intro) for clause in clauses))
+        intro = next(shared, "")
+        self.write(self.gap + intro)
+        self.gap = ""
+        self.say(*[clause.removeprefix(intro) for clause in clauses])
 
     def way(self) -> str:
         """On the way, as the weather is."""
@@ -234,12 +298,12 @@ class Tale(Story):
             self.say(
                 f"{person} <went|walked|hurried> {{via}} {{goal.to}}.",
                 f"{person} <set off|started out> {{goal.to}}, {{via}}.",
-                f"The way led {{via}} {{goal.to}}.",
+                "The way led {via} {goal.to}.",
             )
         else:
             self.say(
                 f"{person} <went|walked|hurried> straight {{goal.to}}.",
-                f"It was not far {{goal.to}}.",
+                "It was not far {goal.to}.",
                 f"{person} was soon {{goal.at}}.",
             )
 
@@ -256,15 +320,13 @@ class Tale(Story):
             f"{{a}} <never forgot|often thought of|liked to tell of> {day}.",
             "And all that on one {weather} {hour}!",
             f"When {{a}} went to bed, {self.evening()}.",
-            f"{{a}} wrote about it in {{a.his}} diary, <three whole pages|and underlined one word twice|with a drawing>.",
+            "{a} wrote about it in {a.his} diary, <three whole pages|and underlined one word twice|with a drawing>.",
             f"So ended {day}.",
             p=p,
         )
 
 
-WHEN = (
-    "<One {weather} {hour} in {month},|On a {weather} {month} {hour},|One {weather} {hour},>"
-)
+WHEN = "<One {weather} {hour} in {month},|On a {weather} {month} {hour},|One {weather} {hour},>"
 INTRO = {
     s: f"<a {{{s}.mood}}{{{s}.noun}} <named|called> {{{s}}}|{{{s}}}, a {{{s}.mood}}{{{s}.noun}},>" for s in "abcdef"
 }

@@ -141,6 +141,9 @@ class Story:
                 words.append(text)
         return "".join(words)
 
+    def branch_head(self, branches: Sequence[tuple[Any, ...]], rest: Sequence[Any], index: int) -> str:
+        return self.head([*branches[index], *rest])
+
     def write(self, template: str) -> None:
         """Write a template, making its choices."""
         nodes = list(reversed(compiled(template)))
@@ -149,8 +152,8 @@ class Story:
             if isinstance(node, str):
                 self.teller.emit(node)
             elif isinstance(node, Choice):
-                rest = nodes[::-1]
-                branch = self.choose(node.branches, heads=lambda i, node=node: self.head([*node.branches[i], *rest]))
+                branches, rest = node.branches, nodes[::-1]
+                branch = self.choose(branches, heads=functools.partial(self.branch_head, branches, rest))
                 nodes.extend(reversed(branch))
             else:
                 text = self.render(node, self.said)

@@ -13,7 +13,23 @@ from world import Decide, Pass, Promise, Tell, Vow
 
 End = Callable[[], None]
 
-FRUIT = """apple walnut bun biscuit pear pretzel hazelnut toffee fig chestnut carrot peppermint almond date roll""".split()
+FRUIT = [
+    "apple",
+    "walnut",
+    "bun",
+    "biscuit",
+    "pear",
+    "pretzel",
+    "hazelnut",
+    "toffee",
+    "fig",
+    "chestnut",
+    "carrot",
+    "peppermint",
+    "almond",
+    "date",
+    "roll",
+]
 
 
 class Fruit(str):
@@ -36,7 +52,7 @@ def fruit(t: Tale) -> End:
     e = t.trader("e")
     t.number("part", 2, min(5, had))
     t.say(
-        "{part} of them {a.he} gave to {e}, the {e.noun}, who had had no breakfast.",
+        "{part} of them {a.he} gave to {e}, the {e.noun}, who had not eaten since yesterday.",
         f"{{a.he}} gave {{part}} to {END_INTRO['e']}<, who looked hungry|>.",
         "When {e}, the {e.noun}, came by, {a} gave away {part}.",
         '"May I?" asked {e}, the {e.noun}, and took {part}.',
@@ -53,11 +69,13 @@ def fruit(t: Tale) -> End:
                 "There were no {fruit.many} left for {a}, who had given {part} out of {had} away.",
             )
         elif left == 1:
-            t.say("Only one {fruit} was left, and {a} ate it.", "{a} shared the last {fruit} with a <sparrow|squirrel>.")
+            t.say(
+                "Only one {fruit} was left, and {a} ate it.", "{a} shared the last {fruit} with a <sparrow|squirrel>."
+            )
         else:
             t.say(
                 "{over} were left in the bag, and {a} ate them <one by one|with pleasure>.",
-            "Of the {had} {fruit.many} {a} still had {over0}.",
+                "Of the {had} {fruit.many} {a} still had {over0}.",
                 "{a} looked into the paper bag: {over} were still there.",
                 "And there were still {over} for supper.",
             )
@@ -92,7 +110,7 @@ def errand(t: Tale) -> End:
             (2, "{a} <had not forgotten|remembered> {wanted2} for {e}, who was <very |>glad of it.", True),
             (1, "{a} also <laid|put> {wanted2} on the kitchen table, as {e} had asked.", True),
             (1, 'Only one thing had been forgotten: {wanted2} for {e}. "Tomorrow," {a} said with a red face.', False),
-            (1, 'But where was {wanted2}? {a} had not thought of it once, and {e} had to <wait|do without>.', False),
+            (1, "But where was {wanted2}? {a} had not thought of it once, and {e} had to <wait|do without>.", False),
         )
         t.world.do(Decide(vow, kept))
 
@@ -108,7 +126,7 @@ def bet(t: Tale) -> End:
     t.say(
         '{e}, the {e.noun}, <looked at the sky|stood at the gate>. "It will {guess} before evening," {e.he} said. "I bet {stake} that it will not," said {a}.',
         '"It will {guess} before evening," said {e}, the {e.noun}. "I bet {stake} that it will not," said {a}.',
-        f'{INTRO["e"]} bet {{a}} {{stake}} that it would {{guess}} before evening. {{a}} <laughed|did not believe it>.',
+        f"{INTRO['e']} bet {{a}} {{stake}} that it would {{guess}} before evening. {{a}} <laughed|did not believe it>.",
     )
     t["stake2"] = "the " + t["stake"].split(" ", 1)[1]
 
@@ -137,7 +155,9 @@ GUESSES = {
     "mild": ("rain", "turn cold"),
 }
 STAKES = """a cherry tart|a mug of cider|a bowl of plum jam|a slice of walnut cake|a honey cake|a bag of almonds|a roast apple
-a glass of lemonade|a pancake with syrup|a smoked herring|a cinnamon roll|a pot of broth|a cheese pie""".replace("\n", "|").split("|")
+a glass of lemonade|a pancake with syrup|a smoked herring|a cinnamon roll|a pot of broth|a cheese pie""".replace(
+    "\n", "|"
+).split("|")
 
 
 def stray(t: Tale) -> End:

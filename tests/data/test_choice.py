@@ -10,7 +10,6 @@ import telling
 
 
 def coins(teller):
-    """Two choices that can write the same text in two ways: "a" + "ab" and "aa" + "b"."""
     teller.emit(teller.choose(("a", "aa"), (3, 1)) + " ")
     teller.emit(teller.choose(("b", "ab")))
 
@@ -44,9 +43,7 @@ def test_bits_are_those_of_the_choices():
 
 def test_draws_follow_the_weights():
     rng = random.Random(0)
-    seen = collections.Counter(
-        choice.written(lambda t: t.choose("abc", (5, 3, 2)), rng).value for _ in range(20_000)
-    )
+    seen = collections.Counter(choice.written(lambda t: t.choose("abc", (5, 3, 2)), rng).value for _ in range(20_000))
     assert [seen[x] / 20_000 for x in "abc"] == pytest.approx([0.5, 0.3, 0.2], abs=0.02)
 
 
@@ -56,7 +53,8 @@ def test_draws_follow_the_weights():
         (["a ", "egg and a ", "pear"], "An egg and a pear"),
         (["it is a ", "hour", ". a ", "use"], "It is an hour. A use"),
         (['he said. "', 'no"'], 'He said. "No"'),
-        (['"what?" ', "he asked. ", "ann"], '"what?" he asked. Ann'),
+        (['"what?" ', "he asked. ", "ann"], '"What?" he asked. Ann'),
+        (['"what?" ^"', "a ", "egg", '!"'], '"What?" "An egg!"'),
         (['"^what!" ^', "he left"], '"What!" He left'),
     ],
 )

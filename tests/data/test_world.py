@@ -108,6 +108,4 @@ def test_a_pronoun_means_the_last_of_that_sex():
     story.say("{a} saw {c}, and {a.he} waved to {c.him}.")
     story.say("{b} saw {a}. {b.he} left, and {a.he} stayed with {a.his} hat.")
     text = "".join(story.teller.parts)
-    assert text == (
-        "Tom saw Anna, and he waved to her. Peter saw Tom. Peter left, and Tom stayed with his hat."
-    )
+    assert text == ("Tom saw Anna, and he waved to her. Peter saw Tom. Peter left, and Tom stayed with his hat.")
