@@ -110,7 +110,7 @@ class Phrase:
         return Ask([text for text, _ in ways], [w for _, w in ways], lambda i: ways[i][0], self.put)
 
     def begins(self, aspect: Aspect) -> str:
-        return aspect.head
+        return aspect.head or aspect.of[self.sign][0]
 
     def take(self, aspect: Aspect) -> None:
         self.aspect = aspect
@@ -136,15 +136,23 @@ class Said(Phrase):
 class Bare(Phrase):
     """Good or bad things without a verb: "stale bread", "a slow waiter"."""
 
+    def render(self, form: str, said: dict[str, Any]) -> str | Ask:
+        if self.text:
+            return self.text
+        found = []
+        for aspect, weight in self.review.left(self):
+            single = aspect.head.endswith(("is ", "was ")) and aspect.bare not in words.UNCOUNTED
+            for word in aspect.of[self.sign]:
+                text = "a " * single + f"{word} {aspect.bare}"
+                found.append((aspect, text, weight / len(aspect.of[self.sign])))
+        return Ask(found, [weight for _, _, weight in found], lambda i: found[i][1], self.take_both)
+
     def fits(self, aspect: Aspect) -> bool:
         return bool(aspect.bare)
 
-    def begins(self, aspect: Aspect) -> str:
-        return ""
-
-    def ways(self, aspect: Aspect) -> list[tuple[str, float]]:
-        single = aspect.head.endswith(("is ", "was ")) and aspect.bare not in words.UNCOUNTED
-        return [("a " * single + f"{word} {aspect.bare}", 1.0) for word in aspect.of[self.sign]]
+    def take_both(self, way: tuple[Aspect, str, float]) -> None:
+        self.take(way[0])
+        self.put(way[1])
 
 
 class Middling(Phrase):
@@ -168,22 +176,19 @@ class Middling(Phrase):
 
 # --- arguments ------------------------------------------------------------------------------------------------------
 
-Ways = tuple[tuple[float, tuple[str, ...]], ...]
-
-PLAIN = ("{p}.", "{p}, and {p2}.", "{p}. {p2}.", "{p}, {p2}, and {p3}.")
+PLAIN = ("{p}<.|, and {p2}.|. {p2}.|, {p2}, and {p3}.>",)
 CONTRAST = (
-    "{q}, but {p}, and <that is what counts|for me that settles it|nothing matters more to me>.",
+    "{q}, but <{p}, and <that is what counts|for me that settles it|nothing matters more to me>"
+    "|that <hardly matters|is a small thing|counts for little>, because {p}>.",
     "<It is true that|True,|I grant that> {q}. But {p}, and I care more about that.",
-    "{q}, but that <hardly matters|is a small thing|counts for little>, because {p}.",
     "{p}, and it <changes nothing|matters little|makes no difference> that {q}.",
     "That {q} <cannot change my mind|is not the point|is beside the point>: {p}.",
-    "<Never mind|What does it matter> that {q}<?|,> {p}.".replace("<?|,>", ":"),
+    "<Never mind|What does it matter> that {q}: {p}.",
 )
 HEARSAY = (
-    "<People say|My {kin} told me|I had heard|I had been told|The neighbours say|In the village they say> that {q}. "
-    "<I cannot agree|That is <quite wrong|nonsense|not true>|I found the opposite|Not a word of it is true|Do not believe it>.",
-    "<People say|My {kin} told me|I had heard|I had been told|The neighbours say|In the village they say> that {p}. "
-    "<I can only agree|That is <quite right|no exaggeration|true>|I found the same|Every word of it is true|You can believe it>.",
+    "<People say|My {kin} told me|I had heard|I had been told|The neighbours say|In the village they say> that "
+    "<{q}. <I cannot agree|That is <quite wrong|nonsense|not true>|I found the opposite|Not a word of it is true>"
+    "|{p}. <I can only agree|That is <quite right|no exaggeration|true>|I found the same|Every word of it is true>>.",
 )
 ADVICE = (
     "If you like {bp} and {bp2}, <go there|this is the place to go|waste no time>.",
@@ -193,8 +198,8 @@ ADVICE = (
     "I <expected|had expected> {bp} and {bp2}, and that is <just|exactly> what I <got|found>.",
     "I <expected|had expected> {bq} and {bq2}, and <found nothing of the kind|I was quite wrong>.",
 )
-BARE_CONTRAST = ("{q}, but {p}.", "{p}, although {q}.", "{p}, even if {q}.")
-TURNS = ("And yet", "Still,", "All the same,", "Even so,", "In spite of all that,")
+BARE_CONTRAST = ("{q}, but {p}.", "{p}, <although|even if> {q}.")
+TURNS = "<And yet|Still,|All the same,|Even so,|In spite of all that,>"
 BALANCE = tuple(
     contrast
     + " <One makes up for the other|The one balances the other|I cannot say which matters more|I am of two minds>."
@@ -209,8 +214,15 @@ OPINIONS = (
 )
 
 
+TURNED = (f"{{q}}<|, and {{q2}}>. {TURNS}", "Although {q},", "<That|The fact that> {q} does not matter to me:")
+"""These are followed by a close that goes the other way."""
+
+
 class Domain:
-    """What is reviewed: how it is named, what there is to say of it, and the ways of arguing that are its own."""
+    """What is reviewed: how it is named, what there is to say of it, and the ways of arguing that are its own.
+
+    taken[sign] and untaken are the arguments of who takes a side or none: name -> (probability, ways of saying it).
+    """
 
     def __init__(
         self,
@@ -225,9 +237,11 @@ class Domain:
         sometimes: tuple[str, ...],
         unknown: str,
     ) -> None:
-        self.header = f"{subject}."
-        self.starts = [start.replace("{x}", subject) for start in starts]
-        self.facts, self.closes = facts, {sign: [close[:-1] for close in every] for sign, every in closes.items()}
+        self.starts = (f"{subject}.", *[start.replace("{x}", subject) for start in starts])
+        self.start_weights = (0.4, *[0.6 / len(starts)] * len(starts))
+        self.facts, self.closes = list(facts), closes
+        self.mild = ("It <could|might> be {unbetter}.", f"I have {done} {{unbetter}} {{kinds}}.", "One could do {unbetter}.")
+        so = "so did I" if loves == "loved" else "so do I"
         compare = (
             f"<I have never {done}|It would be hard to find|I do not know> a {{better}} {{kind}}.",
             "It <is not hard|would be easy> to find a {unbetter} {kind}.",
@@ -235,68 +249,36 @@ class Domain:
             f"I have {done} {{better}} {{kinds}}, but <not often|I cannot remember when|you could count them on one hand>.",
             f"I have {done} {{unbetter}} {{kinds}}, and <plenty of them|many a time|more often than I can count>.",
             f"My {{kin}} {{un{loves}}} it, <but I cannot see why|and is quite wrong|but then, my {{kin}} has no taste>.",
-            f"My {{kin}} {{{loves}}} it, <and so do I|and I can see why|and is quite right>.".replace(
-                "so do I", "so did I" if loves == "loved" else "so do I"
-            ),
+            f"My {{kin}} {{{loves}}} it, <and {so}|and I can see why|and is quite right>.",
         )
-        self.mild = (
-            "It <could|might> be {unbetter}.",
-            f"I have {done} {{unbetter}} {{kinds}}.",
-            "One could do {unbetter}.",
-        )
-        turned = {sign: tuple(self.turned(sign)) for sign in (1, -1)}
-        ironies_of = {1: [], -1: []}  # type: dict[int, list[str]]
-        for common, good, bad in words.lines(ironies):
-            for sign, end in ((1, good), (-1, bad)):
-                ironies_of[sign].append(common + " " + end)
-        self.taken: dict[int, Ways] = {
-            sign: (
-                (0.14, PLAIN),
-                (0.17, CONTRAST),
-                (0.15, turned[sign]),
-                (0.11, HEARSAY),
-                (0.08, change),
-                (0.12, compare),
-                (0.12, ADVICE),
-                (0.11, tuple(ironies_of[sign])),
-            )
-            for sign in (1, -1)
+        self.taken: dict[int, Arguments] = {}
+        for sign in (1, -1):
+            ends = {1: 1, -1: 2}
+            self.taken[sign] = {
+                "plain": (0.14, PLAIN),
+                "contrast": (0.17, CONTRAST),
+                "turned": (0.08, TURNED),
+                "granted": (0.07, tuple(f"{close[:-1]}, even though {{q}}." for close in closes[sign])),
+                "hearsay": (0.11, HEARSAY),
+                "change": (0.08, change),
+                "compare": (0.12, compare),
+                "advice": (0.12, ADVICE),
+                "irony": (0.11, tuple(f"{row[0]} {row[ends[sign]]}" for row in words.lines(ironies))),
+            }
+        same = (f"I have {done} better {{kinds}}, and I have {done} worse ones.", "It is neither better nor worse than others.")
+        self.untaken: Arguments = {
+            "balance": (0.27, BALANCE),
+            "middling": (0.24, MIDDLING),
+            "sometimes": (0.15, sometimes),
+            "opinions": (0.13, OPINIONS),
+            "same": (0.06, same),
+            "facts": (0.15, tuple(facts)),
         }
-        self.untaken: Ways = (
-            (0.26, BALANCE),
-            (0.22, MIDDLING),
-            (0.14, sometimes),
-            (0.12, OPINIONS),
-            (
-                0.06,
-                (
-                    f"I have {done} better {{kinds}}, and I have {done} worse ones.",
-                    "It is neither better nor worse than others.",
-                ),
-            ),
-            (0.10, tuple(facts)),
-        )
-        self.unknown: tuple[float, tuple[str, ...]] = (
-            0.06,
-            tuple(f"<People say|I hear|My {{kin}} says> that {clause}{unknown}" for clause in ("{p}", "{q}")),
-        )
+        hears = f"<People say|I hear|My {{kin}} says> that <{{p}}|{{q}}>{unknown}"
+        self.unvisited: Arguments = self.untaken | {"unknown": (0.07, (hears,))}
 
-    def turned(self, sign: int) -> list[str]:
-        """What is granted, and a close that goes the other way."""
-        found = []
-        for close in self.closes[sign]:
-            found += [
-                f"{granted}. {turn} {close}."
-                for granted in ("{q}", "{q}, and {q2}")
-                for turn in (f"<{'|'.join(TURNS)}>",)
-            ]
-            found += [
-                f"Although {{q}}, {close}.",
-                f"{close}, even though {{q}}.",
-                f"<The fact that|That> {{q}} does not matter to me: {close}.",
-            ]
-        return found
 
+Arguments = dict[str, tuple[float, tuple[str, ...]]]
 
 SHOP = Domain(
     "<the {kind} {spot}|{name}'s {kind} {spot}|{name}'s {kind}>",
@@ -307,19 +289,14 @@ SHOP = Domain(
     "been to",
     "loves",
     (
-        "<A year ago|In the old days|Until last spring> one could say that {q}. <Not any more|Those days are <over|gone>>.",
-        "<A year ago|In the old days|Until last spring> one could say that {q}. <Now|Today> {p}.",
-        "<A year ago|In the old days|Already last spring> one could say that {p}. <One still can|Nothing has changed>.",
+        "<A year ago|In the old days|Last spring> one could say that "
+        "<{q}. <Not any more|Those days are <over|gone>>|{q}. <Now|Today> {p}|{p}. <One still can|Nothing has changed>>.",
     ),
-    (
-        "On some days {p}, on others {q}.",
-        "In the morning {p}, in the afternoon {q}.",
-        "On {day}s {q}, but on other days {p}.",
-    ),
+    ("On some days {p}, on others {q}.", "In the morning {p}, in the afternoon {q}.", "On {day}s {q}, but on other days {p}."),
     ", but I have never been inside.",
 )
 MEAL = Domain(
-    "the {dish} {kind} at the {colour} {beast}",
+    "the {dish} at the {colour} {beast}",
     words.MEAL_STARTS,
     words.MEAL_FACTS,
     words.MEAL_CLOSES,
@@ -327,15 +304,10 @@ MEAL = Domain(
     "eaten",
     "loved",
     (
-        "The last time {q}. <This time|Now> {p}.",
-        "The last time {p}, and <nothing has changed|this time was no different|it was the same again>.",
-        "I was afraid at first that {q}. <I was wrong|Not so>.".replace("was afraid at first", "thought at first"),
+        "The last time <{q}. <This time|Now> {p}|{p}, and <nothing has changed|it was the same again>>.",
+        "I thought at first that {q}. <I was wrong|Not so>.",
     ),
-    (
-        "One evening {p}, the next {q}.",
-        "At our end of the table {p}, at the other end {q}.",
-        "On {day} {q}, on the day after {p}.",
-    ),
+    ("One evening {p}, the next {q}.", "At our end of the table {p}, at the other end {q}.", "On {day} {q}, on the day after {p}."),
     ", but I have not tried it myself.",
 )
 BOOK = Domain(
@@ -351,102 +323,55 @@ BOOK = Domain(
         "After a few pages I thought that {p}, and I <was not wrong|never had to change my mind>.",
         "At the first reading I found that {q}. At the second I had to take it back.",
     ),
-    (
-        "In the first half {p}, in the second {q}.",
-        "In the first half {q}, in the second {p}.",
-        "On some pages {q}, on others {p}.",
-    ),
+    ("In the first half {p}, in the second {q}.", "In the first half {q}, in the second {p}.", "On some pages {q}, on others {p}."),
     ", but I have not read it myself.",
 )
+DISHES = [words.Dish(name, kind) for kind, (names, _) in words.DISHES.items() for name in words.split(names)]
 
 
-def shop(t: Review) -> Domain:
-    kind = t.choose(list(words.SHOPS))
+def start(t: Review, domain: Domain) -> bool:
+    """Begin the review; whether it says that the writer was there."""
+    return t.say(*domain.starts, weights=domain.start_weights) > 0
+
+
+def shop(t: Review) -> tuple[Domain, bool]:
+    t.denied = (*DENIED, NEVER)
+    t.set(kind=Lazy(list(words.SHOPS)), spot=Lazy(words.SPOTS))
+    been = start(t, SHOP)
+    kind = t["kind"]
     keeper, goods = words.SHOPS[kind]
-    special = words.aspects(
-        "\n".join(f"the {n} | {'is' if n in words.MASS else 'are'} | {a[0]} | {a[1]}" for n, a in goods)
-    )
+    special = words.aspects("\n".join(f"the {n} | {'is' if n in words.MASS else 'are'} | {a[0]} | {a[1]}" for n, a in goods))
     t.talk_of(special, words.aspects(words.SHOP.replace("{keeper}", keeper)), words.clauses(words.SHOP_CLAUSES))
+    t.set(kinds=lexicon.plural(kind), keeper=keeper, goods=Lazy([noun for noun, _ in goods]))
+    return SHOP, been
+
+
+def meal(t: Review) -> tuple[Domain, bool]:
+    t.set(dish=Lazy(DISHES), colour=Lazy(words.INN_WORDS), beast=Lazy(words.INN_BEASTS))
+    been = start(t, MEAL)
+    kind = t["dish"].kind
+    good, bad = words.DISHES[kind][1]
+    t.talk_of(words.aspects(f"the {kind} | was | {good} | {bad}"), words.aspects(words.MEAL), words.clauses(words.MEAL_CLAUSES))
+    t.set(kind=kind, kinds="trout" if kind == "trout" else lexicon.plural(kind))
+    return MEAL, been
+
+
+def book(t: Review) -> tuple[Domain, bool]:
     t.denied = (*DENIED, NEVER)
-    t.set(
-        kind=kind,
-        kinds=lexicon.plural(kind),
-        keeper=keeper,
-        goods=Lazy([noun for noun, _ in goods]),
-        spot=Lazy(words.SPOTS),
-    )
-    return SHOP
-
-
-def meal(t: Review) -> Domain:
-    kind = t.choose(list(words.DISHES))
-    dishes, (good, bad) = words.DISHES[kind]
-    t.talk_of(
-        words.aspects(f"the {kind} | was | {good} | {bad}"),
-        words.aspects(words.MEAL),
-        words.clauses(words.MEAL_CLAUSES),
-    )
-    t.set(kind=kind, kinds="trout" if kind == "trout" else lexicon.plural(kind), dish=Lazy(words.split(dishes)))
-    t.set(colour=Lazy(words.INN_WORDS), beast=Lazy(words.INN_BEASTS))
-    return MEAL
-
-
-def book(t: Review) -> Domain:
-    kind = t.choose(words.BOOK_KINDS)
+    t.set(word=Lazy(words.TITLE_WORDS), noun=Lazy(words.TITLE_NOUNS), place=Lazy(words.TITLE_PLACES))
+    t.set(Trade=Lazy([trade.capitalize() for trade in lexicon.TRADES], "zipf"))
+    been = start(t, BOOK)
+    kind = Lazy(words.BOOK_KINDS)
     t.talk_of([], words.aspects(words.BOOK), words.clauses(words.BOOK_CLAUSES))
-    t.denied = (*DENIED, NEVER)
-    t.set(
-        kind=kind,
-        kinds="stories" if kind == "story" else kind + "s",
-        word=Lazy(words.TITLE_WORDS),
-        noun=Lazy(words.TITLE_NOUNS),
-    )
-    t.set(place=Lazy(words.TITLE_PLACES), Trade=Lazy([trade.capitalize() for trade in lexicon.TRADES], "zipf"))
-    return BOOK
+    t.set(kind=kind, kinds=Lazy([lexicon.plural(kind) for kind in words.BOOK_KINDS]))
+    return BOOK, been
 
 
-def flat(groups: Ways) -> tuple[list[str], list[float]]:
-    """All templates of all groups, and their weights."""
-    return [way for _, ways in groups for way in ways], [weight / len(ways) for weight, ways in groups for _ in ways]
-
-
-def review(teller: Teller) -> str:
-    """Write one review; its label."""
-    t = Review(teller)
-    domain = t.choose((shop, meal, book))(t)
-    has_start = t.say(
-        "", domain.header, *domain.starts, weights=[0.15, 0.25, *[0.6 / len(domain.starts)] * len(domain.starts)]
-    )
-    label = t.choose(list(SIGN))
-    sign = SIGN[label]
-    facts = list(domain.facts)
-    mild = t.choose(("", "mild", "contrast"), (0.9, 0.05, 0.05) if sign else (0.92, 0.04, 0.04))
-    leaning = sign or (t.choose((1, -1)) if mild else 1)
-    t.side(leaning)
-    if mild:
-        t.say(*(domain.mild if mild == "mild" else BARE_CONTRAST))
-    elif sign:
-        ways, weights = flat(domain.taken[sign])
-        closed = ways[t.say(*ways, weights=weights)] in domain.turned(sign)
-        t.side(sign)
-        t.maybe("{p}.", "<And|Besides,|What is more,> {p}.", p=0.25)
-        tell_fact(t, facts, 0.15)
-        if not closed:
-            t.maybe(*[f"{close}." for close in domain.closes[sign]], p=0.45)
-    else:
-        ways, weights = flat((*domain.untaken, *([domain.unknown] if has_start < 2 else [])))
-        said = ways[t.say(*ways, weights=weights)]
-        t.side(1)
-        if said in facts:
-            facts.remove(said)
-            tell_fact(t, facts, 1.0)
-            tell_fact(t, facts, 0.5)
-        tell_fact(t, facts, 0.3)
-        t.maybe("{mid}.", p=0.2)
-        t.maybe(*[f"{close}." for close in domain.closes[0]], p=0.3)
-    if mild:
-        tell_fact(t, facts, 0.3)
-    return label
+def argue(t: Review, arguments: Arguments) -> tuple[str, str]:
+    """Make one of the arguments; its name, and the template that was used."""
+    every = [(name, way, p / len(ways)) for name, (p, ways) in arguments.items() for way in ways]
+    which = t.say(*[way for _, way, _ in every], weights=[p for _, _, p in every])
+    return every[which][0], every[which][1]
 
 
 def tell_fact(t: Review, facts: list[str], p: float) -> None:
@@ -456,13 +381,48 @@ def tell_fact(t: Review, facts: list[str], p: float) -> None:
         del facts[told - 1]
 
 
+def review(teller: Teller) -> str:
+    """Write one review; its label."""
+    t = Review(teller)
+    domain, been = teller.choose((shop, meal, book))(t)
+    facts = list(domain.facts)
+    label = teller.choose(list(SIGN))
+    sign = SIGN[label]
+    mild = teller.choose((None, domain.mild, BARE_CONTRAST), (0.9, 0.05, 0.05) if sign else (0.92, 0.04, 0.04))
+    if mild:
+        t.side(sign or teller.choose((1, -1)))
+        t.say(*mild)
+        tell_fact(t, facts, 0.3)
+    elif sign:
+        t.side(sign)
+        name, _ = argue(t, domain.taken[sign])
+        if name == "turned":
+            t.gap = " "
+            t.say(*domain.closes[sign])
+        t.side(sign)
+        t.maybe("{p}.", "<And|Besides,|What is more,> {p}.", p=0.25)
+        tell_fact(t, facts, 0.15)
+        if name not in ("turned", "granted"):
+            t.maybe(*domain.closes[sign], p=0.45)
+    else:
+        t.side(1)
+        name, way = argue(t, domain.untaken if been else domain.unvisited)
+        if name == "facts":
+            facts.remove(way)
+            tell_fact(t, facts, 1.0)
+            tell_fact(t, facts, 0.5)
+        tell_fact(t, facts, 0.3)
+        t.maybe("{mid2}.", p=0.2)
+        t.maybe(*domain.closes[0], p=0.3)
+    return label
+
+
 REVIEWS = Table("reviews", ("text",), ("text",), tuple(SIGN), review, train_size=3000, test_size=1000, seed=7)
-TABLES = (REVIEWS,)
 
 
 def limits() -> dict[str, dict[str, Any]]:
     """What is known of each file: see labelled.py."""
-    return {name: limit for table in TABLES for name, _, limit in table.files()}
+    return {name: limit for name, _, limit in REVIEWS.files()}
 
 
 if __name__ == "__main__":

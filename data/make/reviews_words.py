@@ -6,6 +6,7 @@ Rows of aspects are `noun | verb | good adjectives | bad adjectives`; pairs are 
 
 import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, eq=False)
@@ -15,6 +16,16 @@ class Aspect:
     head: str
     of: dict[int, tuple[str, ...]]
     bare: str  # the noun without its article, to be put after an adjective; "" where that is not said
+
+
+class Dish(NamedTuple):
+    """A dish and its kind: pea, soup."""
+
+    name: str
+    kind: str
+
+    def __str__(self) -> str:
+        return self.name if self.name.endswith(self.kind) else f"{self.name} {self.kind}"
 
 
 def split(cell: str) -> tuple[str, ...]:
@@ -112,7 +123,7 @@ SHOP_STARTS = (
     "On {day} I <went to|tried|visited> {x}.",
     "<Last|One> {day} my {kin} <took|dragged|sent> me to {x}.",
     "My {kin} and I <stopped|looked in> at {x}.",
-    "I needed {goods}, so I went to {x}.",
+    "I had <an hour|some time|a coin or two> to spare, so I went to {x}.",
     "I have <been|gone> to {x} <twice|three times|once or twice> <this year|now>.",
     "<Every|Each> {day} I pass {x}, and <last week|yesterday> I went in.",
     "I live <not far from|two doors from|just behind> {x}.",
@@ -136,17 +147,17 @@ SHOP_CLOSES = {
         "I <would|shall> go nowhere else.",
         "I <can|gladly> recommend it to anyone.",
         "I cannot <recommend|praise> it too highly.",
-        "I have nothing to complain about.",
+        "I have no reason to complain.",
         "I wish I had come here sooner.",
         "I could not ask for more.",
         "I tell everybody to go there.",
     ),
     -1: (
-        "I shall not be back <before I am ninety|as long as I can walk elsewhere|on {day}|>.",
+        "I shall not be back <before I am ninety|as long as I can walk elsewhere|on {day} or on any other day|>.",
         "I <would|shall> go anywhere else.",
         "I <cannot|would not> recommend it to anyone.",
         "I cannot <recommend|praise> a thing about it.",
-        "I have plenty to complain about.",
+        "I have every reason to complain.",
         "I wish I had never come here.",
         "I could ask for a great deal more.",
         "I tell everybody not to go there.",
@@ -245,19 +256,19 @@ MEAL_CLOSES = {
         "I would go <a long way|any distance> for another plate.",
         "I <can|gladly> recommend it to anyone.",
         "I cannot <recommend|praise> it too highly.",
-        "I have nothing to complain about.",
+        "I have no reason to complain.",
         "I wish I had ordered two.",
-        "I could not have wished for <more|a better supper>.",
+        "I could hardly have had a better <supper|meal>.",
         "I told the cook never to change it.",
     ),
     -1: (
-        "I would not <eat|order> it again <at any price|if I were starving|on any {day}|>.",
+        "I would not <eat|order> it again <at any price|if I were starving|>.",
         "I would go <a long way|any distance> to avoid another plate.",
         "I <cannot|would not> recommend it to anyone.",
         "I cannot <recommend|praise> a single spoonful.",
-        "I have plenty to complain about.",
+        "I have every reason to complain.",
         "I wish I had ordered none.",
-        "I could not have wished for <less|a worse supper>.",
+        "I could hardly have had a worse <supper|meal>.",
         "I told the cook never to make it again.",
     ),
     0: (
@@ -343,17 +354,17 @@ BOOK_CLOSES = {
         "I shall keep it <for ever|for my children|>.",
         "I <can|gladly> recommend it to anyone.",
         "I cannot <recommend|praise> it too highly.",
-        "I have nothing to complain about.",
+        "I have no reason to complain.",
         "I wish it were twice as long.",
         "I could not put it down.",
         "I have told everybody to read it.",
     ),
     -1: (
-        "I would not read it again <at any price|if it were the last book on earth|in any winter|>.",
+        "I would not read it again <at any price|if it were the last book on earth|>.",
         "I shall not keep it <for long|for my children|>.",
         "I <cannot|would not> recommend it to anyone.",
         "I cannot <recommend|praise> a single page.",
-        "I have plenty to complain about.",
+        "I have every reason to complain.",
         "I wish it were half as long.",
         "I could put it down <at any page|after every line>, and did.",
         "I have told everybody not to read it.",
