@@ -9,7 +9,6 @@ texts ("It could be worse.") come with either of two labels; what that costs is 
 """
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import lexicon
 import reviews_words as words
 from choice import Teller
 from labelled import Table
+from reviews_arguments import BARE_CONTRAST, BOOK, MEAL, SHOP, Arguments, Domain
 from reviews_words import Aspect
 from telling import Ask, Lazy, Story, rows
 
@@ -62,6 +62,7 @@ class Review(Story):
             hour2=Lazy(lambda: HOURS[HOURS.index(self["hour"]) + 1 :][:3]),
             name=Lazy(lexicon.WOMEN + lexicon.MEN, "zipf"),
             trade=Lazy(lexicon.TRADES, "zipf"),
+            trade2=Lazy(lambda: [one for one in lexicon.TRADES if one != self.slots["trade"]], "zipf"),
         )
 
     def talk_of(self, special: list[Aspect], common: list[Aspect], clauses: list[Aspect]) -> None:
@@ -74,7 +75,7 @@ class Review(Story):
             p=Said(self, sign), p2=Said(self, sign), p3=Said(self, sign), q=Said(self, -sign), q2=Said(self, -sign)
         )
         self.set(bp=Bare(self, sign), bp2=Bare(self, sign), bq=Bare(self, -sign), bq2=Bare(self, -sign))
-        self.set(mid=Middling(self), mid2=Middling(self))
+        self.set(mid=Middling(self), mid2=Middling(self), varying=Varying(self))
         for slot, pair in good.items():
             self.slots[slot], self.slots[f"un{slot}"] = pair[sign > 0], pair[sign < 0]
 
@@ -174,158 +175,22 @@ class Middling(Phrase):
         return found
 
 
-# --- arguments ------------------------------------------------------------------------------------------------------
+class Varying(Phrase):
+    """A clause whose opposite goes into the slot `other`: "the soup was hot" (on others "cold")."""
 
-PLAIN = ("{p}<.|, and {p2}.|. {p2}.|, {p2}, and {p3}.>",)
-CONTRAST = (
-    "{q}, but <{p}, and <that is what counts|for me that settles it|nothing matters more to me>"
-    "|that <hardly matters|is a small thing|counts for little>, because {p}>.",
-    "<It is true that|True,|I grant that> {q}. But {p}, and I care more about that.",
-    "{p}, and it <changes nothing|matters little|makes no difference> that {q}.",
-    "That {q} <cannot change my mind|is not the point|is beside the point>: {p}.",
-    "<Never mind|What does it matter> that {q}: {p}.",
-)
-HEARSAY = (
-    "<People say|My {kin} told me|I had heard|I had been told|The neighbours say|In the village they say> that "
-    "<{q}. <I cannot agree|That is <quite wrong|nonsense|not true>|I found the opposite|Not a word of it is true>"
-    "|{p}. <I can only agree|That is <quite right|no exaggeration|true>|I found the same|Every word of it is true>>.",
-)
-ADVICE = (
-    "If you like {bp} and {bp2}, <go there|this is the place to go|waste no time>.",
-    "If you like {bq} and {bq2}, <go elsewhere|this is not the place to go|do not waste your time>.",
-    "{bq}? {bq2}? <Not here|Nothing of the kind|Not a trace of either>.",
-    "{bp}? {bp2}? <Both are here|You will find both|Enough of both>.",
-    "I <expected|had expected> {bp} and {bp2}, and that is <just|exactly> what I <got|found>.",
-    "I <expected|had expected> {bq} and {bq2}, and <found nothing of the kind|I was quite wrong>.",
-)
-BARE_CONTRAST = ("{q}, but {p}.", "{p}, <although|even if> {q}.")
-TURNS = "<And yet|Still,|All the same,|Even so,|In spite of all that,>"
-BALANCE = tuple(
-    contrast
-    + " <One makes up for the other|The one balances the other|I cannot say which matters more|I am of two minds>."
-    for contrast in ("{q}, but {p}.", "{p}, but {q}.", "{p}, and {q}.", "{q}, and {p}.")
-)
-MIDDLING = ("{mid}.", "{mid}, and {mid2}.", "{mid}. {mid2}.")
-OPINIONS = (
-    "My {kin} thinks that {p}, my {kin2} that {q}. <Both are right in a way|I can understand both|I side with neither>.",
-    "My {kin} thinks that {q}, my {kin2} that {p}. <Both are right in a way|I can understand both|I side with neither>.",
-    "Some say that {p}, others that {q}. <I would say neither|It lies in between|I find it hard to say>.",
-    "Some say that {q}, others that {p}. <I would say neither|It lies in between|I find it hard to say>.",
-)
+    def fits(self, aspect: Aspect) -> bool:
+        return aspect.bare in words.VARYING
+
+    def ways(self, aspect: Aspect) -> list[tuple[str, float]]:
+        return [(aspect.head + word, 1.0) for sign in (1, -1) for word in aspect.of[sign]]
+
+    def put(self, text: str) -> None:
+        assert self.aspect is not None
+        self.text = text
+        good = text.removeprefix(self.aspect.head) in self.aspect.of[1]
+        self.review.set(other=Lazy(self.aspect.of[-1 if good else 1]))
 
 
-TURNED = (f"{{q}}<|, and {{q2}}>. {TURNS}", "Although {q},", "<That|The fact that> {q} does not matter to me:")
-"""These are followed by a close that goes the other way."""
-
-
-class Domain:
-    """What is reviewed: how it is named, what there is to say of it, and the ways of arguing that are its own.
-
-    taken[sign] and untaken are the arguments of who takes a side or none: name -> (probability, ways of saying it).
-    """
-
-    def __init__(
-        self,
-        subject: str,
-        starts: Sequence[str],
-        facts: Sequence[str],
-        closes: dict[int, Sequence[str]],
-        ironies: str,
-        done: str,
-        loves: str,
-        change: tuple[str, ...],
-        sometimes: tuple[str, ...],
-        unknown: str,
-    ) -> None:
-        self.starts = (f"{subject}.", *[start.replace("{x}", subject) for start in starts])
-        self.start_weights = (0.4, *[0.6 / len(starts)] * len(starts))
-        self.facts, self.closes = list(facts), closes
-        self.mild = ("It <could|might> be {unbetter}.", f"I have {done} {{unbetter}} {{kinds}}.", "One could do {unbetter}.")
-        so = "so did I" if loves == "loved" else "so do I"
-        compare = (
-            f"<I have never {done}|It would be hard to find|I do not know> a {{better}} {{kind}}.",
-            "It <is not hard|would be easy> to find a {unbetter} {kind}.",
-            "There is no {better} {kind} <in the village|for miles around|between here and the sea>.",
-            f"I have {done} {{better}} {{kinds}}, but <not often|I cannot remember when|you could count them on one hand>.",
-            f"I have {done} {{unbetter}} {{kinds}}, and <plenty of them|many a time|more often than I can count>.",
-            f"My {{kin}} {{un{loves}}} it, <but I cannot see why|and is quite wrong|but then, my {{kin}} has no taste>.",
-            f"My {{kin}} {{{loves}}} it, <and {so}|and I can see why|and is quite right>.",
-        )
-        self.taken: dict[int, Arguments] = {}
-        for sign in (1, -1):
-            ends = {1: 1, -1: 2}
-            self.taken[sign] = {
-                "plain": (0.14, PLAIN),
-                "contrast": (0.17, CONTRAST),
-                "turned": (0.08, TURNED),
-                "granted": (0.07, tuple(f"{close[:-1]}, even though {{q}}." for close in closes[sign])),
-                "hearsay": (0.11, HEARSAY),
-                "change": (0.08, change),
-                "compare": (0.12, compare),
-                "advice": (0.12, ADVICE),
-                "irony": (0.11, tuple(f"{row[0]} {row[ends[sign]]}" for row in words.lines(ironies))),
-            }
-        same = (f"I have {done} better {{kinds}}, and I have {done} worse ones.", "It is neither better nor worse than others.")
-        self.untaken: Arguments = {
-            "balance": (0.27, BALANCE),
-            "middling": (0.24, MIDDLING),
-            "sometimes": (0.15, sometimes),
-            "opinions": (0.13, OPINIONS),
-            "same": (0.06, same),
-            "facts": (0.15, tuple(facts)),
-        }
-        hears = f"<People say|I hear|My {{kin}} says> that <{{p}}|{{q}}>{unknown}"
-        self.unvisited: Arguments = self.untaken | {"unknown": (0.07, (hears,))}
-
-
-Arguments = dict[str, tuple[float, tuple[str, ...]]]
-
-SHOP = Domain(
-    "<the {kind} {spot}|{name}'s {kind} {spot}|{name}'s {kind}>",
-    words.SHOP_STARTS,
-    words.SHOP_FACTS,
-    words.SHOP_CLOSES,
-    words.SHOP_IRONY,
-    "been to",
-    "loves",
-    (
-        "<A year ago|In the old days|Last spring> one could say that "
-        "<{q}. <Not any more|Those days are <over|gone>>|{q}. <Now|Today> {p}|{p}. <One still can|Nothing has changed>>.",
-    ),
-    ("On some days {p}, on others {q}.", "In the morning {p}, in the afternoon {q}.", "On {day}s {q}, but on other days {p}."),
-    ", but I have never been inside.",
-)
-MEAL = Domain(
-    "the {dish} at the {colour} {beast}",
-    words.MEAL_STARTS,
-    words.MEAL_FACTS,
-    words.MEAL_CLOSES,
-    words.MEAL_IRONY,
-    "eaten",
-    "loved",
-    (
-        "The last time <{q}. <This time|Now> {p}|{p}, and <nothing has changed|it was the same again>>.",
-        "I thought at first that {q}. <I was wrong|Not so>.",
-    ),
-    ("One evening {p}, the next {q}.", "At our end of the table {p}, at the other end {q}.", "On {day} {q}, on the day after {p}."),
-    ", but I have not tried it myself.",
-)
-BOOK = Domain(
-    "<The {word} {noun}|The {noun} {place}|{name} and the {noun}|A {noun} for {name}|The {Trade}'s {noun}>",
-    words.BOOK_STARTS,
-    words.BOOK_FACTS,
-    words.BOOK_CLOSES,
-    words.BOOK_IRONY,
-    "read",
-    "loves",
-    (
-        "For a few pages I thought that {q}. I was <wrong|mistaken>.",
-        "After a few pages I thought that {p}, and I <was not wrong|never had to change my mind>.",
-        "At the first reading I found that {q}. At the second I had to take it back.",
-    ),
-    ("In the first half {p}, in the second {q}.", "In the first half {q}, in the second {p}.", "On some pages {q}, on others {p}."),
-    ", but I have not read it myself.",
-)
 DISHES = [words.Dish(name, kind) for kind, (names, _) in words.DISHES.items() for name in words.split(names)]
 
 
@@ -340,7 +205,9 @@ def shop(t: Review) -> tuple[Domain, bool]:
     been = start(t, SHOP)
     kind = t["kind"]
     keeper, goods = words.SHOPS[kind]
-    special = words.aspects("\n".join(f"the {n} | {'is' if n in words.MASS else 'are'} | {a[0]} | {a[1]}" for n, a in goods))
+    special = words.aspects(
+        "\n".join(f"the {n} | {'is' if n in words.MASS else 'are'} | {a[0]} | {a[1]}" for n, a in goods)
+    )
     t.talk_of(special, words.aspects(words.SHOP.replace("{keeper}", keeper)), words.clauses(words.SHOP_CLAUSES))
     t.set(kinds=lexicon.plural(kind), keeper=keeper, goods=Lazy([noun for noun, _ in goods]))
     return SHOP, been
@@ -351,7 +218,11 @@ def meal(t: Review) -> tuple[Domain, bool]:
     been = start(t, MEAL)
     kind = t["dish"].kind
     good, bad = words.DISHES[kind][1]
-    t.talk_of(words.aspects(f"the {kind} | was | {good} | {bad}"), words.aspects(words.MEAL), words.clauses(words.MEAL_CLAUSES))
+    t.talk_of(
+        words.aspects(f"the {kind} | was | {good} | {bad}"),
+        words.aspects(words.MEAL),
+        words.clauses(words.MEAL_CLAUSES),
+    )
     t.set(kind=kind, kinds="trout" if kind == "trout" else lexicon.plural(kind))
     return MEAL, been
 
@@ -412,7 +283,8 @@ def review(teller: Teller) -> str:
             tell_fact(t, facts, 1.0)
             tell_fact(t, facts, 0.5)
         tell_fact(t, facts, 0.3)
-        t.maybe("{mid2}.", p=0.2)
+        t.side(1)
+        t.maybe("{mid}.", p=0.2)
         t.maybe(*domain.closes[0], p=0.3)
     return label
 

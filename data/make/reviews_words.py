@@ -53,7 +53,8 @@ def clauses(table: str) -> list[Aspect]:
 # --- shops ----------------------------------------------------------------------------------------------------------
 
 FRESH = ("fresh, tasty, delicious", "stale, tasteless, dry")
-GREEN = ("fresh, ripe, crisp", "withered, mouldy, tired")
+GREEN = ("fresh, ripe, crisp", "withered, mouldy, bruised")
+FLOWERS = ("fresh, fragrant, well tied", "faded, limp, badly tied")
 MADE = ("well made, handsome, sturdy", "badly made, ugly, flimsy")
 FINE = ("beautiful, delicate, well made", "clumsy, ugly, crooked")
 CLOTH = ("warm, soft, well cut", "scratchy, thin, badly cut")
@@ -68,9 +69,9 @@ SHOPS: dict[str, tuple[str, list[tuple[str, tuple[str, str]]]]] = {
     "toy shop": ("toymaker", [("puppets", FINE), ("kites", FINE), ("spinning tops", MADE)]),
     "hat shop": ("hatter", [("hats", MADE), ("caps", CLOTH), ("bonnets", FINE)]),
     "clock shop": ("clockmaker", [("clocks", MADE), ("watches", FINE)]),
-    "flower shop": ("florist", [("roses", GREEN), ("tulips", GREEN), ("wreaths", FINE)]),
+    "flower shop": ("florist", [("roses", FLOWERS), ("tulips", FLOWERS), ("wreaths", FINE)]),
     "pottery": ("potter", [("jugs", MADE), ("bowls", MADE), ("vases", FINE)]),
-    "tailor's shop": ("tailor", [("coats", CLOTH), ("trousers", CLOTH), ("waistcoats", CLOTH)]),
+    "coat shop": ("tailor", [("coats", CLOTH), ("trousers", CLOTH), ("waistcoats", CLOTH)]),
     "basket shop": ("weaver", [("baskets", MADE), ("hampers", MADE), ("mats", MADE)]),
     "music shop": ("fiddle maker", [("flutes", FINE), ("fiddles", FINE), ("drums", MADE)]),
     "sweet shop": ("confectioner", [("toffees", FRESH), ("gingerbread", FRESH), ("marzipan", FRESH)]),
@@ -78,6 +79,13 @@ SHOPS: dict[str, tuple[str, list[tuple[str, tuple[str, str]]]]] = {
 }
 MASS = {"bread", "cheese", "butter", "trout", "gingerbread", "marzipan", "tea", "jam"}  # said with "is"
 UNCOUNTED = MASS | {"service", "wine", "company", "dialogue", "print"}  # said without "a"
+# what can be good on one day or page and bad on another
+VARYING = split(
+    """service, queue, baker, grocer, cheesemaker, fisher, florist, weaver, confectioner, apprentice, bread, rolls,
+cakes, vegetables, apples, pears, cheese, butter, sausages, herrings, crabs, trout, soup, stew, roast, pie,
+pudding, cake, omelette, waiter, room, cook, potatoes, sauce, wine, company, dialogue, jokes, pictures, style,
+descriptions, characters, plot"""
+)
 SPOTS = """by the bridge|opposite the church|near the station|behind the school|at the harbour|below the castle|beside the library
 in the market square|next to the inn|at the foot of the hill|near the old well|on the way to the mill|across from the lighthouse
 at the edge of the meadow|on the farm road""".replace("\n", "|").split("|")
@@ -143,7 +151,7 @@ SHOP_FACTS = (
 )
 SHOP_CLOSES = {
     1: (
-        "I shall be back <before the week is out|as soon as I can|on {day}|>.",
+        "I shall be back< before the week is out| as soon as I can| on {day}|>.",
         "I <would|shall> go nowhere else.",
         "I <can|gladly> recommend it to anyone.",
         "I cannot <recommend|praise> it too highly.",
@@ -153,7 +161,7 @@ SHOP_CLOSES = {
         "I tell everybody to go there.",
     ),
     -1: (
-        "I shall not be back <before I am ninety|as long as I can walk elsewhere|on {day} or on any other day|>.",
+        "I shall not be back< before I am ninety| as long as I can walk elsewhere| on {day} or on any other day|>.",
         "I <would|shall> go anywhere else.",
         "I <cannot|would not> recommend it to anyone.",
         "I cannot <recommend|praise> a thing about it.",
@@ -190,7 +198,22 @@ DISHES = {
     "omelette": ("mushroom, cheese, herb, farmhouse", PIE),
 }
 INN_WORDS = ["Golden", "Blue", "Old", "Merry", "Silver", "Red", "Sleepy", "White", "Crooked", "Black", "Jolly", "Green"]
-INN_BEASTS = ["Goose", "Boat", "Bell", "Pony", "Kettle", "Anchor", "Cat", "Lantern", "Lamb", "Barrel", "Oak", "Tortoise", "Herring", "Wheel"]
+INN_BEASTS = [
+    "Goose",
+    "Boat",
+    "Bell",
+    "Pony",
+    "Kettle",
+    "Anchor",
+    "Cat",
+    "Lantern",
+    "Lamb",
+    "Barrel",
+    "Oak",
+    "Tortoise",
+    "Herring",
+    "Wheel",
+]
 MEAL = """
 the helping | was | generous, large | mean, tiny
 the waiter | was | attentive, cheerful, quick | forgetful, sullen, slow
@@ -241,7 +264,7 @@ MEAL_STARTS = (
 MEAL_FACTS = (
     "The {kind} came with <bread|potatoes|cabbage|a glass of cider>.",
     "We sat <by the window|near the fire|at the long table|in the garden>.",
-    "The kitchen closes at {hour}.",
+    "The kitchen closes at <ten|midnight>.",
     "My {kin} had the same, and {name} had <fish|an egg|only tea>.",
     "The waiter is called {name}.",
     "On {day} they serve <lamb|herring|dumplings> instead.",
@@ -252,7 +275,7 @@ MEAL_FACTS = (
 )
 MEAL_CLOSES = {
     1: (
-        "I would <eat|order> it again <at any time|tomorrow|every {day}|>.",
+        "I would <eat|order> it again< at any time| tomorrow| every {day}|>.",
         "I would go <a long way|any distance> for another plate.",
         "I <can|gladly> recommend it to anyone.",
         "I cannot <recommend|praise> it too highly.",
@@ -262,10 +285,10 @@ MEAL_CLOSES = {
         "I told the cook never to change it.",
     ),
     -1: (
-        "I would not <eat|order> it again <at any price|if I were starving|>.",
+        "I would not <eat|order> it again< at any price| if I were starving|>.",
         "I would go <a long way|any distance> to avoid another plate.",
         "I <cannot|would not> recommend it to anyone.",
-        "I cannot <recommend|praise> a single spoonful.",
+        "I cannot <recommend|praise> a single mouthful.",
         "I have every reason to complain.",
         "I wish I had ordered none.",
         "I could hardly have had a worse <supper|meal>.",
@@ -282,8 +305,42 @@ MEAL_CLOSES = {
 
 # --- books ----------------------------------------------------------------------------------------------------------
 
-TITLE_WORDS = ["Last", "Silent", "Wandering", "Seventh", "Lost", "Borrowed", "Broken", "Secret", "Hidden", "Patient", "Forgotten", "Laughing"]
-TITLE_NOUNS = ["Lighthouse", "Ferryman", "Clock", "Tortoise", "Harbour", "Winter", "Lantern", "Orchard", "Bridge", "Miller", "Kite", "Island", "Piper", "Gate", "Letter", "Shepherd", "Umbrella", "Tower", "Compass", "Garden"]
+TITLE_WORDS = [
+    "Last",
+    "Silent",
+    "Wandering",
+    "Seventh",
+    "Lost",
+    "Borrowed",
+    "Broken",
+    "Secret",
+    "Hidden",
+    "Patient",
+    "Forgotten",
+    "Laughing",
+]
+TITLE_NOUNS = [
+    "Lighthouse",
+    "Ferryman",
+    "Clock",
+    "Tortoise",
+    "Harbour",
+    "Winter",
+    "Lantern",
+    "Orchard",
+    "Bridge",
+    "Miller",
+    "Kite",
+    "Island",
+    "Piper",
+    "Gate",
+    "Letter",
+    "Shepherd",
+    "Umbrella",
+    "Tower",
+    "Compass",
+    "Garden",
+]
 TITLE_PLACES = """at the Mill|of the Lake|by the Sea|on the Hill|in the Snow|under the Bridge|of Cold Harbour|in the Fog|at Midnight
 behind the Wall|in August|without a Name""".replace("\n", "|").split("|")
 BOOK_KINDS = ("book", "novel", "story", "tale")
@@ -342,16 +399,16 @@ BOOK_FACTS = (
     "The hero is a {trade} called {name}.",
     "I read it in <three evenings|a week|two days>.",
     "The cover is <green|blue|grey|red>.",
-    "The writer was once a {trade}.",
+    "The writer <was once a {trade2}|lives by the sea|is said to be over eighty>.",
     "The library has <two copies|one copy>.",
     "My {kin} is reading it now.",
     "It is the <second|third> of <four|five|six> volumes.",
-    "The first chapter tells of a {trade}, the last of a wedding.",
+    "The first chapter tells of a {trade2}, the last of a wedding.",
 )
 BOOK_CLOSES = {
     1: (
-        "I would read it again <at any time|tomorrow|every winter|>.",
-        "I shall keep it <for ever|for my children|>.",
+        "I would read it again< at any time| tomorrow| every winter|>.",
+        "I shall keep it< for ever| for my children|>.",
         "I <can|gladly> recommend it to anyone.",
         "I cannot <recommend|praise> it too highly.",
         "I have no reason to complain.",
@@ -360,8 +417,8 @@ BOOK_CLOSES = {
         "I have told everybody to read it.",
     ),
     -1: (
-        "I would not read it again <at any price|if it were the last book on earth|>.",
-        "I shall not keep it <for long|for my children|>.",
+        "I would not read it again< at any price| if it were the last book on earth|>.",
+        "I shall not keep it< for long| for my children|>.",
         "I <cannot|would not> recommend it to anyone.",
         "I cannot <recommend|praise> a single page.",
         "I have every reason to complain.",
