@@ -29,19 +29,28 @@ TUNES = words(
     """a waltz|a march|an old song|a lullaby|a polka|a hymn|a sad tune|a sea shanty|always the same three notes|a dance from the south"""
 )
 SEEN = words(
-    """two boys were rolling a hoop|a man was painting his fence|a woman was hanging out washing|a hen led her chicks across the road
-three nuns went by under one umbrella|an old couple sat hand in hand|a dog lay asleep in a wheelbarrow|somebody was learning to ride a bicycle
-a chimney sweep was eating his lunch|twins were quarrelling over a rope|a cart had lost a wheel|a stork stood on one leg
-the postmaster was chasing his hat|girls were skipping to a rhyme|a sheep looked over the wall|a cat sat in the flower box
-a scarecrow wore a lady's hat|workmen were digging a trench|a soldier was writing a letter on his knee|a barber stood idle in his doorway
-a goat had climbed onto a shed|two ladies admired a perambulator|a juggler was practising with plums|a kite hung in the telegraph wires
-a boy was fishing in the fountain|the priest was picking pears|a tinker was sharpening knives|a mouse ran along the gutter
-sparrows were bathing in the dust|a child had drawn a dragon on the pavement|the night watchman was going to bed|an artist had set up an easel"""
+    """two boys were rolling a hoop|a man was painting his fence|a hen led her chicks into a shed|three nuns went by under one umbrella
+somebody was learning to ride a bicycle|a chimney sweep was eating his lunch|twins were quarrelling over a rope|a cart had lost a wheel
+the postmaster was chasing his hat|a sheep looked over the wall|a cat sat in the flower box|a scarecrow wore a lady's hat
+workmen were digging a trench|a soldier was reading a long letter|a goat had climbed onto a shed|two ladies admired a perambulator
+a juggler was practising with apples|a kite hung in the telegraph wires|a tinker was sharpening knives|a mouse ran along the gutter
+the night watchman was going to bed|a boy was balancing on a barrel|somebody had lost a slipper|a peddler was selling almanacs
+a woman was carrying a grandfather clock|a donkey refused to cross the road|children were following a marching band
+a photographer hid under a black cloth|a circus wagon rolled by|an old man was talking to his horse|a window was being cleaned"""
+)
+FAIR_SEEN = words(
+    """a boy was fishing in the fountain|the priest was picking pears|sparrows were bathing in the dust|a woman was hanging out washing
+an old couple sat hand in hand on a bench|a child had drawn a dragon on the pavement|a stork stood on one leg|a barber stood idle in his doorway
+an artist had set up an easel|a dog lay asleep in a wheelbarrow|butterflies sat on the warm stones|girls were skipping to a rhyme
+a gardener was tying up roses|two snails were racing on a wall|lovers had carved a heart into a tree"""
+)
+FAIR_SOUNDS = words(
+    """a cuckoo called|bees were humming|frogs were croaking|swifts screamed|a lark was singing|a fountain splashed|crickets chirped"""
 )
 SOUNDS = words(
-    """a cuckoo called|a door slammed|the church clock struck|a train whistled|somebody laughed|a bucket rattled|a horse neighed
+    """a door slammed|the church clock struck|a train whistled|somebody laughed|a bucket rattled|a horse neighed
 a blacksmith's hammer rang|the mill wheel creaked|a baby was crying|geese passed overhead|a gate squeaked|an axe fell again and again
-a shutter banged|frogs were croaking|a cock crowed far too late|a carriage rolled over the cobbles|a saw was singing|thunder grumbled"""
+a shutter banged|a cock crowed far too late|a carriage rolled over the cobbles|a saw was singing|thunder grumbled"""
 )
 BREAKFASTS = words(
     """bread and honey|porridge|a boiled egg|cold potatoes|an omelette|toast and marmalade|yesterday's soup|a bowl of raspberries
@@ -70,20 +79,21 @@ def habit(t: Tale, p: float = 0.3) -> None:
     t.maybe(
         "{a} was <a person|somebody> who {habit}.",
         "Everybody <in the village |>knew {a}, who {habit}.",
-        "{a} {habit}, <but that is another story|as everybody knew>.",
+        "{a} {habit}, <but that is another story|as everybody knew|and nobody knew why>.",
         p=p,
     )
 
 
 def detail(t: Tale, p: float = 0.5) -> None:
     """Perhaps describe something by the way."""
+    fair = t.slots["weather"] in ("sunny", "hot", "mild")
     t.set(
         smell=Lazy(SMELLS, "zipf"),
         smell2=Lazy(lambda: [smell for smell in SMELLS if smell != t["smell"]], "zipf"),
         instrument=Lazy(INSTRUMENTS, "zipf"),
         tune=Lazy(TUNES, "zipf"),
-        seen=Lazy(SEEN, "zipf"),
-        sound=Lazy(SOUNDS, "zipf"),
+        seen=Lazy(FAIR_SEEN + SEEN if fair else SEEN, "zipf"),
+        sound=Lazy(FAIR_SOUNDS + SOUNDS if fair else SOUNDS, "zipf"),
         breakfast=Lazy(BREAKFASTS, "zipf"),
         garment=Lazy(GARMENTS, "zipf"),
         colour=Lazy(COLOURS, "zipf"),

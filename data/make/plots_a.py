@@ -94,9 +94,9 @@ TOOLS = rows(
     ladder | the gutter was blocked | cleaned the gutter | a rung broke | put in a new rung
     saw | a tree had fallen across the path | cut up the tree | a tooth broke off | had it filed sharp again
     wheelbarrow | there was a heap of stones to move | moved all the stones | the wheel came off | put the wheel back on
-    spade | the potatoes had to come out of the ground | dug up the potatoes | the handle snapped | fitted a new handle
+    spade | a hole had to be dug for the new gatepost | dug the hole | the handle snapped | fitted a new handle
     kettle | guests were coming to tea | made tea for everybody | the lid got a dent | hammered out the dent
-    lantern | a sick calf had to be watched at night | sat up with the calf | the glass cracked | put in a new glass
+    lantern | the cellar was as dark as a sack | cleared out the cellar | the glass cracked | put in a new glass
     hammer | the fence had come loose | nailed up the fence | the head flew off | wedged the head on again
     bicycle | a parcel had to be delivered | delivered the parcel | a tyre burst | patched the tyre
     rope | the bucket had sunk to the bottom of the well | pulled up the bucket | it began to fray | spliced the worn part
@@ -104,13 +104,13 @@ TOOLS = rows(
     rowing boat | a sheep was stuck on the island | fetched the sheep | a plank sprang a leak | sealed the leak with tar
     sewing basket | the curtains were torn | sewed up the curtains | the best needle broke | bought a new needle
     axe | there was no firewood left | chopped a pile of firewood | the blade got a notch | ground out the notch
-    cart | the hay had to come in before the rain | brought in the hay | an axle cracked | fixed the axle
+    cart | a wardrobe had to be moved | moved the wardrobe | an axle cracked | fixed the axle
     hedge trimmer | the hedge had grown over the gate | trimmed the hedge | a screw came loose | tightened the screw
     sledge | a sack of coal had to be fetched | fetched the coal | one runner split | glued the runner
     baking tin | there was a cake to bake | baked a plum cake | the rim got bent | bent the rim straight
     paint roller | the kitchen wall was grey with smoke | painted the kitchen | the grip cracked | bound the grip with wire
     pump | the cellar was full of water | pumped the cellar dry | a valve got stuck | cleaned the valve
-    telescope | there was a comet to be seen | found the comet | a lens slipped out | set the lens in again
+    telescope | there was an eclipse to be seen | watched the eclipse | a lens slipped out | set the lens in again
     """,
 )
 
@@ -201,13 +201,13 @@ def lent_on(t, a, b, c, x) -> None:
         "On {day} {b} <came|knocked>. {a} <blushed|turned red> and had to say that {c} had the {tool}.",
         'On {day} {b} asked for the {tool}. "I do not have it," {a} had to say. "{c} has it."',
     )
-    t.pay()
     t.say(
         '"I lent it to you and not to {c}," said {b}, and went to fetch it.',
         '"Then I will get it from {c}," said {b}, "and next time you may ask somebody else."',
     )
     t.world.do(Lend(c, x, b))
     t.say("{a} was sorry, but sorry comes late.", "It was <a month|a long time> before {b} lent {a} anything again.")
+    t.pay()
 
 
 def harmed(t, a, b, c, x) -> None:
@@ -217,7 +217,6 @@ def harmed(t, a, b, c, x) -> None:
         (1, "{a} did not dare to say so and took it back as it was.", "hidden"),
         (1.5, "There was no time to mend it. {a} went to {b} and told the truth.", "told"),
     )
-    t.pay()
     t.world.do(Return(a, x, b))
     if then == "mended":
         t.world.do(Mend(a, x))
@@ -248,6 +247,7 @@ def harmed(t, a, b, c, x) -> None:
             "An hour later the {tool} was as good as new.",
             "It took them <an hour|all afternoon>, and they had a good talk besides.",
         )
+    t.pay()
 
 
 MENDS = rows(
@@ -324,7 +324,7 @@ def repair(t: Tale) -> None:
     t.say(
         '{b} <looked closely|put on {b.his} spectacles|scratched {b.his} chin>. "<That will be|I can do it for> {price} coins," {b.he} said.',
         '"<Hm|Well, well>," said {b}. "<That will cost you|It will take an hour and cost> {price} coins."',
-        "{b} turned it over and over and asked {price} coins for the work.",
+        "{b} <thought it over|did some sums on a slate> and asked {price} coins for the work.",
         '"<An easy matter|A tricky thing>," said {b}. "Let us say {price} coins."',
     )
     price = t["price"]

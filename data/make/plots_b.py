@@ -9,7 +9,7 @@ from world import Decide, Pass, Promise, Vow
 CARES = rows(
     "do missed sign",
     """
-    water the beans | had not watered the beans | the leaves hung down like wet paper
+    water the flowers | had not watered the flowers | the leaves hung down like wet paper
     feed the rabbits | had not fed the rabbits | the hutch door was gnawed through
     wind the clock | had not wound the clock | the clock stood still
     collect the eggs | had not collected the eggs | a fox had been in the nest
@@ -20,13 +20,18 @@ CARES = rows(
     keep the stove burning | had not kept the stove burning | the pipes were frozen
     bring in the washing | had not brought in the washing | the sheets lay in the mud
     stir the dough | had not stirred the dough | the dough had crept over the table
-    cover the strawberries | had not covered the strawberries | the birds had eaten every one
+    feed the goldfish | had not fed the goldfish | the goldfish was as thin as a needle
+    oil the mill wheel | had not oiled the mill wheel | the mill wheel screamed like a pig
+    mind the baby ducks | had not minded the baby ducks | one duckling was missing
+    post the letters | had not posted the letters | all seven letters still lay in the hall
+    dust the piano | had not dusted the piano | a spider lived between the keys
     empty the rain barrel | had not emptied the rain barrel | the kitchen floor was wet
     light the lamp at the gate | had not lit the lamp | the mail coach had driven past
     """,
 )
-TEMPTATIONS = """come skating|go swimming|build a raft|watch the puppet show|pick blackberries|see the travelling circus|fly kites
-climb the tower|look for mushrooms|try out a new sledge|play cards|catch crayfish|listen to the brass band""".replace(
+TEMPTATIONS = """build a raft|watch the puppet show|see the travelling circus|climb the tower|explore the cave|play cards|fly kites
+listen to the brass band|build a tree house|look at the new locomotive|ride the carousel|act out a play|look for fossils|feed the bears
+row to the island|dress up as ghosts|spy on the smugglers|roast potatoes in a fire|ring doorbells and run away""".replace(
     "\n", "|"
 ).split("|")
 
@@ -91,11 +96,11 @@ def promise(t: Tale) -> None:
             '"I knew it," said {b}. ^{b.he} had brought {a.him} {thanks} from the journey.',
         )
         return
+    t.pay()
     t.say(
         "On {day} {b} came home. {a} {care.missed}, and {care.sign}.",
         "But {a} {care.missed}. When {b} came home on {day}, {care.sign}.",
     )
-    t.pay()
     if t.fork(
         (2, '"It is my fault," said {a}. "I will make up for it."', True),
         (
@@ -124,8 +129,8 @@ a bag of marbles|a pair of warm mittens|a postcard of the sea|a gingerbread hear
 MAKE_UP = """swept the yard|carried water|chopped kindling|dug over the garden|cleaned the windows|scrubbed the floor
 pulled up weeds|picked stones from the field""".replace("\n", "|").split("|")
 
-GOODS = """egg|apple|pear|cheese|loaf|candle|basket|cabbage|jar of honey|trout|pumpkin|broom|clay pot|bunch of roses|turnip
-bottle of cider|feather pillow|wooden spoon|bar of soap|straw hat|melon|goose|cauliflower|ball of wool|wreath|duckling
+GOODS = """egg|apple|pear|cheese|loaf|candle|basket|cabbage|jar of honey|trout|pumpkin|broom|clay pot|bunch of dried flowers|turnip
+bottle of cider|feather pillow|wooden spoon|bar of soap|straw hat|goose|ball of wool|wreath|duckling
 mousetrap|doormat|pepper mill|paper kite|sausage|sack of oats|bag of chestnuts|beehive""".replace("\n", "|").split("|")
 
 

@@ -46,7 +46,7 @@ def secret(t: Tale) -> None:
     t.say(
         '"Can you keep a secret?" {a} asked {a.his} {b.noun} {b}. "^{secret.now}!"',
         'Only {a.his} {b.noun} {b} was told: "Listen, {secret.now}. You must not tell anybody!"',
-        'That was too much for one alone. "{b}," {a} whispered to {a.his} {b.noun}, "^{secret.now}!"',
+        'That was too much for one alone. "{b}," {a} whispered to {a.his} {b.noun}, "{secret.now}!"',
     )
     fact = t["secret"].fact
     t.world.known.add((a, fact))
@@ -239,7 +239,8 @@ def did(duty: str) -> str:
 
 def illness(t: Tale) -> None:
     """Somebody is ill, and another does the work; later it is the other way round."""
-    a = t.trader()
+    others = [trade for trade in lexicon.TRADES if trade not in ("doctor", "nurse")]
+    a = t.trader(trades=others)
     t.set(ill=Lazy(ILLS, "zipf"), duty=Lazy(DUTIES, "zipf"))
     t.begin(
         f"{INTRO['a']} woke up with {{ill}}.",
@@ -255,7 +256,7 @@ def illness(t: Tale) -> None:
         '"But who will {duty}?" <groaned|asked|sighed> {a}.',
         "{a} thought only of one thing: somebody had to {duty}.",
     )
-    t.trader("b", a)
+    t.trader("b", a, others)
     t["did"] = did(t["duty"])
     t.say(
         f'"I will," said {END_INTRO["b"]}.',
@@ -318,7 +319,7 @@ def missing(t: Tale) -> None:
     )
     habit(t)
     t.maybe(
-        "Usually it <slept|could be found> {d.home}, but {d.home} there was nobody.",
+        "Usually it <slept|could be found> {d.home}, but it was not there.",
         '"{d.name}! {d.name}!" {a.he} called, <until {a.he} was hoarse|but nothing moved>.',
     )
     t.place("p")

@@ -248,7 +248,7 @@ def race(t: Tale) -> None:
         t.say(
             '"Next year I will win," said {w3}, and <everybody|nobody> believed it.',
             "{w3} <did not mind|laughed about it>. Somebody has to be last.",
-            "There was <lemonade|roast chestnuts|dancing> afterwards, and {w3} was the merriest of all.",
+            "There was <lemonade|hot chocolate|dancing|music> afterwards, and {w3} was the merriest of all.",
             "{w1} <shook hands with|bowed to|embraced> {w2} and {w3}.",
             "That night they told the story of the race again and again, {w1} <most|loudest> of all.",
         )

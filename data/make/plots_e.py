@@ -254,6 +254,9 @@ def box(t: Tale) -> None:
         '"Is that all?" asked {b}. {a} thought it was <wonderful|a great treasure>.',
         "{a} and {b} looked at each other and <laughed until they cried|did not say a word>.",
         '"Who may have <buried|hidden> it?" they wondered.',
+        '{b} turned it over in both hands. "Somebody must have loved this," {b.he} said.',
+        "It was not gold and it was not silver, and yet they would not have exchanged it.",
+        '"Better than nothing," said {b}. "Much better," said {a}.',
     )
     t.pay()
     t.say(
@@ -267,9 +270,11 @@ def box(t: Tale) -> None:
 def letter(t: Tale) -> None:
     """A letter with a half washed-off address goes from hand to hand until it reaches the right one."""
     t.trader("a")
+    t["ditch"] = Lazy(("gutter", "hedge", "ditch", "mud", "canal", "nettles", "road"), "zipf")
     t.begin(
-        f"{INTRO['a']} found a letter in the <gutter|hedge|long grass>.",
-        f"{INTRO['a']} picked up a wet letter from the road.",
+        f"{INTRO['a']} found a letter in the {{ditch}}.",
+        f"{INTRO['a']} picked up a wet letter from the {{ditch}}.",
+        f"{INTRO['a']} saw something white in the {{ditch}}. It was a letter.",
     )
     habit(t)
     for slot in "bcd":
@@ -313,8 +318,8 @@ def letter(t: Tale) -> None:
     )
     t.pay()
     t.say(
-        "{a} had to stay <for supper|for a glass of wine>, for without {a} {reader} would never have known.",
-        "If {a} had not looked into the <ditch|grass>, {reader} would be waiting still.",
+        "{a} had to stay <for supper|for a glass of wine>, for without {a}, {reader} would never have known.",
+        "If {a} had not looked into the {ditch}, {reader} would be waiting still.",
         "That is how {a} and {reader} became friends.",
         '"You brought it through wind and weather," said {reader}, "and I shall never forget it."',
         "{a} went home <humming|whistling>. One letter more had found its house.",

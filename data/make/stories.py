@@ -7,6 +7,7 @@ import plots_b
 import plots_c
 import plots_d
 import plots_e
+import plots_f
 from choice import Teller, Written, written
 from tale import Tale
 from threads import THREADS
@@ -29,6 +30,9 @@ DATED = (
     plots_e.lesson,
     plots_e.box,
     plots_e.letter,
+    plots_f.watch,
+    plots_f.coats,
+    plots_f.play,
 )
 ONE_DAY = {
     plots_a.lost,
@@ -42,8 +46,10 @@ ONE_DAY = {
     plots_e.suspicion,
     plots_e.box,
     plots_e.letter,
+    plots_f.coats,
+    plots_f.play,
 }
-UNDATED = (plots_c.storm, plots_d.race)
+UNDATED = (plots_c.storm, plots_d.race, plots_f.contest)
 """Plots that begin with a date, and plots that begin in their own way."""
 
 

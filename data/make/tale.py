@@ -8,7 +8,7 @@ from choice import Teller, zipf
 from telling import Lazy, Story
 from world import PLACES, SEX, Animal, Person, Place, Thing, World, route
 
-CHILD_MOODS = ("", "little ", "curious ", "shy ", "clever ", "dreamy ", "cheerful ", "stubborn ", "brave ", "lively ")
+CHILD_MOODS = ("little ", "curious ", "shy ", "clever ", "dreamy ", "cheerful ", "stubborn ", "brave ", "lively ")
 MOODS = (
     "",
     "young ",
@@ -116,7 +116,7 @@ WEATHER: dict[str, tuple[str, tuple[str, ...], str, str]] = {
         "<a cool breeze came up|it was a little cooler|the crickets were singing>",
     ),
     "mild": (
-        "March April May September October",
+        "March April May",
         (
             "A blackbird was singing <on the gate|on the roof>.",
             "The <air|wind> smelled of earth.",
@@ -126,6 +126,12 @@ WEATHER: dict[str, tuple[str, tuple[str, ...], str, str]] = {
         "<the air was still mild|a soft rain began|lamps were being lit>",
     ),
 }
+
+
+def grown_out(someone: Person) -> tuple[str, ...]:
+    """Relations that somebody no longer has: a grown-up has no schoolmates and no teacher."""
+    grown = isinstance(someone.noun, str) and someone.noun not in lexicon.CHILDREN
+    return ("schoolmate", "teacher") if grown else ()
 
 
 class Num(int):
@@ -173,7 +179,8 @@ class Tale(Story):
 
             def fitting() -> list[str]:
                 sex = SEX[someone.name] if isinstance(someone.name, str) else None
-                return [n for n in (nouns() if callable(nouns) else nouns) if sex is None or SEX.get(n) in (None, sex)]
+                fit = [n for n in (nouns() if callable(nouns) else nouns) if sex is None or SEX.get(n) in (None, sex)]
+                return [n for n in fit if someone.mood != "" or n not in lexicon.CHILDREN]
 
             someone.noun = Lazy(fitting, weights)
         if not isinstance(moods, str):
@@ -192,13 +199,20 @@ class Tale(Story):
 
     def kin(self, slot: str, other: Person, nouns: tuple[str, ...] = YOUNG_KIN) -> Person:
         """A relation or friend of `other`, of the other sex."""
-        return self.person(slot, lambda: [n for n in nouns if SEX.get(n) != other.sex], "", other)
+        return self.person(
+            slot, lambda: [n for n in nouns if SEX.get(n) != other.sex and n not in grown_out(other)], "", other
+        )
 
     def hero(self, slot: str = "a") -> Person:
         """The main character: a child or somebody with a trade."""
-        nouns = [*lexicon.CHILDREN, "widow", *lexicon.TRADES]
+        every = [*lexicon.CHILDREN, "widow", *lexicon.TRADES]
         frequent = {"girl": 0.9, "boy": 0.9, "widow": 0.1}
         common = dict(zip(lexicon.TRADES, zipf(len(lexicon.TRADES)), strict=True)) | frequent
+
+        def nouns() -> list[str]:
+            free = self.free(every)
+            return [noun for noun in every if noun in free or noun in lexicon.CHILDREN]
+
         return self.person(slot, nouns, weights=lambda options: [common[noun] for noun in options])
 
     def free(self, words: Any) -> list[str]:

@@ -204,8 +204,12 @@ def message(t: Tale) -> End:
     def end() -> None:
         if t.fork(
             (2, '{a} also found {f}. "{e} <says|wants you to know> that {news}," {a.he} <said|reported>.', True),
-            (1, "In the end {a} knocked at the door of {f}, who was glad to hear that {news}.", True),
-            (1, "Nobody told {f} that {news}. {a} had forgotten all about {e}'s message.", False),
+            (
+                1,
+                'In the end {a} knocked at the door of {f}. "^{news}!" {a.he} said, "and {e} sends you greetings."',
+                True,
+            ),
+            (1, "{f} never heard the news from {e}. {a} had <forgotten all about it|not thought of it again>.", False),
         ):
             t.world.do(Tell(t["a"], fact, f))
 
