@@ -26,7 +26,7 @@ INSTRUMENTS = words(
     """a fiddle|an accordion|a flute|a barrel organ|a trumpet|a piano|a guitar|a drum|a harp|a clarinet|a zither|bagpipes|a trombone"""
 )
 TUNES = words(
-    """a waltz|a march|an old song|a lullaby|a polka|a hymn|a sad tune|a sea shanty|always the same three notes|a dance from the south"""
+    """a waltz|a march|an old song|a lullaby|a polka|a hymn|a sad tune|a sea shanty|the same three notes again and again|a dance from the south"""
 )
 SEEN = words(
     """two boys were rolling a hoop|a man was painting his fence|a hen led her chicks into a shed|three nuns went by under one umbrella

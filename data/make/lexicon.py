@@ -303,7 +303,7 @@ TREASURES = {
     "comb": ("ivory ", "tortoiseshell ", "carved "),
     "ball": ("red ", "leather ", "spotted "),
     "watch": ("pocket ", "gold ", "heavy "),
-    "glove": ("left ", "woollen ", "grey ", "leather "),
+    "glove": ("fur ", "woollen ", "grey ", "leather "),
     "drum": ("little ", "painted ", "tin "),
     "lantern": ("paper ", "copper ", "storm "),
     "medal": ("bronze ", "tarnished ", "swimming "),

@@ -1,10 +1,10 @@
-"""Plots of doing: a promise, a market day, a present, a visit, a race, a cake to divide."""
+"""Plots of bargains: a promise, a market day, a chain of barter."""
 
 from colour import detail, habit
 from lexicon import many, plural
 from tale import DAYS, END_INTRO, INTRO, Tale
 from telling import Lazy, rows
-from world import Decide, Pass, Promise, Vow
+from world import Decide, Give, Pass, Promise, Vow
 
 CARES = rows(
     "do missed sign",
@@ -45,7 +45,6 @@ def promise(t: Tale) -> None:
         f"{INTRO['b']} had to <go on a journey|leave the village for a few days>.",
         f"{INTRO['b']} packed a <suitcase|bag> to <visit a sick friend|go to a wedding|see the sea>.",
     )
-    habit(t)
     t.say(
         f'"Could you {{care.do}} until I am back on {{day}}?" {{b.he}} asked {END_INTRO["a"]}, who lived next door.',
         f'"I shall be back on {{day}}," {{b}} told {END_INTRO["a"]}. "Will you {{care.do}} while I am away?"',
@@ -59,6 +58,7 @@ def promise(t: Tale) -> None:
         '"Of course," said {a}. "That is easy."',
         "{a} <nodded|beamed>. Nothing was easier than that.",
     )
+    habit(t)
     detail(t)
     t.plant("out")
     t.kin("c", b, ("friend", "cousin", "schoolmate"))
@@ -243,3 +243,75 @@ def spend(t: Tale, a, coins: int) -> None:
 WARES = """warm shawl|pocket mirror|wooden chair|copper pan|paper lantern|wool blanket|map of the world|pair of skates|looking glass
 china cup|feather duster|rocking horse|fur cap|fishing rod|box of chalks|garden rake|hand drum|oil lamp|book of riddles
 birdcage|chess set|pair of slippers|tin soldier|barometer|kaleidoscope""".replace("\n", "|").split("|")
+
+
+def barter(t: Tale) -> None:
+    """One wants what the second has, who wants what the third has, and so on back to the first."""
+    a = t.child()
+    x, y, z = t.treasure("x"), t.treasure("y"), t.treasure("z")
+    b = t.trader("b", a)
+    t.begin(
+        f"{INTRO['a']} saw a {{x.adj}}{{x}} in the <window|hands> of {END_INTRO['b']}.",
+        f"{INTRO['a']} fell in love with a {{x.adj}}{{x}}. It belonged to {END_INTRO['b']}.",
+        f"{INTRO['a']} wanted nothing so much as the {{x.adj}}{{x}} of {END_INTRO['b']}.",
+        f"{INTRO['a']} <could not sleep for thinking of|dreamed about> a {{x.adj}}{{x}} that {END_INTRO['b']} had shown {{a.him}}.",
+    )
+    habit(t)
+    t.used.add(x.noun)
+    t.world.put(x, b)
+    t.say(
+        '"I do not want money for it," said {b}. "But I have <always wanted|been looking for> a {y}."',
+        '"You can have it," said {b}, "for a {y}. Mine <is lost|fell into the lake|was stolen>."',
+        '"Bring me a {y}," said {b}, "and it is yours."',
+        "{b} would not sell it, but might exchange it for a {y}.",
+    )
+    detail(t)
+    t.plant("out")
+    t.used.add(y.noun)
+    c = t.trader("c")
+    t.say(
+        f"The only {{y}} in the village belonged to {END_INTRO['c']}.",
+        f"{{a}} knew that {INTRO['c']} had a {{y}}.",
+        f"{{a}} asked at every door, and at last {INTRO['c']} brought out a {{y.adj}}{{y}}.",
+    )
+    t.world.put(y, c)
+    t.say(
+        '"I might part with it," said {c}, "if I got a {z}."',
+        '"A fair exchange is no robbery," said {c}. "I could do with a {z}."',
+        'And what did {c} want for it? "A {z}," said {c}, "nothing more and nothing less."',
+        "{c} would give it away for a {z} and for nothing else.",
+    )
+    t.used.add(z.noun)
+    t.world.put(z, a)
+    t.say(
+        "Now {a} had a {z} at home<, a birthday present from long ago|, which {a.he} hardly ever used>.",
+        "A {z}! {a} had one <under the bed|in a drawer|on the shelf>.",
+    )
+    if t.fork(
+        (3, "{a.he} <ran home for it|fetched it at once>, and {c} gave {a.him} the {y}.", True),
+        (1, "{a.he} fetched it and looked at it once more. No, {a.he} could not part with it.", False),
+    ):
+        for event in (Give(a, z, c), Give(c, y, a), Give(a, y, b), Give(b, x, a)):
+            t.world.do(event)
+        t.say(
+            "{b} was delighted with the {y}, and {a} went home with the {x}.",
+            "With the {y} {a.he} hurried to {b}, and now the {x} belonged to {a}.",
+            "Ten minutes later {b} had the {y} and {a} had the {x}.",
+        )
+        t.pay()
+        t.say(
+            "That evening {a} had the {x}, {b} had the {y} and {c} had the {z}, and all three were content.",
+            "{c} had the {z} now, {b} the {y}, and {a} the {x}: nobody had paid a penny, and everybody was richer.",
+            '"Who has my old {z} now?" {a} asked {a.himself} before going to sleep. It was {c}, of course.',
+        )
+        return
+    t.pay()
+    t.say(
+        '"Keep your {z}," said {c} kindly. "Some things are not for trading."',
+        "So {c} kept the {y}, {b} kept the {x}, and {a} kept the {z}.",
+    )
+    t.say(
+        "And {a} <played with|admired> the {z} again, for the first time in years.",
+        "Strange: now that it was nearly gone, {a} liked the {z} better than before.",
+        "{a} walked home slowly, the {z} <in both hands|against {a.his} heart>.",
+    )

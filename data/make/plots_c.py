@@ -329,7 +329,7 @@ def missing(t: Tale) -> None:
         f"{INTRO['b']} had seen a {{d.noun}} {{p.at}}.",
     )
     t.say(
-        "So {a.he} <hurried|ran|went> {p.to}.",
+        f"So {{a.he}} <hurried|ran|went> {{p.to}}, {t.way()}.",
         "{a} thanked {b} and <ran|hurried> {p.to}.",
         "Off went {a} {p.to}, calling all the way.",
     )
@@ -345,7 +345,7 @@ def missing(t: Tale) -> None:
     )
     t["spot"] = Lazy(lexicon.SPOTS[t["q"].key])
     t.say(
-        "And {q.at}, {spot}, sat {d.name}.",
+        "And {q.at}, {spot}, was {d.name}.",
         "{q.at} something {d.sound}. {d.name} was sitting {spot}.",
     )
     if t.fork(

@@ -164,7 +164,7 @@ VEHICLES = rows(
     on foot | ran | stumbled over a root
     on skates | skated | slid into a snowdrift
     on bicycles | pedalled | lost a pedal
-    in sacks | hopped | fell on the nose
+    in sacks | hopped | landed in the dust
     on sledges | raced | drove into a hedge
     on donkeys | rode | was carried off to a thistle
     on stilts | stalked | lost a stilt

@@ -4,7 +4,7 @@ import lexicon
 from colour import detail, habit
 from tale import INTRO, OLD_KIN, Tale
 from telling import Lazy, rows
-from world import Thing
+from world import PLACES, Thing, way_words
 
 CLUES = rows(
     "clue cleared",
@@ -45,7 +45,7 @@ def suspicion(t: Tale) -> None:
         "When {a.he} came back, {food2} <was gone|had disappeared>.",
         "Ten minutes later {food2} <was gone|had vanished>.",
         "{a} turned {a.his} back for a moment, and {food2} <was no longer there|had disappeared without a trace>.",
-        "At noon there was nothing left of it but an empty plate.",
+        "At noon nothing was left of {food2} but an empty plate.",
     )
     for slot in "bcd":
         t.person(slot, lambda: t.free(lexicon.TRADES), "")
@@ -196,6 +196,25 @@ TREES = [
     "pump",
 ]
 DIRECTIONS = ("north", "south", "east", "west")
+DIGGABLE = [
+    "meadow",
+    "orchard",
+    "forest",
+    "farm",
+    "mill",
+    "spring",
+    "lake",
+    "hill",
+    "church",
+    "pasture",
+    "beach",
+    "castle",
+    "well",
+    "quarry",
+    "tower",
+    "school",
+    "playground",
+]
 OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
 INSIDE = """a bundle of letters|a dozen old coins|a dried rose|a map of the stars|a child's shoe|a wooden soldier without a head
 a recipe for plum cake|a bag of seeds|a silver spoon|a lock of hair|a captain's logbook|a tin of buttons|a note that said "Well done"
@@ -210,7 +229,7 @@ def box(t: Tale) -> None:
         f"{INTRO['a']} found a <yellow|crumpled> slip of paper behind a loose <brick|board>.",
     )
     habit(t)
-    t.place("p")
+    t.place("p", among=DIGGABLE)
     t.set(tree=Lazy(TREES, "zipf"), d1=Lazy(DIRECTIONS))
     t["d2"] = Lazy(lambda: DIRECTIONS[2:] if t["d1"] in DIRECTIONS[:2] else DIRECTIONS[:2])
     t.number("n1", 3, 30)
@@ -221,9 +240,10 @@ def box(t: Tale) -> None:
     )
     t["o1"] = OPPOSITE[t["d1"]]
     t.kin("b", a)
+    t["way"] = way_words(PLACES["square"], t["p"])
     t.say(
-        "{a} <told|asked> no one but {a.his} {b.noun} {b}, and the two of them went {p.to} with a spade.",
-        "{a} took a spade and {a.his} {b.noun} {b} and went {p.to}.",
+        "{a} <told|asked> no one but {a.his} {b.noun} {b}, and the two of them went {way} with a spade.",
+        "{a} took a spade and {a.his} {b.noun} {b}, and they went {way}.",
     )
     detail(t)
     t.plant("out", 0.45)
@@ -295,7 +315,7 @@ def letter(t: Tale) -> None:
     letter_ = Thing("letter", "")
     t.world.put(letter_, t["a"])
     t.say(
-        "So {a} carried the letter to {c}.",
+        f"So {{a}} carried the letter to {{c}}, {t.way()}.",
         "{a} <thanked {b}|put it back into {a.his} pocket> and went to look for {c}.",
         "It was a long way to {c}'s house, but {a} did not mind.",
     )

@@ -273,7 +273,7 @@ ROLES = (
     "the dragon",
     "the thief",
     "the moon",
-    "the hangman",
+    "the smuggler",
     "the wise old owl",
     "the ghost",
     "the queen's horse",
@@ -283,7 +283,7 @@ ROLES = (
 HITCHES = rows(
     "hitch why",
     """
-    lost all voice | could only croak like a raven
+    went as hoarse as a crow | could only croak like a raven
     sprained an ankle | could not stand
     got the hiccups | could not say three words together
     was stung on the nose | looked like a turnip
@@ -322,14 +322,11 @@ def play(t: Tale) -> None:
     saver = "c" if out == "b" else "b"
     t.set(out=t[out], saver=t[saver], ro=t[f"r{out}"], rs=t[f"r{saver}"])
     t.say(
-        '"Without {ro} there is no play," <groaned|said> the teacher.',
-        '"Who knows the words of {ro}?" the teacher asked.',
-        "There they stood, and {ro} was missing.",
-    )
-    t.say(
-        '"I know them," said {saver}, "and {rs} is never on the stage with {ro}."',
-        '"I do," said {saver}. "I have heard {out} practise a hundred times."',
-        'All eyes turned to {saver}. "I will try," {saver} said in a small voice.',
+        '"Without {ro} there is no play," <groaned|said> the teacher. "^{rs} is never on the stage with {ro}," said {saver}. "I could do both."',
+        '"Who knows the words of {ro}?" the teacher asked. "I do," said {saver}. "I have heard {out} practise a hundred times."',
+        'There they stood, and {ro} was missing. All eyes turned to {saver}. "I will try," {saver} said in a small voice.',
+        '"We must send the people home," <groaned|said> the teacher. "No," said {saver}, "I know all the words of {ro} by heart."',
+        "Nobody but {saver} had ever learned the words of {ro}<, and nobody else dared to|>.",
     )
     t.say(
         "So that evening {saver} was both {rs} and {ro}, and {a} was {ra}.",

@@ -18,7 +18,7 @@ DATED = (
     plots_a.lost,
     plots_a.borrowed,
     plots_a.repair,
-    plots_a.barter,
+    plots_b.barter,
     plots_b.promise,
     plots_b.market,
     plots_c.secret,
@@ -37,7 +37,7 @@ DATED = (
 ONE_DAY = {
     plots_a.lost,
     plots_a.repair,
-    plots_a.barter,
+    plots_b.barter,
     plots_b.market,
     plots_c.missing,
     plots_d.visit,

@@ -6,7 +6,7 @@ from typing import Any
 import lexicon
 from choice import Teller, zipf
 from telling import Lazy, Story
-from world import PLACES, SEX, Animal, Person, Place, Thing, World, route
+from world import PLACES, SEX, Animal, Person, Place, Thing, World
 
 CHILD_MOODS = ("little ", "curious ", "shy ", "clever ", "dreamy ", "cheerful ", "stubborn ", "brave ", "lively ")
 MOODS = (
@@ -223,7 +223,10 @@ class Tale(Story):
     def pet(
         self, slot: str = "d", moods: tuple[str, ...] = ("", "old ", "young ", "grey ", "white ", "brown ")
     ) -> Animal:
-        animal = Animal(Lazy(list(lexicon.ANIMALS), "zipf"), Lazy(moods), Lazy(lexicon.PET_NAMES, "zipf"))
+        """An animal of a kind that is not in the story yet."""
+        others = [value.noun for value in self.slots.values() if isinstance(value, Animal)]
+        kinds = [noun for noun in lexicon.ANIMALS if noun not in others]
+        animal = Animal(Lazy(kinds, "zipf"), Lazy(moods), Lazy(lexicon.PET_NAMES, "zipf"))
         self[slot] = animal
         return animal
 
@@ -245,11 +248,11 @@ class Tale(Story):
         self[slot] = thing
         return thing
 
-    def place(self, slot: str, *but: str) -> None:
+    def place(self, slot: str, *but: str, among: Sequence[str] = tuple(PLACES)) -> None:
         """A place of the map, drawn when it is named, other than those in the slots `but`."""
 
         def free() -> list[Place]:
-            return [place for place in PLACES.values() if all(self.slots[other] is not place for other in but)]
+            return [PLACES[key] for key in among if all(self.slots[other] is not PLACES[key] for other in but)]
 
         self[slot] = Lazy(free, "zipf")
 
@@ -302,24 +305,6 @@ class Tale(Story):
         if self.payoff:
             self.payoff()
         self.payoff = None
-
-    def walk(self, who: str, start: Place, goal: Place) -> None:
-        """Tell how slot `who` goes from start to goal, along the map."""
-        between = [place.via for place in route(start, goal)[1:-1]][-2:]
-        self.set(goal=goal, via=" and ".join(between))
-        person = f"{{{who}.he}}"
-        if between:
-            self.say(
-                f"{person} <went|walked|hurried> {{via}} {{goal.to}}.",
-                f"{person} <set off|started out> {{goal.to}}, {{via}}.",
-                "The way led {via} {goal.to}.",
-            )
-        else:
-            self.say(
-                f"{person} <went|walked|hurried> straight {{goal.to}}.",
-                "It was not far {goal.to}.",
-                f"{person} was soon {{goal.at}}.",
-            )
 
     def close(self, p: float = 0.4) -> None:
         """Perhaps look back at the day, if it had a date, or at the evening's weather."""

@@ -83,7 +83,7 @@ def fruit(t: Tale) -> End:
     return end
 
 
-ERRANDS = """a spool of white thread|a pound of salt|a bottle of ink|a new wick for the lamp|a packet of needles|half a dozen eggs
+ERRANDS = """a spool of white thread|a pound of salt|a bottle of ink|a new wick for the lamp|a packet of needles|a dozen eggs
 a bunch of parsley|a ball of string|a cake of soap|a jar of mustard|a box of matches|a bag of flour|a piece of ginger
 a bundle of candles|a sheet of stamps|a tin of shoe polish|a pot of glue|a loaf of rye bread|a sack of birdseed
 a reel of blue ribbon|a stick of sealing wax|a pinch of saffron""".replace("\n", "|").split("|")
@@ -102,8 +102,7 @@ def errand(t: Tale) -> End:
     )
     vow = Promise(t["a"], e, f"bring {t['wanted']}")
     t.world.do(Vow(vow))
-    short = t["wanted"].split(" ", 1)[1]
-    t["wanted2"] = "the " + short if not short.startswith("dozen") else "the eggs"
+    t["wanted2"] = "the " + t["wanted"].split(" ", 1)[1]
 
     def end() -> None:
         kept = t.fork(

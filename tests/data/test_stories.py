@@ -113,6 +113,7 @@ def complaints(text):
         "template": r"[{}<>|^]|  | [,.;:?!]|,,|\.\.|,\.",
         "a before a vowel": rf"\b[Aa] {VOWEL_SOUND}",
         "an before a consonant": rf"\b[Aa]n (?!{VOWEL_SOUND})\w+",
+        "two articles": r"\b(?:the|an?) (?:the|an?)\b",
         "doubled word": r"\b([a-zA-Z]+) \1\b",
         "small start": r'(?:^|\. |\.\" |[!?] |: "|[.!?]" ")[a-z]',
         "one of many": r"(?<![-\w])[Oo]ne (?:coins|steps|days)\b",
