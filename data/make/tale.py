@@ -61,7 +61,7 @@ WEATHER: dict[str, tuple[str, tuple[str, ...], str, str]] = {
         "March April September October November",
         (
             "The wind <rattled the shutters|shook the trees|chased the clouds across the sky>.",
-            "Leaves <danced|whirled> in the air.",
+            "<Dust and straw|Scraps of paper> <danced|whirled> in the air.",
         ),
         "<against the wind|with the wind at {a.his} back|holding on to {a.his} collar>",
         "<the wind had dropped|the wind was only a whisper|the trees stood still again>",

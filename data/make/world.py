@@ -21,16 +21,8 @@ import lexicon
 from telling import Ask, Lazy, Story
 
 PRONOUNS = {
-    "he": {"he": "he", "him": "him", "his": "his", "himself": "himself", "boy": "boy", "man": "man", "son": "son"},
-    "she": {
-        "he": "she",
-        "him": "her",
-        "his": "her",
-        "himself": "herself",
-        "boy": "girl",
-        "man": "woman",
-        "son": "daughter",
-    },
+    "he": {"he": "he", "him": "him", "his": "his", "himself": "himself"},
+    "she": {"he": "she", "him": "her", "his": "her", "himself": "herself"},
     "it": {"he": "it", "him": "it", "his": "its", "himself": "itself"},
 }
 SEX = {name: "she" for name in lexicon.WOMEN} | {name: "he" for name in lexicon.MEN}
@@ -54,7 +46,7 @@ class Entity:
 
 
 class Person(Entity):
-    """Forms: {a} name; {a.noun}; {a.the} the baker; {a.mood}; {a.he} {a.him} {a.his} {a.himself}; {a.boy} boy or girl.
+    """Forms: {a} name; {a.noun}; {a.the} the baker; {a.mood}; {a.he} {a.him} {a.his} {a.himself}.
 
     A pronoun is written only if it would be understood to mean this person, who must then be the last of that sex
     spoken of; otherwise the name is.
@@ -84,7 +76,7 @@ class Person(Entity):
         elif form in PRONOUNS["he"]:
             if self.sex is None:
                 return self.field("name", visible=False)
-            mine = said.get(self.sex) is self or form in ("himself", "boy", "man", "son")
+            mine = said.get(self.sex) is self or form == "himself"
             value = PRONOUNS[self.sex][form] if mine else self.name + "'s" * (form == "his")
         else:
             value = self.field("name")
