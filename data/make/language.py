@@ -23,10 +23,12 @@ CLASS_OF = dict(zip("mfpkaegstluw", (1, 1, 1, 1, 2, 3, 3, 3, 4, 4, 4, 2), strict
 # What has a voice or moves by itself is classed with the animals, dolls with people, what grows or lies wild with plants.
 EXCEPTIONS = dict.fromkeys(["bell", "drum", "flute", "violin", "harmonica", "whistle", "clock", "watch", "river"], 2)
 EXCEPTIONS |= dict.fromkeys(("doll", "puppet"), 1)
-EXCEPTIONS |= dict.fromkeys(["stone", "feather", "shell", "bone", "forest", "meadow", "orchard", "garden", "pasture", "spring"], 3)
+EXCEPTIONS |= dict.fromkeys(
+    ["stone", "feather", "shell", "bone", "forest", "meadow", "orchard", "garden", "pasture", "spring"], 3
+)
 
 CASES = {"NOM": "", "ACC": "n", "GEN": "s", "ALL": "l", "LOC": "mA", "ABL": "tA", "COM": "kA"}
-VERBAL = {"want": "yo", "try": "te", "begin": "pu", "like": "he", "learn": "me", "decide": "gi"}
+VERBAL = {"want": "yo", "try": "no", "begin": "pu", "learn": "me", "decide": "gi"}
 ASPECTS = {"prog": "po", "perf": "du", "can": "bi", "must": "ga"}
 TENSES = {"past": "sA", "pres": "", "fut": "lU"}
 LINKS = {
@@ -40,7 +42,7 @@ LINKS = {
     "before": "bA",
     "if": "hA",
 }
-DIGITS = {1: "pen", 2: "tiso", 3: "kol", 4: "vara", 5: "lim", 6: "hen", 7: "sogu", 8: "obe"}
+DIGITS = {1: "pen", 2: "tiso", 3: "kol", 4: "vara", 5: "lin", 6: "hen", 7: "sogu", 8: "obe"}
 
 # No root begins as a verb's prefix does, or as these do: yo- asks, ve- and go- point, ho- and he- stand for a name.
 RESERVED = {
@@ -60,6 +62,9 @@ class Form(NamedTuple):
     gloss: str
 
 
+TAKEN: dict[str, str] = {}  # roots and whose they are
+
+
 @cache
 def root(key: str) -> str:
     """Two syllables, the same for the same key, with vowels that are all front or all back."""
@@ -74,12 +79,9 @@ def root(key: str) -> str:
         vowels = pick((FRONT, BACK, BACK))
         first = pick(ONSETS[:10] * 2 + ONSETS) + pick(vowels)
         made = first + pick(CODAS) + pick(ONSETS[:10] * 2 + ONSETS) + pick(vowels)
-        if first not in RESERVED and made not in TAKEN:
+        if first not in RESERVED and made not in TAKEN and made[:2] != made[2:]:
             TAKEN[made] = key
             return made
-
-
-TAKEN: dict[str, str] = {}
 
 
 def build(*morphs: tuple[str, str], harmony: str = "") -> Form:
@@ -90,7 +92,7 @@ def build(*morphs: tuple[str, str], harmony: str = "") -> Form:
     for shape, _ in morphs:
         if len(shape) == 1 and text[-1:] not in FRONT + BACK:
             shape = "A" + shape
-        text += shape.replace("A", "e" if front else "a").replace("U", "i" if front else "u")
+        text += shape if not text else shape.replace("A", "e" if front else "a").replace("U", "i" if front else "u")
     return Form(text, "-".join(gloss for shape, gloss in morphs if shape))
 
 
@@ -155,8 +157,8 @@ def marker(cls: int, plural: bool) -> str:
 def mark_gloss(mark: str) -> str:
     for cls, pair in CLASSES.items():
         if mark in pair:
-            return f"{cls}{'PL' if mark == pair[1] else 'SG'}"
-    return next({"1s": "1SG", "2": "2", "1p": "1PL"}[person] for person, m in PERSONS.items() if m == mark)
+            return f"C{cls}{'P' if mark == pair[1] else 'S'}"
+    return next({"1s": "1S", "2": "2", "1p": "1P"}[person] for person, m in PERSONS.items() if m == mark)
 
 
 def agreeing(shape: str, gloss: str, mark: str) -> Form:
@@ -181,3 +183,24 @@ def noun_forms(key: str, material: str, plural: bool, case: str) -> list[Form]:
     if material:
         stem += ((root("n." + material), material),)
     return [*said, case_form(stem, plural, case)]
+
+
+def pieces(entries: Any) -> set[str]:
+    return {piece for entry in entries for piece in entry.roots}
+
+
+def keys() -> list[str]:
+    """Every root's key in a fixed order, since the first to want a shape has it."""
+    found = [f"n.{key}" for key in pieces(words.BY_KEY.values()) | {*words.COMPOUNDS}]
+    verbs = [word for frame in words.VERB.values() for word in frame]
+    found += [f"v.{word.roots[-1]}" for word in verbs] + ["v.be", "f.home", "f.please"]
+    found += [f"m.{key}" for word in verbs for key in word.roots[:-1]]
+    found += [f"m.{key}" for row in words.MANNER.values() for key in row.split()] + [f"m.{key}" for key in words.OFTEN]
+    lists = [*(row for pair in words.ADJECTIVES.values() for row in pair), *words.PREDICATES.values()]
+    found += [f"a.{key}" for row in (*lists, *words.STATES.values()) for key in row.split()]
+    found += [f"post.{key.replace('_', ' ')}" for key in (*words.AT, *words.VIA)] + ["q.many", "q.some", "q.several"]
+    found += [f"t.{key}" for row in words.TIME.values() for key in pieces(row) - {"in"}]
+    return sorted(set(found))
+
+
+ROOTS = {key: root(key) for key in keys()}

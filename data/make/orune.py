@@ -6,24 +6,24 @@ from typing import Any
 import translation_words as words
 from language import (
     ASPECTS,
-    EXCEPTIONS,
     CLASS_OF,
+    CLASSES,
+    EXCEPTIONS,
     LINKS,
+    PERSONS,
+    PRONOUN_MARKS,
     TENSES,
     VERBAL,
     Form,
     agreeing,
     build,
-    PERSONS,
-    PRONOUN_MARKS,
-    CLASSES,
     case_form,
-    name,
-    numeral,
     leaf,
     mark_gloss,
     marker,
+    name,
     noun_forms,
+    numeral,
     plain,
     pronoun,
     root,
@@ -53,6 +53,7 @@ class Phrase:
     object: list[Form] = field(default_factory=list)
     manner: list[Form] = field(default_factory=list)
     stem: list[tuple[str, str]] = field(default_factory=list)
+    earlier: "Phrase | None" = None  # the first of two joined by "and"
 
     def rest(self) -> list[Form]:
         return self.place + self.goal + self.object + self.manner
@@ -124,7 +125,7 @@ def past_or_present(leaves: list[Any], verb: Any) -> str:
 
 
 def finite(leaves: list[Any], tense: str) -> Finite:
-    shown = Finite(tense or "pres")
+    shown = Finite("pres" if tense in ("", "habit") else tense)
     for node in leaves:
         kind, *more = leaf(node)
         shown.negative |= kind in ("not", "never") or "not" in more
@@ -154,8 +155,12 @@ def assemble(
 ) -> list[Form]:
     verb = inflected(said.stem, mark, shown, link)
     said.manner += shown.adverbs
-    joined = [Form(mark + form.text, f"{mark_gloss(mark)}-{form.gloss}") if form.gloss.endswith("-and") else form for form in said.rest()]
-    return said.before + (first or []) + said.time + subject + joined + [verb]
+    earlier: list[Form] = []
+    if said.earlier:
+        stem = said.earlier.stem
+        both = build((mark, mark_gloss(mark)), *stem, (LINKS["and"], "and"), harmony=stem[0][0])
+        earlier = [*said.earlier.rest(), both]
+    return said.before + (first or []) + said.time + subject + earlier + said.rest() + [verb]
 
 
 def time(node: Any) -> list[Form]:
@@ -175,8 +180,8 @@ def phrase(node: Any) -> Phrase:
         if len(kids) == 1:
             return phrase(kids[0])
         one, two = phrase(kids[0]), phrase(kids[2])
-        joined = build(*one.stem, (LINKS["and"], "and"))
-        return Phrase(time=one.time + two.time, before=one.before + two.before, stem=two.stem, place=[*one.rest(), joined, *two.rest()])
+        two.earlier, two.time, two.before = one, one.time + two.time, one.before + two.before
+        return two
     if kind == "VP":
         said = phrase(kids[0])
         for adverb in kids[1].kids if len(kids) > 1 else ():
@@ -240,7 +245,7 @@ def complement(kids: Any) -> Phrase:
     be = [(root("v.be"), "be")]
     if kids[0].symbol[0] == "LOC":
         return Phrase(place=place(kids[0]), stem=be)
-    _, key, material, num, cat = leaf(kids[2].kids[0])
+    _, key, material, _, cat = leaf(kids[2].kids[0])
     mark = marker(EXCEPTIONS.get(key, CLASS_OF[cat]), False)
     noun = noun_forms(key, material, False, "NOM")
     return Phrase(object=noun + [agreeing(root("a." + leaf(a)[1]), leaf(a)[1], mark) for a in kids[1].kids], stem=be)
@@ -259,28 +264,34 @@ def open_question(node: Any) -> list[Form]:
     first, *rest = node.kids
     asked = leaf(first)[0]
     if asked == "who":
-        return verbal(rest[0], [Form("yona", "who")], "na")
+        return verbal(rest[0], [Form("yora", "who")], "na")
     if asked in ("whose", "which"):
-        _, key, material, num, cat = leaf(rest[1].kids[0])
+        _, key, material, _, cat = leaf(rest[1].kids[0])
         mark = marker(EXCEPTIONS.get(key, CLASS_OF[cat]), False)
-        said = noun_forms(key, material, False, "NOM") + [agreeing(root("a." + leaf(a)[1]), leaf(a)[1], mark) for a in rest[0].kids]
-        said = [Form("yonas", "who-GEN"), *said] if asked == "whose" else [*said, agreeing("yo", "which", mark)]
+        said = noun_forms(key, material, False, "NOM") + [
+            agreeing(root("a." + leaf(a)[1]), leaf(a)[1], mark) for a in rest[0].kids
+        ]
+        said = [Form("yoras", "who-GEN"), *said] if asked == "whose" else [*said, agreeing("yo", "which", mark)]
         return verbal(rest[2], said, mark)
     *counted, aux, subject, verb, _ = rest
     said = phrase(verb)
     if asked == "what":
         said.object = [Form("yosen", "what-ACC")]
     elif asked == "whom":
-        said.object = [Form("yonan", "who-ACC")]
+        said.object = [Form("yoran", "who-ACC")]
     elif asked == "where":
         said.place = [Form(QUESTION[asked], asked)]
     elif asked == "how many":
-        _, key, material, num, cat = leaf(counted[1].kids[0])
+        _, key, material, _, cat = leaf(counted[1].kids[0])
         mark = marker(EXCEPTIONS.get(key, CLASS_OF[cat]), True)
         noun = noun_forms(key, material, True, "ACC")
-        said.object = [Form(QUESTION[asked], asked), *noun, *(agreeing(root("a." + leaf(a)[1]), leaf(a)[1], mark) for a in counted[0].kids)]
+        said.object = [
+            Form(QUESTION[asked], asked),
+            *noun,
+            *(agreeing(root("a." + leaf(a)[1]), leaf(a)[1], mark) for a in counted[0].kids),
+        ]
     else:
-        said.before = [Form(QUESTION["when" if asked == "whenq" else "why"], asked)] + said.before
+        said.before.insert(0, Form(QUESTION[asked], asked))
     return assemble(*nominal(subject, "NOM"), finite([aux], ""), said)
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from lexicon import number, plural
 
-MALE_NAMES = "Tom Ben Jack Peter Henry Will Sam Oscar Hugo Max Paul Simon Leo Otto Emil David Luke Martin Felix Walter"
+MALE_NAMES = "Tom Ben Jack Peter Henry Hans Sam Oscar Hugo Max Paul Simon Leo Otto Emil David Luke Martin Felix Walter"
 FEMALE_NAMES = (
     "Mary Anna Rosa Lily Emma Clara Ida Nora Ella Jane Martha Lucy Kate Ruth Greta Elsa Maud Hazel Edith Vera"
 )
@@ -25,7 +25,7 @@ NOUNS = {  # by category: m and f and p are people (he, she, either), k their ki
         jeweller=jewel:maker locksmith=key:maker saddler=saddle:maker nurse musician guest thief/thieves stranger
         postman/postmen=letter:carrier soldier hunter servant judge pupil""",
     "k": """mother father sister brother son daughter friend neighbour uncle=father:brother aunt=mother:sister
-        cousin=uncle:child grandmother=mother:mother grandfather=father:father wife/wives husband""",
+        cousin=uncle:child grandmother=mother:mother grandfather=father:father""",
     "a": """dog cat horse goat hen donkey rabbit pony/ponies goose/geese duck pig parrot tortoise ferret fox/foxes wolf/wolves
         bear hedgehog squirrel owl raven mouse/mice rat cow bird frog monkey swan stork badger
         lamb=sheep:child kitten=cat:child puppy/puppies=dog:child calf/calves=cow:child chick=hen:child
@@ -96,7 +96,7 @@ COMPOUNDS = {
 
 ADJECTIVES = {  # the first line of each comes before the second when both are said
     "h": (
-        "kind clever brave famous lonely proud shy lazy honest cheerful polite rude friendly patient",
+        "kind clever brave famous lonely proud shy lazy honest polite rude friendly patient",
         "old young tall short tired rich poor hungry happy sad angry quiet strange ill",
     ),
     "a": (
@@ -110,7 +110,6 @@ ADJECTIVES = {  # the first line of each comes before the second when both are s
     "e": ("big small delicious good", "fresh ripe sweet sour warm cold cheap"),
     "s": ("delicious good cheap", "fresh sweet warm cold sour"),
     "g": ("tall beautiful big small", "old young green dry wild"),
-    "w": ("bright strange", "cold warm"),
     "l": ("beautiful big small quiet strange famous", "old new dark cold empty narrow"),
     "u": ("big small heavy beautiful", "old new red green dirty round"),
 }
@@ -129,7 +128,7 @@ STATES = {  # said after "is" only
     "e": "ripe warm cold delicious good",
     "s": "delicious good cheap fresh sweet warm cold sour",
     "g": "dry young wild",
-    "w": "warm bright strange cold",
+    "w": "near strange beautiful",
     "l": "empty new strange narrow",
 }
 
@@ -141,6 +140,9 @@ VERBS = {  # by who does it and to what: h people, a animals; "0" to nothing
         fall_asleep/fell_asleep/fallen_asleep rest escape""",
     "t0": "break/broke/broken fall_down/fell_down/fallen_down disappear burn glitter",
     "g0": "grow/grew/grown bloom wither burn fall_down/fell_down/fallen_down",
+    "e0": "burn disappear",
+    "s0": "burn disappear",
+    "l0": "burn disappear",
     "w0": "disappear return=back:come come/came/come stop begin/began/begun",
     "ht": """find/found/found lose/lost/lost hide/hid/hidden carry break/broke/broken mend sell/sold/sold buy/bought/bought
         steal/stole/stolen paint clean hold/held/held drop bring/brought/brought take/took/taken borrow wash
@@ -169,19 +171,37 @@ VERBS = {  # by who does it and to what: h people, a animals; "0" to nothing
     "lie": "lie/lay/lain hang/hung/hung stand/stood/stood",
     "think": "know/knew/known say/said/said think/thought/thought hope dream discover",
 }
-STATIVE = set(["know", "like", "love", "need", "fear", "believe", "hear", "see", "smell", "remember", "forget", "hope", "live", "hang", "think", "dream"])
-INFINITIVES = "want try begin/began/begun like learn decide"
+STATIVE = {
+    *[
+        "know",
+        "like",
+        "love",
+        "need",
+        "fear",
+        "believe",
+        "hear",
+        "see",
+        "smell",
+        "remember",
+        "forget",
+        "hope",
+        "live",
+        "hang",
+        "think",
+        "dream",
+    ]
+}
+INFINITIVES = "want try begin/began/begun learn decide"
 
 MANNER = {
-    "h": "slowly quickly quietly happily sadly carefully angrily bravely patiently again alone",
-    "a": "slowly quickly quietly happily angrily again bravely carefully",
+    "h": "slowly quickly quietly happily sadly angrily proudly again alone",
+    "a": "slowly quickly quietly happily angrily again",
 }
 # One English phrase is one, two or three words in Orune.
 TIMES = {
     "past": """yesterday=gone:day last_night=gone:night last_week=gone:week last_summer=gone:summer last_winter=gone:winter
-        this_morning=morning on_Monday=Monday on_Friday=Friday in_the_evening=evening last_Sunday=gone:Sunday long_ago=longago
-        one_day=oneday""",
-    "pres": "every_day=daily every_morning=morningly every_night=nightly on_Sundays=Sundayly in_winter=winter:in in_summer=summer:in often at_night=night:in",
+        this_morning=morning on_Monday=Monday on_Friday=Friday in_the_evening=evening last_Sunday=gone:Sunday at_noon=noon""",
+    "habit": "every_day=daily every_morning=morningly every_night=nightly on_Sundays=Sundayly in_winter=winter:in in_summer=summer:in at_night=night:in",
     "fut": "tomorrow=coming:day next_week=coming:week next_summer=coming:summer tonight=this:night soon next_winter=coming:winter later",
 }
 OFTEN = ["often", "always", "sometimes"]
@@ -220,7 +240,7 @@ def third(base: str) -> str:
     return ("goes" if verb == "go" else plural(verb)) + space + rest
 
 
-DOUBLED = set(["drop", "stop", "hug", "sit", "nod", "win", "run", "swim", "put", "begin", "trot", "forget", "travel"])
+DOUBLED = {*["drop", "stop", "hug", "sit", "nod", "win", "run", "swim", "put", "begin", "trot", "forget", "travel"]}
 
 
 def lexemes(text: str) -> list[tuple[list[str], list[str]]]:
