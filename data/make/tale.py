@@ -312,12 +312,10 @@ class Tale(Story):
         if not isinstance(weather, str):
             self.maybe("And that was the end of it.", "People talked about it for a long time.", p=p / 2)
             return
-        day = "that {weather} {hour}" if isinstance(self.slots["hour"], str) else "that {weather} day"
-        if isinstance(month, str):
-            day += " in {month}"
+        day = "that {weather} day" + " in {month}" * isinstance(month, str)
         self.maybe(
             f"{{a}} <never forgot|often thought of|liked to tell of> {day}.",
-            "And all that on one {weather} {hour}!",
+            "And all that on one {weather} day!",
             f"When {{a}} went to bed, {self.evening()}.",
             "{a} wrote about it in {a.his} diary, <three whole pages|and underlined one word twice|with a drawing>.",
             f"So ended {day}.",

@@ -92,6 +92,12 @@ def test_sizes(train, valid):
     assert sum(path.stat().st_size for path in DATA.rglob("*") if path.is_file()) < 8_000_000
 
 
+def test_the_examples_of_the_readme_are_in_the_file(train):
+    quotes = re.findall(r"(?:^> .*\n)+", (DATA / "README.md").read_text(encoding="utf-8"), flags=re.M)
+    shown = [" ".join(line[2:] for line in quote.splitlines()) for quote in quotes]
+    assert sum(one in train for one in shown) >= 3
+
+
 def test_the_vocabulary_has_a_long_tail(train):
     counts = Counter(re.findall(r"[a-z]+(?:['-][a-z]+)*", " ".join(train).lower()))
     assert 1500 <= len(counts) <= 3000
