@@ -33,43 +33,9 @@ from translation_phrases import (
 
 FORMS = ("base", "third", "past", "participle", "ing")
 BE = {"past": {"1s": "was", "3s": "was"}, "pres": {"1s": "am", "3s": "is"}}
-NOT_ORDERED = {
-    *[
-        "disappear",
-        "lose",
-        "tremble",
-        "fear",
-        "arrive",
-        "sneeze",
-        "yawn",
-        "like",
-        "live",
-        "receive",
-        "remember",
-        "know",
-        "find",
-        "see",
-    ]
-}
-NOT_ORDERED |= {
-    "hear",
-    "meet",
-    "need",
-    "smell",
-    "snore",
-    "fall asleep",
-    "discover",
-    "love",
-    "believe",
-    "steal",
-    "forget",
-}
-NOT_WANTED = {*"disappear lose tremble fear arrive sneeze yawn like receive snore drop know".split(), "fall asleep"}
-NO_MANNER = (
-    NOT_ORDERED
-    | words.STATIVE
-    | {*["forget", "break", "wake", "drop", "sleep", "promise", "jump", "call", "escape", "burn"]}
-)
+NOT_WANTED = {key.replace("_", " ") for key in words.NOT_WANTED.split()}
+NOT_ORDERED = NOT_WANTED | {*words.NOT_ORDERED.split()}
+NO_MANNER = NOT_ORDERED | words.STATIVE | {*words.NO_MANNER.split()}
 
 
 def be(tense: str, pn: str) -> str:
@@ -179,10 +145,11 @@ def finite(pn: str, sem: str, tense: str, level: int, timed: bool = False) -> Ru
 
 
 def verb_phrases(form: str, sem: str, level: int, tense: str) -> Rules:
-    """One verb phrase, or two joined by "and"; the first of two has no relative clause and no adverbs at its end."""
+    """One verb phrase, or two joined by "and"; the first of two ends in no relative clause or adverb, nor, as it
+    might join infinitives, is it "want to"."""
     return [
         (6, (("VP", form, sem, level, tense),)),
-        (0.8, (("CORE", "ab", form, sem, 0), w("and", "and"), ("VP", form, sem, level, tense))),
+        (0.8, (("CORE", "ab", form, sem, 0, form == "base"), w("and", "and"), ("VP", form, sem, level, tense))),
     ]
 
 

@@ -142,7 +142,7 @@ VERBS = {  # by who does it and to what: h people, a animals; "0" to nothing
     "g0": "grow/grew/grown bloom wither burn fall_down/fell_down/fallen_down",
     "e0": "burn disappear",
     "s0": "burn disappear",
-    "l0": "burn disappear",
+    "l0": "burn",
     "w0": "disappear return=back:come come/came/come stop begin/began/begun",
     "ht": """find/found/found lose/lost/lost hide/hid/hidden carry break/broke/broken mend sell/sold/sold buy/bought/bought
         steal/stole/stolen paint clean hold/held/held drop bring/brought/brought take/took/taken borrow wash
@@ -171,6 +171,10 @@ VERBS = {  # by who does it and to what: h people, a animals; "0" to nothing
     "lie": "lie/lay/lain hang/hung/hung stand/stood/stood",
     "think": "know/knew/known say/said/said think/thought/thought hope dream discover",
 }
+# What nobody tries to do, what nobody is told to do either, and what is done in no particular manner.
+NOT_WANTED = "disappear lose tremble fear arrive sneeze yawn like receive snore drop know fall_asleep"
+NOT_ORDERED = "live remember find see hear meet need smell discover love believe steal forget"
+NO_MANNER = "break wake sleep promise jump call escape burn"
 STATIVE = {
     *[
         "know",
