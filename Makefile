@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-TEXT ?= data/fables.txt
-PROMPT ?= One rainy morning in spring,
+TEXT ?= data/stories.txt
+PROMPT ?= One rainy morning in April,
 
 .PHONY: help quickstart test test-slow test-gpu check data bench clean
 
@@ -35,7 +35,7 @@ test-gpu: $(VENV)/.dev
 	$(BIN)/python -m pytest -m gpu
 
 data: $(VENV)/.made
-	$(BIN)/python data/make/fables.py
+	$(BIN)/python data/make/bundle.py
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/training.py

@@ -107,7 +107,7 @@ def test_a_wrong_command_is_found(command):
 def test_the_commands_of_the_readme_run(tmp_path):
     """In their order, in a folder with what the README speaks of."""
     shutil.copytree(ROOT / "data", tmp_path / "data", ignore=shutil.ignore_patterns("__pycache__"))
-    tales = (ROOT / "data" / "fables.txt").read_text(encoding="utf-8").split("\n\n")[:100]
+    tales = (ROOT / "data" / "stories.txt").read_text(encoding="utf-8").split("\n\n")[:100]
     (tmp_path / "book.txt").write_text("\n".join(tales), encoding="utf-8")
     (tmp_path / "stories").mkdir()
     (tmp_path / "stories" / "all.txt").write_text("\n\n".join(tales), encoding="utf-8")

@@ -1,248 +1,401 @@
-"""The small world in which the tales happen: who lives there, what they own, and what follows from what.
+"""The simulated world: who and what is in it, what can happen, and what is true afterwards.
 
-In the strings, <x|y> is a choice, {a}, {b} and {c} are characters, {a.he}, {a.him} and {a.his} their pronouns.
+    world = World()
+    tom, ann = Person("Tom", "baker"), Person("Ann", "girl")
+    kite = Thing("kite", "red ")
+    world.put(kite, tom)                  # also: an Animal or a Place holds things
+    world.put(tom, PLACES["mill"])
+    world.do(Give(tom, kite, ann))        # raises Impossible when a precondition fails
+    world.holder(kite) is ann; world.where(kite); world.things(ann); world.count(ann, "coin"); world.history
+
+An event has `possible(world)`, which says what forbids it ("" when nothing does), `apply(world)`, and `ways`, templates
+of telling.py that tell it; `tell(story, event)` writes one of them. Fields of entities may be Lazy: then the word is
+drawn when it is first written.
 """
 
-WOMEN = "Anna Marta Elsa Rosa Clara Lena Ida Greta Nora Vera Agnes Hanna Edith Sofia Alma Tilda"
-MEN = "Tom Jon Peter Hugo Otto Emil Nils Karl Paul Felix Simon Jacob Martin Walter Bruno Oskar"
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
-SKIES = {  # season: weather: what one sees of it
-    "spring": {
-        "rainy": "It had rained all night, and the paths were soft with mud.",
-        "mild": "The first flowers were open, and the bees were out again.",
-        "windy": "The wind chased small clouds across the sky.",
-    },
-    "summer": {
-        "hot": "Even the dogs lay still in the shade.",
-        "dry": "No rain had fallen for weeks, and the grass was yellow.",
-        "bright": "The hay was cut, and the whole valley smelled of it.",
-    },
-    "autumn": {
-        "foggy": "The fog was so thick that the church could not be seen from the bridge.",
-        "windy": "The wind tore the last leaves from the trees.",
-        "rainy": "Water ran down every roof and filled every ditch.",
-    },
-    "winter": {
-        "snowy": "Snow lay on the roofs, and every footstep could be seen in it.",
-        "frosty": "The pond was frozen, and smoke rose straight from the chimneys.",
-        "grey": "The sky hung low, and the days were short.",
-    },
+import lexicon
+from telling import Ask, Lazy, Story
+
+PRONOUNS = {
+    "he": {"he": "he", "him": "him", "his": "his", "himself": "himself"},
+    "she": {"he": "she", "him": "her", "his": "her", "himself": "herself"},
+    "it": {"he": "it", "him": "it", "his": "its", "himself": "itself"},
 }
+SEX = {name: "she" for name in lexicon.WOMEN} | {name: "he" for name in lexicon.MEN}
+SEX |= dict.fromkeys(lexicon.SHE, "she") | dict.fromkeys(lexicon.HE, "he")
 
-GOODS = {  # trade: what that person makes, and why somebody might need it
-    "baker": ("a loaf of bread", "there was nothing left to eat in the house"),
-    "miller": ("a sack of flour", "there was a birthday cake to bake"),
-    "weaver": ("a wool blanket", "the nights had grown cold"),
-    "potter": ("a clay jug", "the old jug had cracked from top to bottom"),
-    "smith": ("a sharp knife", "the old knife was eaten away by rust"),
-    "beekeeper": ("a jar of honey", "a cough had come and would not go away"),
-    "carpenter": ("a wooden stool", "the old stool had lost a leg"),
-    "cobbler": ("a pair of boots", "the old boots let in the water"),
-    "shepherd": ("a round of cheese", "guests were coming to supper"),
-    "candlemaker": ("a box of candles", "the evenings had grown dark"),
-    "tailor": ("a warm coat", "the old coat was more holes than cloth"),
-    "farmer": ("a sack of potatoes", "the cellar was empty"),
-    "fisher": ("a basket of fish", "the whole family was tired of eating cabbage"),
-    "basket maker": ("a strong basket", "the apples were ripe and had to be carried home"),
-}
 
-CHORES = [
-    "<chopped wood|split logs> until the pile reached the window",
-    "filled the water barrel, one bucket after another",
-    "swept the floor and washed all the windows",
-    "mended the gap in the fence",
-    "minded the shop for an hour",
-    "fed the hens and cleaned out their house",
-    "carried twelve heavy stones out of the field",
-]
+class Impossible(Exception):
+    """An event whose preconditions do not hold."""
 
-TOOLS = [  # tool, why it is needed, what is done with it, what becomes of it when nobody looks after it
-    ("ladder", "the roof leaked", "mended the roof", "one of its rungs had snapped"),
-    ("saw", "a fallen tree lay across the path", "cut up the tree", "its teeth were red with rust"),
-    ("cart", "the potatoes had to go to market", "took the potatoes to market", "it had rolled into the ditch"),
-    ("spade", "the garden had to be dug", "dug the whole garden", "its handle was split"),
-    ("boat", "an aunt across the river was ill", "rowed over to the aunt with soup", "it was half full of water"),
-    ("lantern", "a goat had strayed in the dark", "found the goat behind the barn", "its glass was broken"),
-    ("net", "there was nothing in the house for supper", "caught five fat fish", "it was torn in three places"),
-    ("axe", "there was no wood for the stove", "chopped wood for a week", "its blade was full of notches"),
-    ("rope", "the calf had fallen into a pit", "pulled the calf out of the pit", "the mice had chewed it"),
-    ("wheelbarrow", "the wall had to be mended", "carried stones and mended the wall", "its wheel had come off"),
-]
 
-SKILLS = {  # animal: what it can do
-    "fox": "run", "hare": "run", "horse": "run", "dog": "run", "mouse": "gnaw", "rat": "gnaw", "squirrel": "climb",
-    "cat": "climb", "goat": "climb", "crow": "fly", "owl": "fly", "magpie": "fly", "pigeon": "fly", "otter": "swim",
-    "frog": "swim", "duck": "swim", "badger": "dig", "mole": "dig", "bear": "pull", "donkey": "pull",
-    "tortoise": "plod", "hedgehog": "plod", "snail": "plod",
-}  # fmt: skip
+class Entity:
+    """Something with fields that may be Lazy; render() writes one of its forms."""
 
-FOOD = {  # what an animal likes to be given
-    "fox": "a piece of cheese", "dog": "a big bone", "mouse": "a handful of grain", "rat": "a crust of bread",
-    "cat": "a dish of cream", "goat": "a bunch of carrots", "crow": "a boiled egg", "owl": "a slice of ham",
-    "magpie": "a ripe plum", "pigeon": "a handful of peas", "otter": "a silver fish", "frog": "a fat fly",
-    "duck": "a bowl of oats", "badger": "a spoonful of honey", "mole": "a long worm", "squirrel": "a bag of nuts",
-    "hare": "a fresh lettuce", "horse": "two red apples",
-}  # fmt: skip
+    def field(self, name: str, visible: bool = True) -> Any:
+        """The value of a field, or the Ask that draws it."""
+        value = getattr(self, name)
+        if not isinstance(value, Lazy):
+            return value
+        options, weights = value.resolved()
+        return Ask(options, weights, (lambda i: str(options[i])) if visible else None, lambda v: setattr(self, name, v))
 
-TREASURES = ["ring", "silver button", "little key", "tin whistle", "brass coin", "bone comb", "thimble", "glass bead"]
 
-HIDING = [  # where a lost thing lies, the skill that reaches it, how it comes back
-    ("at the bottom of the mill pond", "swim", "dived where the water was darkest and came up with the {thing}"),
-    ("in a nest at the top of the tall elm", "fly", "flew up to the nest and dropped the {thing} into {a.his} hand"),
-    ("on the ledge above the barn door", "climb", "climbed from beam to beam and pushed the {thing} off the ledge"),
-    ("deep in a hole under the roots of the oak", "dig", "dug until the earth flew and rolled out the {thing}"),
-    ("inside a tightly knotted sack", "gnaw", "gnawed a hole in the sack and carried out the {thing}"),
-]
+class Person(Entity):
+    """Forms: {a} name; {a.noun}; {a.the} the baker; {a.mood}; {a.he} {a.him} {a.his} {a.himself}.
 
-HAZARDS = [  # seasons, wish, warning, what happens to those who do not listen, how {b} helps, and to those who do
-    ("winter", "to slide on the pond", "the ice is thin in the middle",
-     "the ice cracked, and {a} sank into the black water up to the chest",
-     "pushed a long branch over the ice and pulled {a.him} out",
-     "{a} slid down the hill on a tray instead. Before noon the ice broke with a noise like thunder"),
-    ("spring summer autumn", "to go home over the old bridge", "two of its planks are rotten",
-     "a plank broke, and {a} hung over the river by the arms",
-     "laid a ladder across the gap and helped {a.him} back",
-     "{a} took the long way by the ford. That evening a plank fell into the river with nobody on it"),
-    ("summer", "to take honey from the hollow tree", "the bees are at home and do not like thieves",
-     "the bees came out in a cloud and stung {a.him} on the nose, the ears and both hands",
-     "led {a.him} to the stream and laid cold mud on the stings",
-     "{a} asked the beekeeper, who was glad of company and cut off a whole comb as a present"),
-    ("autumn", "to cook the red mushrooms by the path", "the red ones make people ill",
-     "{a} lay awake all night and held {a.his} stomach with both hands",
-     "made mint tea and sat beside {a.him} until morning",
-     "{a} picked blackberries instead and ate them with cream"),
-    ("spring autumn", "to wade across the river", "the water is high after the rain",
-     "the current took {a.his} feet away and carried {a.him} down to the willows",
-     "threw {a.him} a rope and pulled {a.him} to the bank",
-     "{a} waited. After two days the water fell, and {a.he} crossed without wetting {a.his} knees"),
-    ("summer", "to wait under the tall oak when a storm came up", "lightning likes tall trees",
-     "lightning struck the oak, and a branch came down so close that it tore {a.his} sleeve",
-     "took {a.him} by the hand and ran with {a.him} to the barn",
-     "they ran to the barn together. From its door they saw lightning split the oak in two"),
-]  # fmt: skip
+    A pronoun is written only if it would be understood to mean this person, who must then be the last of that sex
+    spoken of; otherwise the name is.
+    """
 
-ERRANDS = [  # what is carried, to whom, what happens in time, what happens when it is late
-    ("a letter", "the doctor",
-     "the doctor came the same night, and the sick child was well again within a week",
-     "the doctor had driven away, and the sick child lay in fever for three more days"),
-    ("a message that the river was rising", "the ferryman",
-     "the ferryman pulled his boat up to the meadow, and the flood took nothing",
-     "the boat was already gone, and the ferryman stood in the rain and stared after it"),
-    ("an invitation to a wedding", "the fiddler",
-     "the fiddler came with his fiddle, and they danced until midnight",
-     "the wedding was over, and nobody had danced"),
-    ("the key of the mill", "the miller",
-     "the miller ground the corn, and in the morning there was bread for everybody",
-     "the mill stood still, and the next day there was no bread in the whole village"),
-    ("a warning of frost", "the gardener",
-     "the gardener covered the young trees with straw, and not one of them was hurt",
-     "the frost had come first, and the young trees were black"),
-]  # fmt: skip
+    def __init__(self, name: Any, noun: Any, mood: Any = "") -> None:
+        self.name, self.noun, self.mood = name, noun, mood
 
-DELAYS = [
-    ("a puppet show was playing at the crossroads", "watched it to the end"),
-    ("some children were fishing from the bridge", "stayed to see who would catch the biggest fish"),
-    ("a juggler was throwing plates in the market", "waited for one of them to fall"),
-    ("a cat had four new kittens by the roadside", "played with each of them in turn"),
-    ("two carters were quarrelling over a pig", "listened until they had run out of words"),
-]
+    def __repr__(self) -> str:
+        return f"Person({self.name}, {self.noun})"
 
-NOISES = [  # noise, where, animal, what had happened to it, how it is helped
-    ("slow scratching", "in the cellar", "hedgehog", "had fallen down the steps", "carried {b.him} up in a bucket"),
-    ("rattling", "in the kitchen", "cat", "had a milk jug stuck on {b.his} head", "drew off the jug with butter"),
-    ("howling", "behind the barn", "dog", "had a paw caught under a beam", "lifted the beam and bound up the paw"),
-    ("thumping", "in the church tower", "owl", "had a wing tangled in the bell rope", "loosened the rope"),
-    ("splashing", "down in the well", "duck", "could not spread {b.his} wings to fly out", "let down the bucket"),
-    (
-        "rumbling",
-        "in the attic",
-        "rat",
-        "was rolling walnuts over the boards",
-        "moved {b.him} to the barn, nuts and all",
-    ),
-    ("groaning", "under the bridge", "donkey", "had strayed from the fair", "led {b.him} home by the halter"),
-]
+    @property
+    def sex(self) -> str | None:
+        """he or she, once the name or the noun shows it."""
+        if isinstance(self.name, str):
+            return SEX[self.name]
+        return None if isinstance(self.noun, Lazy) else SEX.get(self.noun)
 
-THEFTS = [  # season, what is gone, the trace, the thief, how it is found
-    ("summer", "that a pie was gone from the window sill", "a line of crumbs that led to the hedge",
-     "badger", "under the hedge lay a fat badger, fast asleep"),
-    ("winter", "that six eggs were gone from the hen house", "small footprints in the snow",
-     "fox", "at the end of the footprints sat a fox and licked {c.his} lips"),
-    ("autumn", "that a piece of cheese was gone from the shelf", "a round hole at the foot of the wall",
-     "mouse", "in the hole sat a mouse, as round as a ball"),
-    ("autumn", "that a bag of nuts was gone from the attic", "empty shells on the branch outside the window",
-     "squirrel", "higher up a squirrel was cracking the last one"),
-    ("summer", "that a silver spoon was gone from the garden table", "one black and white feather",
-     "magpie", "in the pear tree they found a magpie, the spoon and eleven buttons"),
-    ("summer", "that a string of sausages was gone from the smoke house", "a greasy path through the grass",
-     "dog", "at the end of the path lay a dog who could not eat another bite"),
-    ("winter", "that a bowl of cream was gone from the pantry", "white paw prints on the stairs",
-     "cat", "on the best bed a cat was washing {c.his} whiskers"),
-    ("spring", "that a pot of honey was gone from the bench by the hives", "deep scratches on the bench",
-     "bear", "behind the hives sat a bear with one paw in the pot"),
-]  # fmt: skip
+    def render(self, form: str, said: dict[str, Any]) -> str | Ask:
+        if form in ("noun", "the", "mood"):
+            value = self.field("mood" if form == "mood" else "noun")
+            if form == "the" and isinstance(value, Ask):
+                texts = value.texts
+                value.texts = lambda i: f"the {texts(i)}"
+            elif form == "the":
+                value = f"the {value}"
+        elif form in PRONOUNS["he"]:
+            if self.sex is None:
+                return self.field("name", visible=False)
+            mine = said.get(self.sex) is self or form == "himself"
+            value = PRONOUNS[self.sex][form] if mine else self.name + "'s" * (form == "his")
+        else:
+            value = self.field("name")
+        if self.sex and not isinstance(value, Ask):
+            said[self.sex] = self
+        return value
 
-CLAIMS = [  # thing, the test, what the false owner does, what the true owner does
-    ("goat", "set the goat down halfway between the two houses", "held out a carrot.", "only clicked {b.his} tongue.",
-     "The goat trotted to {b} without a look at the carrot"),
-    ("purse", "asked how many coins were in it", 'said, "Ten or twelve."', 'said, "Seven, and one of them is bent."',
-     "There were seven, and one was bent"),
-    ("cloak", "asked what was sewn into the lining", 'said, "Nothing."', 'said, "A blue patch, under the left arm."',
-     "The patch was there"),
-    ("dog", "told each of them to call it", "shouted as loudly as {a.he} could.", "spoke its name softly.",
-     "The dog ran to {b} and licked {b.his} hand"),
-    ("cart", "asked which of its wheels squeaked", 'said, "All four."', 'said, "None. I oiled them."',
-     "They pushed the cart across the yard, and it made no sound"),
-    ("knife", "hid it and asked what was cut into the handle", 'said, "A star."', 'said, "An H, for Henry."',
-     "The letter was an H"),
-]  # fmt: skip
 
-SECRETS = [  # what is told in trust, what happens when it gets about, what happens when it does not
-    ("where a swan had built her nest", "Boys came with sticks, and the swan left the pond for ever",
-     "In May four grey chicks swam behind the swan, and only the two friends knew where they had come from"),
-    ("where the sweetest strawberries grew", "The next day half the village came, and not one berry was left",
-     "Every Sunday they went there together and came home with red fingers"),
-    ("that the neighbours were building a boat for the old ferryman",
-     "The ferryman heard of it too, and there was no surprise left to give him",
-     "On his birthday the ferryman saw the boat, and he had to sit down for joy"),
-    ("that {b.he} had never learned to read", "People laughed in the street, and {b} stayed at home for days",
-     "All winter the two sat over one book, and in spring {b} read the newspaper aloud"),
-    ("where a hare had hidden her young", "Somebody came with a dog, and in the evening the grass was empty",
-     "The young hares grew up, and sometimes they played in the meadow at dusk"),
-]  # fmt: skip
+class Animal(Entity):
+    """Forms: {d} the dog; {d.noun}; {d.name}; {d.mood}; {d.he} it; and what lexicon.ANIMALS knows of it."""
 
-TRAVELLERS = [  # who, how he or she repays a supper, what the other one then lacks
-    ("an old carpenter", "mended the roof before breakfast", "the first storm tore a hole in {a}'s roof"),
-    ("a fiddler", "played at the window until the whole street danced", "no fiddler could be found for {a}'s feast"),
-    (
-        "a gardener",
-        "cut back the old pear tree so well that it bent under its fruit the next year",
-        "{a}'s trees bore no fruit",
-    ),
-    ("a well digger", "showed where to dig for water", "{a}'s well ran dry that summer"),
-    ("a doctor", "cured the youngest child of a cough", "{a} coughed until Easter"),
-    ("a clockmaker", "made the old clock run again", "{a}'s clock stopped, and {a.he} came late to everything"),
-]
+    def __init__(self, noun: Any, mood: Any = "", name: Any = "") -> None:
+        self.noun, self.mood, self.name = noun, mood, name
 
-SEEDS = ["beans", "peas", "pumpkins", "carrots", "onions", "cabbages", "melons"]
+    def __repr__(self) -> str:
+        return f"Animal({self.noun})"
 
-DEBTS = [  # small animal, trouble of the big one, rescue
-    ("mouse", "was caught in a hunter's net", "gnawed through the cords, one by one"),
-    ("mole", "was locked in a farmer's shed", "dug a passage under the wall, wide enough for a big guest"),
-    ("crow", "had a thorn deep in one foot", "pulled it out with a strong beak and a short tug"),
-    ("frog", "was lost on the marsh at night", "called from stone to stone until there was firm ground"),
-    ("squirrel", "was tied to a pine with a thick rope", "bit the rope in two"),
-    ("pigeon", "could not find the way home through the smoke of a fire", "flew ahead, from clearing to clearing"),
-]
+    def render(self, form: str, said: dict[str, Any]) -> str | Ask:
+        if form in ("noun", "name", "mood"):
+            return self.field(form)
+        if form in PRONOUNS["it"]:
+            return PRONOUNS["it"][form]
+        noun = self.field("noun", visible=False)
+        if isinstance(noun, Ask):
+            return noun
+        return getattr(lexicon.ANIMALS[noun], form) if form else f"the {noun}"
 
-LESSONS = [  # art, how it goes at first, what comes of it
-    ("to play the fiddle", "it sounded like a cat in a sack", "the whole village danced to it at the harvest feast"),
-    ("to bake bread", "the loaf was as hard as a brick", "people came from three villages for a loaf"),
-    ("to swim", "half the pond went down the wrong way", "the ferry sank, and three people were pulled ashore"),
-    ("to read", "the letters ran about like ants", "a letter came from the king, and one person could read it aloud"),
-    ("to whistle like a blackbird", "nothing came out but air", "one morning a blackbird answered"),
-    ("to make shoes", "both shoes were left shoes", "a bride danced all night in those shoes"),
-    ("to carve wood", "the horse looked like a potato", "a carved horse stood in the window of the big shop"),
-]
 
-GOALS = ["the old oak", "the church door", "the bridge", "the top of the hill", "the mill", "the crossroads"]
+class Thing(Entity):
+    """Forms: {x} the bare noun, {x.adj} its adjective with a space or "", {x.the} the kite, {x.full} red kite."""
+
+    def __init__(self, noun: Any, adj: Any = "") -> None:
+        self.noun, self.adj = noun, adj
+
+    def __repr__(self) -> str:
+        return f"Thing({self.adj}{self.noun})"
+
+    def render(self, form: str, said: dict[str, Any]) -> str | Ask:
+        if form == "adj":
+            return self.field("adj")
+        noun = self.field("noun", visible=form in ("", "noun"))
+        if isinstance(noun, Ask):
+            return noun
+        return {"the": f"the {noun}", "full": f"{self.adj}{noun}"}.get(form, noun)
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Forms: {p} the mill; {p.at} at the mill; {p.to} to the mill; {p.via} past the mill."""
+
+    key: str
+    name: str
+    prep: str
+    via: str
+    near: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def at(self) -> str:
+        return f"{self.prep} {self.name}"
+
+    @property
+    def to(self) -> str:
+        return f"to {self.name}"
+
+
+PLACES = {row[0]: Place(*row) for row in lexicon.MAP}
+
+
+def route(start: Place, goal: Place) -> list[Place]:
+    """The places of the shortest way from start to goal, both included; the first of several in the order of the map."""
+    before: dict[str, str] = {start.key: ""}
+    queue = deque([start.key])
+    while queue and goal.key not in before:
+        here = queue.popleft()
+        for there in PLACES[here].near:
+            if there not in before:
+                before[there] = here
+                queue.append(there)
+    way = [goal.key]
+    while before[way[-1]]:
+        way.append(before[way[-1]])
+    return [PLACES[key] for key in reversed(way)]
+
+
+def way_words(start: Place, goal: Place) -> str:
+    """ "over the bridge and past the church to the mill": the way in words, without its start."""
+    between = [place.via for place in route(start, goal)[1:-1]][-2:]
+    return " ".join([" and ".join(between), goal.to]).strip()
+
+
+@dataclass(eq=False)
+class Promise:
+    """what is a bare infinitive: "bring back the saw on Friday". kept is None until it is decided."""
+
+    by: Any
+    to: Any
+    what: str
+    kept: bool | None = None
+
+
+@dataclass
+class World:
+    """What is true now. holders: thing -> person, animal or place; places: person or animal -> place."""
+
+    holders: dict[Any, Any] = field(default_factory=dict)
+    places: dict[Any, Place] = field(default_factory=dict)
+    owners: dict[Any, Any] = field(default_factory=dict)
+    counts: Counter[tuple[Any, str]] = field(default_factory=Counter)
+    promises: list[Promise] = field(default_factory=list)
+    broken: set[Any] = field(default_factory=set)
+    known: set[tuple[Any, str]] = field(default_factory=set)
+    history: list["Event"] = field(default_factory=list)
+
+    def put(self, what: Any, where: Any) -> None:
+        """Place a person or animal at a place, or a thing with its holder (who owns it, if nobody did)."""
+        if isinstance(what, Thing):
+            self.holders[what] = where
+            if not isinstance(where, Place):
+                self.owners.setdefault(what, where)
+        else:
+            self.places[what] = where
+
+    def holder(self, thing: Any) -> Any:
+        return self.holders.get(thing)
+
+    def where(self, what: Any) -> Place | None:
+        """The place of anything: a held thing is where its holder is."""
+        while what is not None and not isinstance(what, Place):
+            what = self.holders.get(what) if isinstance(what, Thing) else self.places.get(what)
+        return what
+
+    def things(self, holder: Any) -> list[Any]:
+        return [thing for thing, other in self.holders.items() if other is holder]
+
+    def count(self, holder: Any, noun: str) -> int:
+        """How many of a countable good (coin, apple) someone has."""
+        return self.counts[holder, noun]
+
+    def knows(self, who: Any, fact: str) -> bool:
+        return (who, fact) in self.known
+
+    def do(self, event: "Event") -> None:
+        """Let it happen. Raises Impossible."""
+        if why := event.possible(self):
+            raise Impossible(f"{event}: {why}")
+        event.apply(self)
+        self.history.append(event)
+
+
+class Event:
+    """Something that happens. Subclasses are dataclasses; their fields are the slots of `ways`."""
+
+    ways: ClassVar[tuple[str, ...]] = ()
+
+    def possible(self, world: World) -> str:
+        return ""
+
+    def apply(self, world: World) -> None:
+        pass
+
+
+def tell(story: Story, event: Event) -> None:
+    """Say the event in one of its ways."""
+    story.set(**vars(event))
+    story.say(*event.ways)
+
+
+@dataclass
+class Go(Event):
+    who: Any
+    to: Place
+    ways = ("{who} went {to.to}.", "{who} walked {to.to}.", "Then {who} <set off|made the way> {to.to}.")
+
+    def possible(self, world: World) -> str:
+        return "already there" if world.places.get(self.who) is self.to else ""
+
+    def apply(self, world: World) -> None:
+        world.places[self.who] = self.to
+
+
+@dataclass
+class Take(Event):
+    who: Any
+    thing: Thing
+    ways = ("{who} took {thing.the}.", "{who} picked up {thing.the}.")
+
+    def possible(self, world: World) -> str:
+        held = not isinstance(world.holder(self.thing), Place | None)
+        far = world.where(self.who) and world.where(self.thing) not in (world.where(self.who), None)
+        return "somebody holds it" if held else "too far away" if far else ""
+
+    def apply(self, world: World) -> None:
+        world.holders[self.thing] = self.who
+        world.owners.setdefault(self.thing, self.who)
+
+
+@dataclass
+class Leave(Event):
+    who: Any
+    thing: Thing
+    place: Place
+    ways = ("{who} left {thing.the} {place.at}.", "{who} put {thing.the} down {place.at}.")
+
+    def possible(self, world: World) -> str:
+        return "" if world.holder(self.thing) is self.who else "does not have it"
+
+    def apply(self, world: World) -> None:
+        world.holders[self.thing] = self.place
+
+
+@dataclass
+class Give(Event):
+    """The thing changes hands and owner; Lend: hands only; Return: to its owner."""
+
+    who: Any
+    thing: Thing
+    to: Any
+    ways = ("{who} gave {thing.the} to {to}.", "{who} handed {to} {thing.the}.", "{who} gave {to} {thing.the}.")
+
+    def possible(self, world: World) -> str:
+        return "" if world.holder(self.thing) is self.who else "does not have it"
+
+    def apply(self, world: World) -> None:
+        world.holders[self.thing] = world.owners[self.thing] = self.to
+
+
+@dataclass
+class Lend(Give):
+    ways = ("{who} lent {thing.the} to {to}.", "{who} lent {to} {thing.the}.")
+
+    def apply(self, world: World) -> None:
+        world.holders[self.thing] = self.to
+
+
+@dataclass
+class Return(Lend):
+    ways = ("{who} gave {thing.the} back to {to}.", "{who} returned {thing.the} to {to}.")
+
+    def possible(self, world: World) -> str:
+        return super().possible(world) or ("" if world.owners[self.thing] is self.to else "it is not theirs")
+
+
+@dataclass
+class Break(Event):
+    thing: Thing
+    ways = ("{thing.the} broke.",)
+
+    def possible(self, world: World) -> str:
+        return "already broken" if self.thing in world.broken else ""
+
+    def apply(self, world: World) -> None:
+        world.broken.add(self.thing)
+
+
+@dataclass
+class Mend(Event):
+    who: Any
+    thing: Thing
+    ways = ("{who} mended {thing.the}.", "{who} repaired {thing.the}.")
+
+    def possible(self, world: World) -> str:
+        return "" if self.thing in world.broken else "not broken"
+
+    def apply(self, world: World) -> None:
+        world.broken.discard(self.thing)
+
+
+@dataclass
+class Pass(Event):
+    """n of a countable good go from one to another; who or to is None for nature (picked, eaten, spent, lost)."""
+
+    who: Any
+    n: int
+    noun: str
+    to: Any
+
+    def possible(self, world: World) -> str:
+        return "has too few" if self.who is not None and world.count(self.who, self.noun) < self.n else ""
+
+    def apply(self, world: World) -> None:
+        if self.who is not None:
+            world.counts[self.who, self.noun] -= self.n
+        if self.to is not None:
+            world.counts[self.to, self.noun] += self.n
+
+
+@dataclass
+class Tell(Event):
+    who: Any
+    fact: str
+    to: Any
+
+    def possible(self, world: World) -> str:
+        return "" if world.knows(self.who, self.fact) else "does not know it"
+
+    def apply(self, world: World) -> None:
+        world.known.add((self.to, self.fact))
+
+
+@dataclass
+class Vow(Event):
+    """A promise is made; Decide keeps or breaks it."""
+
+    promise: Promise
+
+    def apply(self, world: World) -> None:
+        world.promises.append(self.promise)
+
+
+@dataclass
+class Decide(Event):
+    promise: Promise
+    kept: bool
+
+    def possible(self, world: World) -> str:
+        return "" if self.promise in world.promises and self.promise.kept is None else "no open promise"
+
+    def apply(self, world: World) -> None:
+        self.promise.kept = self.kept

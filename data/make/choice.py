@@ -1,0 +1,198 @@
+"""Programs that write text by random choices, and the exact probability of what they write.
+
+A *program* is any function `program(teller)`. It asks `teller.choose(options, weights)` and writes with
+`teller.emit(text)`. It runs in two ways:
+
+    written(program, rng)          -> Written(text, bits, value)   choices are drawn; bits = -log2 of their probability
+    derivations(program, text)     -> [bits, ...]                  every sequence of choices that writes this text
+    bits_of(program, text)         -> -log2 of the probability of the text, summed over all its derivations
+
+The second runs the program against a given text. A choice whose text does not agree with what must come next is pruned
+at once when the caller says how each option begins (`heads`), and otherwise at the first `emit` that disagrees; the
+program is then run again from its start up to the last choice with an untried option. So the cost stays near linear as
+long as a choice shows soon after it is made: draw late, just before the words that reveal it. All options are explored,
+so the sum is exact. A program must be a pure function of its choices: no other randomness, no state that outlives it.
+
+Nothing is ever rejected or drawn again, since that would change the probabilities. A build that meets a text it does
+not want (too long, told before) fails instead, and the seed or the program is changed.
+
+Text is typeset on its way: "a" before a vowel becomes "an", the first letter of a sentence becomes a capital, and the
+letter after the mark ^ too.
+"""
+
+import functools
+import math
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+MOST_RUNS = 200_000  # of a program on one text: more means that choices are made long before they show
+
+BEFORE_VOWEL = re.compile(r"\b([Aa]) (?=\"?(?!one\b|once\b|uni|use|euro|ewe\b)[aeiou]|hour|hon(?:est|our)|heir)")
+CAPITAL = re.compile(r'((?<=[.!?] )"?|(?<=\." )"?|\^"?)([a-z])')
+HELD = re.compile(r'\^"?(?:[Aa] ?)?$|(?:^|(?<=[ "]))[Aa] ?$')
+
+
+class Mismatch(Exception):
+    """The choices made so far cannot write the given text."""
+
+
+@functools.lru_cache(100_000)
+def typeset(raw: str, tail: str) -> tuple[str, str]:
+    """(text, held): raw as it is printed after `tail`, and the end of it that waits for the next word."""
+    held = ""
+    if waits := HELD.search(raw):
+        raw, held = raw[: waits.start()], raw[waits.start() :]
+    if not raw:
+        return "", held
+    text = BEFORE_VOWEL.sub(r"\1n ", raw)
+    text = CAPITAL.sub(lambda match: match[1].replace("^", "") + match[2].upper(), tail + text)[len(tail) :]
+    return text.replace("^", ""), held
+
+
+class Teller:
+    """What a program chooses with and writes to. The two kinds below differ in how an option is found."""
+
+    def __init__(self) -> None:
+        self.bits = 0.0
+        self.tail = ". "  # the last characters printed; a text begins as a sentence does
+        self.held = ""
+
+    def choose(
+        self,
+        options: Sequence[T],
+        weights: Sequence[float] | None = None,
+        heads: Callable[[int], str] | None = None,
+    ) -> T:
+        """One of the options, with probability proportional to its weight (equal without weights).
+
+        heads(i): words that are certain to be emitted next if option i is taken ("" if nothing is certain).
+        """
+        if len(options) == 1:
+            return options[0]
+        weights = weights or [1.0] * len(options)
+        total = math.fsum(weights)
+        index = self.pick(weights, total, heads)
+        self.bits -= math.log2(weights[index] / total)
+        return options[index]
+
+    def chance(self, p: float) -> bool:
+        """True with probability p."""
+        return self.choose((True, False), (p, 1 - p))
+
+    def emit(self, raw: str) -> None:
+        """Write text. Raises Mismatch if it is not what the given text says."""
+        text, self.held = typeset(self.held + raw, self.tail)
+        if text:
+            self.print(text)
+            self.tail = (self.tail + text)[-3:]
+
+    def ahead(self, head: str) -> str:
+        """The text that emit(head) would print."""
+        return typeset(self.held + head, self.tail)[0]
+
+    def pick(self, weights: Sequence[float], total: float, heads: Callable[[int], str] | None) -> int:
+        raise NotImplementedError
+
+    def print(self, text: str) -> None:
+        raise NotImplementedError
+
+
+class Drawing(Teller):
+    """Draws each choice. Uses random() alone, whose sequence Python promises to keep."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__()
+        self.rng = rng
+        self.parts: list[str] = []
+
+    def pick(self, weights: Sequence[float], total: float, heads: Callable[[int], str] | None) -> int:
+        left = self.rng.random() * total
+        for index, weight in enumerate(weights):
+            left -= weight
+            if left < 0:
+                return index
+        return max(index for index, weight in enumerate(weights) if weight)
+
+    def print(self, text: str) -> None:
+        self.parts.append(text)
+
+
+class Following(Teller):
+    """Takes the choices of `path`, then the first that fits the text; notes the others in `untried`."""
+
+    def __init__(self, text: str, path: list[int]) -> None:
+        super().__init__()
+        self.text, self.position = text, 0
+        self.path, self.n_chosen = path, 0
+        self.untried: list[list[int]] = []
+
+    def pick(self, weights: Sequence[float], total: float, heads: Callable[[int], str] | None) -> int:
+        self.n_chosen += 1
+        if self.n_chosen <= len(self.path):
+            return self.path[self.n_chosen - 1]
+        live = [index for index, weight in enumerate(weights) if weight > 0]
+        if heads:
+            live = [i for i in live if self.text.startswith(self.ahead(heads(i)), self.position)]
+        if not live:
+            raise Mismatch
+        self.untried += [[*self.path, index] for index in live[1:]]
+        self.path = [*self.path, live[0]]
+        return live[0]
+
+    def print(self, text: str) -> None:
+        if not self.text.startswith(text, self.position):
+            raise Mismatch
+        self.position += len(text)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A text, -log2 of the probability of the choices that wrote it, and what the program returned."""
+
+    text: str
+    bits: float
+    value: Any
+
+
+def written(program: Callable[[Teller], Any], rng: random.Random) -> Written:
+    """Run the program with choices drawn from rng."""
+    teller = Drawing(rng)
+    value = program(teller)
+    return Written("".join(teller.parts), teller.bits, value)
+
+
+def derivations(program: Callable[[Teller], Any], text: str) -> list[Written]:
+    """Every sequence of choices by which the program writes the text. Raises RuntimeError after MOST_RUNS runs."""
+    found, untried, n_runs = [], [[]], 0
+    while untried:
+        n_runs += 1
+        if n_runs > MOST_RUNS:
+            raise RuntimeError(f"{MOST_RUNS} runs do not suffice to parse {text[:60]!r}")
+        teller = Following(text, untried.pop())
+        try:
+            value = program(teller)
+            if teller.position == len(text) and not teller.held:
+                found.append(Written(text, teller.bits, value))
+        except Mismatch:
+            pass
+        untried += teller.untried
+    return found
+
+
+def bits_of(program: Callable[[Teller], Any], text: str) -> float:
+    """-log2 of the probability that the program writes exactly this text; infinite if it cannot."""
+    every = [derivation.bits for derivation in derivations(program, text)]
+    if not every:
+        return math.inf
+    least = min(every)
+    return least - math.log2(math.fsum(2.0 ** (least - bits) for bits in every))
+
+
+def zipf(n: int, shift: float = 4.0) -> list[float]:
+    """Weights of n options in order of how common they are: 1 / (rank + shift). Zipf (1935), Mandelbrot (1953)."""
+    return [1.0 / (rank + shift) for rank in range(1, n + 1)]

@@ -1,0 +1,88 @@
+"""The probability of a text, from its choices and back."""
+
+import collections
+import math
+import random
+
+import choice
+import pytest
+import telling
+
+
+def coins(teller):
+    teller.emit(teller.choose(("a", "aa"), (3, 1)) + " ")
+    teller.emit(teller.choose(("b", "ab")))
+
+
+def glued(teller):
+    teller.emit(teller.choose(("x", "xx"), (3, 1)))
+    teller.emit(teller.choose(("xx", "x", "y"), (2, 1, 1)))
+
+
+def test_probabilities_of_all_texts_sum_to_one():
+    texts = {choice.written(glued, random.Random(seed)).text for seed in range(200)}
+    assert sum(2 ** -choice.bits_of(glued, text) for text in texts) == pytest.approx(1)
+
+
+def test_several_derivations_are_summed():
+    assert len(choice.derivations(glued, "Xxx")) == 2  # x+xx and xx+x
+    assert choice.bits_of(glued, "Xxx") == pytest.approx(-math.log2(3 / 4 * 2 / 4 + 1 / 4 * 1 / 4))
+
+
+def test_what_cannot_be_written_has_no_probability():
+    assert choice.bits_of(glued, "Xz") == math.inf
+    assert choice.bits_of(glued, "X") == math.inf
+    assert choice.bits_of(glued, "Xxy ") == math.inf
+
+
+def test_bits_are_those_of_the_choices():
+    one = choice.written(coins, random.Random(3))
+    [back] = choice.derivations(coins, one.text)
+    assert back.bits == one.bits
+
+
+def test_draws_follow_the_weights():
+    rng = random.Random(0)
+    seen = collections.Counter(choice.written(lambda t: t.choose("abc", (5, 3, 2)), rng).value for _ in range(20_000))
+    assert [seen[x] / 20_000 for x in "abc"] == pytest.approx([0.5, 0.3, 0.2], abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "text"),
+    [
+        (["a ", "egg and a ", "pear"], "An egg and a pear"),
+        (["it is a ", "hour", ". a ", "use"], "It is an hour. A use"),
+        (['he said. "', 'no"'], 'He said. "No"'),
+        (['"what?" ', "he asked. ", "ann"], '"What?" he asked. Ann'),
+        (['"what?" ^"', "a ", "egg", '!"'], '"What?" "An egg!"'),
+        (['"^what!" ^', "he left"], '"What!" He left'),
+    ],
+)
+def test_text_is_typeset_across_chunks(chunks, text):
+    def program(teller):
+        for chunk in chunks:
+            teller.emit(chunk)
+
+    assert choice.written(program, random.Random(0)).text == text
+    assert choice.bits_of(program, text) == 0
+
+
+def test_templates_choose_lazily_and_parse():
+    def program(teller):
+        story = telling.Story(teller)
+        story["fruit"] = telling.Lazy(["apple", "pear"], (1, 3))
+        story.say("<One|A> <red |>{fruit}.", "Two {fruit}s<, or <three|four>|>.")
+        story.maybe("It was the {fruit}.", p=0.25)
+
+    for seed in range(50):
+        one = choice.written(program, random.Random(seed))
+        [back] = choice.derivations(program, one.text)
+        assert back.bits == one.bits
+    assert choice.bits_of(program, "An apple. It was the apple.") == pytest.approx(1 + 1 + 1 + 2 + 2)
+    assert choice.bits_of(program, "An apple. It was the pear.") == math.inf
+
+
+@pytest.mark.parametrize("template", ["<a|b", "a>", "<a<b>"])
+def test_unmatched_brackets_are_refused(template):
+    with pytest.raises(ValueError, match="unmatched"):
+        telling.compiled(template)

@@ -1,0 +1,187 @@
+"""The bundled stories are what the generator writes, their limit is exact, and they are fit to read."""
+
+import hashlib
+import itertools
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import bundle
+import choice
+import pytest
+import stories
+from world import SEX
+
+DATA = Path(__file__).parents[2] / "data"
+FILES = ("stories.txt", "stories.valid.txt")
+
+
+def read(name):
+    return (DATA / name).read_text(encoding="utf-8").removesuffix("\n").split("\n\n")
+
+
+@pytest.fixture(scope="module")
+def train():
+    return read("stories.txt")
+
+
+@pytest.fixture(scope="module")
+def valid():
+    return read("stories.valid.txt")
+
+
+@pytest.fixture(scope="module")
+def limits():
+    return json.loads((DATA / "limits.json").read_text(encoding="utf-8"))
+
+
+def test_the_generator_writes_the_committed_bytes(tmp_path):
+    bundle.build(tmp_path)
+    for path in tmp_path.iterdir():
+        assert path.read_bytes() == (DATA / path.name).read_bytes(), f"{path.name}: run make data"
+
+
+def test_limits_name_the_files_by_their_hash(limits):
+    for name in FILES:
+        data = (DATA / name).read_bytes()
+        limit = limits[hashlib.sha256(data).hexdigest()]
+        texts = read(name)
+        assert limit["file"] == name
+        assert limit["documents"] == len(texts)
+        assert limit["bytes"] == sum(len(text.encode()) for text in texts)
+        assert limit["bits_per_byte"] == pytest.approx(limit["bits"] / limit["bytes"], abs=1e-6)
+
+
+def test_the_parser_finds_the_logged_probability(valid, limits):
+    """Every story for validation has one derivation, and its bits are those that were logged, to the last digit."""
+    total = 0.0
+    for index, text in enumerate(valid, start=bundle.TRAIN):
+        logged = stories.number(index)
+        assert logged.text == text
+        [derivation] = choice.derivations(stories.story, text)
+        assert derivation.bits == logged.bits
+        total += derivation.bits
+    [limit] = [limit for limit in limits.values() if limit["file"] == "stories.valid.txt"]
+    assert limit["bits"] == pytest.approx(total, abs=1e-3)
+
+
+@pytest.mark.slow
+def test_no_story_for_training_is_ambiguous(train):
+    for index, text in enumerate(train):
+        [derivation] = choice.derivations(stories.story, text)
+        assert derivation.bits == stories.number(index).bits
+
+
+def test_a_changed_story_is_impossible(valid):
+    for text in valid[:20]:
+        names = [word for word in re.findall(r"\b[A-Z][a-z]+\b", text) if word in SEX]
+        spoilt = re.sub(rf"\b{names[-1]}\b(?!.*\b{names[-1]}\b)", "Zebulon", text)
+        assert choice.bits_of(stories.story, spoilt) == float("inf")
+
+
+def test_no_story_is_told_twice(train, valid):
+    assert len({*train, *valid}) == len(train) + len(valid)
+
+
+def test_sizes(train, valid):
+    assert 2_700_000 < (DATA / "stories.txt").stat().st_size < 3_300_000
+    assert 130_000 < (DATA / "stories.valid.txt").stat().st_size < 170_000
+    assert all("\n" not in text and text == text.strip() for text in train + valid)
+    assert all(60 <= len(text.split()) <= 250 for text in train + valid)
+    assert sum(path.stat().st_size for path in DATA.rglob("*") if path.is_file()) < 8_000_000
+
+
+def test_the_examples_of_the_readme_are_in_the_file(train):
+    quotes = re.findall(r"(?:^> .*\n)+", (DATA / "README.md").read_text(encoding="utf-8"), flags=re.M)
+    shown = [" ".join(line[2:] for line in quote.splitlines()) for quote in quotes]
+    assert sum(one in train for one in shown) >= 3
+
+
+def test_the_vocabulary_has_a_long_tail(train):
+    counts = Counter(re.findall(r"[a-z]+(?:['-][a-z]+)*", " ".join(train).lower()))
+    assert 1500 <= len(counts) <= 3000
+    assert sum(n <= 20 for n in counts.values()) > len(counts) / 5
+
+
+def test_every_plot_and_side_story_is_told():
+    told = Counter(stories.number(index).value.plot for index in range(400))
+    assert set(told) == {plot.__name__ for plot in (*stories.DATED, *stories.UNDATED)}
+    assert min(told.values()) > 5
+
+
+VOWEL_SOUND = r"(?!(?:one|once|use|used|useful|uni\w*|euro\w*|ewe)\b)(?:[aeiou]\w*|hour\w*|honest\w*|heir\w*)"
+
+
+def complaints(text):
+    """What a copy editor would mark, as (rule, words)."""
+    rules = {
+        "template": r"[{}<>|^]|  | [,.;:?!]|,,|\.\.|,\.",
+        "a before a vowel": rf"\b[Aa] {VOWEL_SOUND}",
+        "an before a consonant": rf"\b[Aa]n (?!{VOWEL_SOUND})\w+",
+        "two articles": r"\b(?:the|an?) (?:the|an?)\b",
+        "doubled word": r"\b([a-zA-Z]+) \1\b",
+        "small start": r'(?:^|\. |\.\" |[!?] |: "|[.!?]" ")[a-z]',
+        "one of many": r"(?<![-\w])[Oo]ne (?:coins|steps|days)\b",
+        "capital inside": r"(?<=[a-z,] )(?:A|The|He|She|It) ",
+    }
+    found = [(rule, match[0]) for rule, pattern in rules.items() for match in re.finditer(pattern, text)]
+    if text.count('"') % 2:
+        found.append(("quotes", text[-20:]))
+    if text[-1] not in '.!?"':
+        found.append(("end", text[-20:]))
+    return found
+
+
+def test_the_text_is_written_cleanly(train, valid):
+    marked = [(rule, words) for text in train + valid for rule, words in complaints(text)]
+    assert not marked, Counter(marked).most_common(10)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    ["A apple.", "An pear.", "He had the the hat.", "It was. he went.", 'He said "no.', "One coins.", "In a {b}."],
+)
+def test_the_copy_editor_sees(bad):
+    assert complaints(bad)
+
+
+def test_pronouns_agree(train):
+    """In narration, he or she is somebody of that sex who was named before (or a boy, a mother...)."""
+    nouns = {"he": "boy|brother|father|uncle|man", "she": "girl|sister|mother|aunt|woman|widow"}
+    for text in train:
+        narration = re.sub(r'"[^"]*"', '""', text)
+        for pronoun, other in nouns.items():
+            for match in re.finditer(rf"\b{pronoun}\b", narration, flags=re.I):
+                before = narration[: match.start()]
+                names = {SEX.get(word) for word in re.findall(r"\b[A-Z][a-z]+\b", before)}
+                assert pronoun in names or re.search(other, before), (pronoun, text)
+
+
+def test_nobody_changes_sex(train):
+    """A girl has a girl's name, and a name is followed by the pronouns of its sex when it stands alone."""
+    for text in train:
+        for noun, name in re.findall(r"\b(girl|boy|widow) (?:named|called) ([A-Z][a-z]+)", text):
+            assert SEX[name] == SEX[noun]
+        people = {word for word in re.findall(r"\b[A-Z][a-z]+\b", re.sub(r'"[^"]*"', "", text)) if word in SEX}
+        sexes = {SEX[name] for name in people}
+        kin = re.search(r"\b(mother|father|aunt|uncle|girl|boy|woman|man|lady|soldier|barber|sister|brother)", text)
+        if len(sexes) == 1 and not kin:
+            wrong = "she" if sexes == {"he"} else "he"
+            assert not re.search(rf"\b{wrong}\b", re.sub(r'"[^"]*"', "", text), flags=re.I), text
+
+
+def test_sums_in_the_market_are_right(train):
+    """Sold pieces times the price is what is in the purse, and what is left is what was not sold, given or lost."""
+    checked = 0
+    for index in range(bundle.TRAIN):
+        if checked == 40:
+            break
+        tale = stories.number(index).value
+        if tale.plot == "market":
+            checked += 1
+            good = tale.slots["good"]
+            passed = [event for event in tale.world.history if getattr(event, "noun", "") == good]
+            assert sum(event.n for event in passed) + tale.world.count(tale["a"], good) == tale["n"]
+    assert checked == 40
+    assert all(a is not b for a, b in itertools.pairwise(train))

@@ -1,0 +1,111 @@
+"""What happens in the world changes what is true, and what cannot happen is refused."""
+
+import random
+
+import choice
+import pytest
+import world
+from telling import Story
+from world import PLACES, Person, Thing
+
+
+@pytest.fixture
+def kite():
+    return Thing("kite", "red ")
+
+
+@pytest.fixture
+def here(kite):
+    it = world.World()
+    it.put(kite, TOM)
+    it.put(TOM, PLACES["mill"])
+    it.put(ANN, PLACES["church"])
+    return it
+
+
+TOM, ANN = Person("Tom", "baker"), Person("Anna", "girl")
+
+
+def test_a_thing_is_where_its_holder_is(here, kite):
+    assert here.where(kite) is PLACES["mill"]
+    here.do(world.Go(TOM, PLACES["bridge"]))
+    assert here.where(kite) is PLACES["bridge"]
+    here.do(world.Leave(TOM, kite, PLACES["bridge"]))
+    here.do(world.Go(TOM, PLACES["mill"]))
+    assert here.where(kite) is PLACES["bridge"]
+    with pytest.raises(world.Impossible, match="too far"):
+        here.do(world.Take(TOM, kite))
+
+
+def test_lending_keeps_the_owner(here, kite):
+    here.do(world.Lend(TOM, kite, ANN))
+    assert here.holder(kite) is ANN
+    assert here.owners[kite] is TOM
+    with pytest.raises(world.Impossible, match="does not have it"):
+        here.do(world.Give(TOM, kite, ANN))
+    here.do(world.Return(ANN, kite, TOM))
+    here.do(world.Give(TOM, kite, ANN))
+    assert here.owners[kite] is ANN
+    assert here.things(ANN) == [kite]
+
+
+def test_breaking_and_mending(here, kite):
+    with pytest.raises(world.Impossible, match="not broken"):
+        here.do(world.Mend(TOM, kite))
+    here.do(world.Break(kite))
+    here.do(world.Mend(TOM, kite))
+    assert not here.broken
+
+
+def test_counted_goods_are_conserved(here):
+    here.do(world.Pass(None, 5, "coin", TOM))
+    here.do(world.Pass(TOM, 2, "coin", ANN))
+    assert (here.count(TOM, "coin"), here.count(ANN, "coin")) == (3, 2)
+    with pytest.raises(world.Impossible, match="too few"):
+        here.do(world.Pass(TOM, 4, "coin", ANN))
+
+
+def test_news_needs_somebody_who_knows(here):
+    with pytest.raises(world.Impossible, match="does not know"):
+        here.do(world.Tell(TOM, "rain", ANN))
+    here.known.add((TOM, "rain"))
+    here.do(world.Tell(TOM, "rain", ANN))
+    assert here.knows(ANN, "rain")
+
+
+def test_a_promise_is_decided_once(here):
+    vow = world.Promise(TOM, ANN, "mend the roof")
+    with pytest.raises(world.Impossible):
+        here.do(world.Decide(vow, True))
+    here.do(world.Vow(vow))
+    here.do(world.Decide(vow, False))
+    assert vow.kept is False
+    with pytest.raises(world.Impossible):
+        here.do(world.Decide(vow, True))
+
+
+def test_the_map_is_one_piece_and_its_roads_go_both_ways():
+    for key, place in PLACES.items():
+        assert all(key in PLACES[other].near for other in place.near)
+        way = world.route(PLACES["square"], place)
+        assert way[0] is PLACES["square"]
+        assert way[-1] is place
+    assert world.way_words(PLACES["square"], PLACES["mill"]) == "over the bridge to the mill"
+
+
+@pytest.mark.parametrize("kind", [world.Give, world.Lend, world.Return])
+def test_events_can_be_told(kind, kite):
+    def program(teller):
+        world.tell(Story(teller), kind(TOM, kite, ANN))
+
+    text = choice.written(program, random.Random(0)).text
+    assert {"Tom", "Anna", "kite"} <= set(text.strip(".").split())
+
+
+def test_a_pronoun_means_the_last_of_that_sex():
+    story = Story(choice.Drawing(random.Random(0)))
+    story.set(a=TOM, b=Person("Peter", "miller"), c=ANN)
+    story.say("{a} saw {c}, and {a.he} waved to {c.him}.")
+    story.say("{b} saw {a}. {b.he} left, and {a.he} stayed with {a.his} hat.")
+    text = "".join(story.teller.parts)
+    assert text == ("Tom saw Anna, and he waved to her. Peter saw Tom. Peter left, and Tom stayed with his hat.")
