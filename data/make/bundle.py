@@ -1,10 +1,11 @@
 """Write the bundled files, the same bytes every time: python data/make/bundle.py [FOLDER]
 
-limits.json holds, for each file of documents and by the SHA-256 of its bytes, what the best possible model would reach:
+limits.json holds, by the SHA-256 of each file's bytes, what the best possible model would reach. For documents:
     documents, bytes   how many there are, and the UTF-8 bytes of their text without what separates them
     bits               the sum of -log2 of the probability of each text under the program that wrote it. The end of a
                        text is part of it: a model is to be scored on every token of the text and on its end.
     bits_per_document, bits_per_byte
+For the translation tables: the same of the sources, and the best accuracy and BLEU of the targets.
 """
 
 import hashlib
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import stories
+import translation
 
 HERE = Path(__file__).resolve().parent.parent
 TRAIN, VALID = 4300, 215  # stories; those for validation are numbered after those for training
@@ -50,9 +52,15 @@ def story_files() -> Iterator[tuple[str, bytes, Limit]]:
         yield name, *documents([one.text for one in every], [one.bits for one in every])
 
 
+def translation_files() -> Iterator[tuple[str, bytes, Limit]]:
+    for name, limit in translation.limits().items():
+        yield name, translation.table(translation.rows()[name]).encode(), limit
+
+
 def files() -> Iterator[tuple[str, bytes, Limit]]:
     """(name, bytes, limit) of every bundled file."""
     yield from story_files()
+    yield from translation_files()
 
 
 def build(folder: Path) -> None:

@@ -9,7 +9,6 @@ the rules' weights over that of the length. n is one of 3 to 30: the four bucket
 every length. A sentence drawn before is drawn again, so its probability is also divided by what the others had left.
 """
 
-import hashlib
 import math
 import random
 import sys
@@ -230,7 +229,6 @@ def limits() -> dict[str, dict[str, Any]]:
         for row in made:
             buckets[bucket_of(row.source)] += 1
         found[name] = {
-            "sha256": hashlib.sha256(table(made).encode()).hexdigest(),
             "rows": len(made),
             "bytes": size,
             "bits": round(bits, 3),

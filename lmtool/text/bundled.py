@@ -31,7 +31,7 @@ def limit(files: Sequence[Path]) -> float | None:
     """
     known = json.loads((folder() / LIMITS).read_text("utf-8"))
     found = [known.get(_sha256(file), {}) for file in files]
-    if not all("bits" in limits for limits in found):
+    if not all("documents" in limits for limits in found):
         return None
     return float(sum(limits["bits"] for limits in found) / sum(limits["bytes"] for limits in found))
 
