@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from entailment_scene import OPPOSITE, Event, Plan, Scene, Sorted, Thread, short, sort, verdict
+from entailment_scene import OPPOSITE, Event, Plan, Scene, Sorted, Thread, Weighed, equal, misleading, sort, verdict
 from lexicon import TREASURES, number, plural
 from telling import Lazy
 from world import PLACES, Thing
@@ -73,7 +73,9 @@ def hand_plans(asked: str) -> Sorted:
     """By whether person 0 has the thing (asked "has") or owns it ("owns")."""
     part = 0 if asked == "has" else 1
     by_label = sort(transfers(), lambda plan: verdict(state[part] == 0 for state in owners(plan)))
-    return {label: [plan for plan in plans if any(0 in event[1:] for event in plan)] for label, plans in by_label.items()}
+    return {
+        label: [plan for plan in plans if any(0 in event[1:] for event in plan)] for label, plans in by_label.items()
+    }
 
 
 HAND_WAYS = {
@@ -129,24 +131,24 @@ def hands(t: Scene) -> Callable[[str], None]:
         (1.0, "{a} does not own the {x}.", ("owns", False)),
     )
 
-    def follow(plans: Sequence[Plan], thing: Thing, people: Sequence[Any]) -> Thread:
+    def follow(plans: Sequence[Weighed], thing: Thing, people: Sequence[Any]) -> Thread:
         owner = [0]
 
         def ways(event: Event) -> Sequence[str]:
             kind, *roles = event
             t.set(x=thing, **{slot: people[role] for slot, role in zip("pq", roles, strict=False)})
-            return HAND_WAYS["relend" if kind == "lend" and owner[0] != roles[0] else str(kind)]
+            return HAND_WAYS["relend" if kind == "lend" and owner[0] != roles[0] else kind]
 
         def told(event: Event) -> None:
             if event[0] in ("have", "give"):
-                owner[0] = int(str(event[-1]))
+                owner[0] = event[-1]
 
         return Thread(plans, ways, told)
 
     def story(label: str) -> None:
         plans = hand_plans(asked)
-        wanted = plans[label if right else OPPOSITE[label]]
-        misled = short(plans[t.mislead(label)])
+        wanted = equal(plans[label if right else OPPOSITE[label]])
+        misled = misleading(plans, label)
         shuffled = t.choose((cast, [cast[1], cast[0], cast[2]]))
         t.set(**dict(zip("uvw", t.choose(list(itertools.permutations(cast))), strict=True)))
         t.say("{u}, {v} and {w} were <friends|neighbours|cousins|at school together>.")
@@ -156,6 +158,7 @@ def hands(t: Scene) -> Callable[[str], None]:
 
 
 # --- who is where ---------------------------------------------------------------------------------------------------
+
 
 def moves() -> list[Plan]:
     """Courses of a person (with a thing) over places 0, 1, 2."""
@@ -211,10 +214,22 @@ SITE_WAYS = {
     ),
     "go": ("{p.he} <went|walked|hurried> {l.to} with the {x}.", "{p.he} took the {x} along {l.to}."),
     "bare go": ("{p.he} <went|walked|hurried> <on |>{l.to}.", "Then {p} <set off|made the way> {l.to}."),
-    "leave and go": ("{p.he} left the {x} where {p.he} was and went {l.to}.", "{p.he} put down the {x} and walked {l.to} without it."),
-    "vanish": ("Then {p} went off with the {x}, and nobody knows where.", "{p.he} left with the {x} and did not say where {p.he} was going."),
-    "bare vanish": ("Then {p} went off, and nobody knows where.", "{p.he} left and did not say where {p.he} was going."),
-    "leave and vanish": ("{p.he} put down the {x} and left, nobody knows where to.", "{p.he} left the {x} behind and went off without a word."),
+    "leave and go": (
+        "{p.he} left the {x} where {p.he} was and went {l.to}.",
+        "{p.he} put down the {x} and walked {l.to} without it.",
+    ),
+    "vanish": (
+        "Then {p} went off with the {x}, and nobody knows where.",
+        "{p.he} left with the {x} and did not say where {p.he} was going.",
+    ),
+    "bare vanish": (
+        "Then {p} went off, and nobody knows where.",
+        "{p.he} left and did not say where {p.he} was going.",
+    ),
+    "leave and vanish": (
+        "{p.he} put down the {x} and left, nobody knows where to.",
+        "{p.he} left the {x} behind and went off without a word.",
+    ),
 }
 
 
@@ -230,7 +245,7 @@ def places(t: Scene) -> Callable[[str], None]:
     )
     known: dict[Any, Any] = {0: t["l"]}
 
-    def follow(plans: Sequence[Plan], person: Any, thing: Thing) -> Thread:
+    def follow(plans: Sequence[Weighed], person: Any, thing: Thing) -> Thread:
         has = [True]
 
         def ways(event: Event) -> Sequence[str]:
@@ -238,20 +253,20 @@ def places(t: Scene) -> Callable[[str], None]:
             t.set(p=person, x=thing)
             for role in roles:
                 t["l"] = known.get(role) or Lazy([place for place in PLACES.values() if place not in known.values()])
-            return SITE_WAYS[str(kind) if has[0] or kind not in ("go", "vanish") else f"bare {kind}"]
+            return SITE_WAYS[kind if has[0] or kind not in ("go", "vanish") else f"bare {kind}"]
 
         def told(event: Event) -> None:
             kind, *roles = event
             for role in roles:
                 known[role] = t["l"]
-            has[0] &= "leave" not in str(kind)
+            has[0] &= "leave" not in kind
 
         return Thread(plans, ways, told)
 
     def story(label: str) -> None:
         plans = site_plans(asked)
-        misled = short(plans[t.mislead(label)])
-        wanted = plans[label if right else OPPOSITE[label]]
+        misled = misleading(plans, label)
+        wanted = equal(plans[label if right else OPPOSITE[label]])
         t.weave(follow(wanted, people[0], things[0]), follow(misled, people[1], things[1]))
 
     return story
@@ -296,7 +311,11 @@ def ledgers() -> tuple[Plan, ...]:
                 continue
             found.append((begin, one))
             for two in steps:
-                if two[0] != one[0] and two[1] != one[1] and 1 <= left + (two[1] if two[0] == "more" else -two[1]) <= MOST:
+                if (
+                    two[0] != one[0]
+                    and two[1] != one[1]
+                    and 1 <= left + (two[1] if two[0] == "more" else -two[1]) <= MOST
+                ):
                     found.append((begin, one, two))
             found += [(begin, one, ("some more", 0))] * 4 + [(begin, one, ("some less", 0))] * 4 * (left > 4)
         found += [(begin, ("some more", 0))] * 4 + [(begin, ("some less", 0))] * 4 * (first > 4)
@@ -318,16 +337,24 @@ def count_plans(relation: str, n: int) -> Sorted:
 
 
 COUNT_WAYS = {
-    "begin": ("{p} had {n} {xs}.", "{p} <started|began> the day with {n} {xs}.", "{p} <counted|owned> {n} {xs}."),
+    "begin": (
+        "{p} had {n} {xs}.",
+        "{p} started the day with {n} {xs}.",
+        "{p} counted {n} {xs}.",
+        "{p} owned {n} {xs}.",
+    ),
     "more": (
-        "{p.he} <found|bought|got> {n} more {xs}.",
+        "{p.he} found {n} more {xs}.",
+        "{p.he} bought {n} more {xs}.",
         "{q} gave {p.him} {n} more {xs}.",
         "{p.he} was given {n} more {xs} by {q}.",
         "Then {p} won {n} {xs} from {q}.",
     ),
     "less": (
         "{p.he} gave {n} {xs} to {q}.",
-        "{p.he} <lost|sold|gave away> {n} {xs}.",
+        "{p.he} lost {n} {xs}.",
+        "{p.he} sold {n} {xs}.",
+        "{p.he} gave away {n} {xs}.",
         "Then {q} took {n} {xs} from {p}.",
         "{p.he} lost {n} {xs} to {q} in a bet.",
     ),
@@ -338,6 +365,7 @@ COUNT_WAYS = {
         "Then {q} took a few {xs} from {p}.",
     ),
 }
+# Numbers follow no choice within a template, so that the parser sees at once which plan it cannot be.
 
 
 def counts(t: Scene) -> Callable[[str], None]:
@@ -350,12 +378,12 @@ def counts(t: Scene) -> Callable[[str], None]:
     )
     n, mine = int(t["n"]), t["xs"]
 
-    def follow(plans: Sequence[Plan], person: Any, goods: list[Any]) -> Thread:
+    def follow(plans: Sequence[Weighed], person: Any, goods: list[Any]) -> Thread:
         def ways(event: Event) -> Sequence[str]:
             kind, amount = event
             single = next(good for good in GOODS if plural(good) == goods[0]) if amount == 1 else ""
-            t.set(p=person, q=people[2], n=N(int(str(amount))), xs=single or goods[0])
-            return COUNT_WAYS[str(kind)]
+            t.set(p=person, q=people[2], n=N(amount), xs=single or goods[0])
+            return COUNT_WAYS[kind]
 
         def told(event: Event) -> None:
             goods[0] = t["xs"] if event[0] == "begin" else goods[0]
@@ -363,8 +391,8 @@ def counts(t: Scene) -> Callable[[str], None]:
         return Thread(plans, ways, told)
 
     def story(label: str) -> None:
-        misled = short(count_plans("exactly", n)[t.mislead(label)])
-        wanted = count_plans(relation, n)[label]
+        misled = misleading(count_plans("exactly", n), label)
+        wanted = equal(count_plans(relation, n)[label])
         others = Lazy([plural(good) for good in GOODS if plural(good) != mine])
         t.weave(follow(wanted, people[0], [mine]), follow(misled, people[1], [others]))
 

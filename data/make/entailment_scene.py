@@ -1,20 +1,21 @@
 """A story that is told to fit a statement: its people and things, and the weaving of its threads."""
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import lexicon
 from choice import Teller, zipf
 from telling import Ask, Lazy, Story, compiled
-from world import Person, Thing
+from world import SEX, Person, Thing
 
 LABELS = ("entailment", "neutral", "contradiction")
 
-Event = tuple[Hashable, ...]
+Event = tuple[Any, ...]
 Plan = tuple[Event, ...]
-Nouns = dict[str, tuple[str, ...]]
+Weighed = tuple[Plan, float]
+Nouns = Mapping[str, tuple[str, ...]]
 
 
 def verdict(worlds: Iterable[bool]) -> str:
@@ -59,10 +60,10 @@ class Spoken(dict[str, Any]):
 
 @dataclass(frozen=True)
 class Thread:
-    """Plans, one of which is told. ways(event) sets the slots for an event and returns the templates that tell it;
+    """Plans with their probabilities, one of which is told. ways(event) sets the slots for an event and returns the templates that tell it;
     told(event) is called when that is done."""
 
-    plans: Sequence[Plan]
+    plans: Sequence[Weighed]
     ways: Callable[[Event], Sequence[str]]
     told: Callable[[Event], None] = lambda event: None
 
@@ -76,13 +77,15 @@ class Scene(Story):
         self.people: list[Person] = []
         self.items: list[Item] = []
 
-    def person(self) -> Person:
-        """Somebody new; the first letter of the name is new as well."""
+    def person(self, sex: Callable[[], str | None] = lambda: None) -> Person:
+        """Somebody new, of the given sex if any; the first letter of the name is new as well."""
 
         def names() -> list[str]:
             taken = {one.name[0] for one in self.people if isinstance(one.name, str)}
             pairs = zip(lexicon.WOMEN, lexicon.MEN, strict=False)
-            return [name for pair in pairs for name in pair if name[0] not in taken]
+            wanted = sex()
+            fit = [name for pair in pairs for name in pair if name[0] not in taken]
+            return [name for name in fit if wanted in (None, SEX[name])]
 
         someone = Person(Lazy(names, lambda options: zipf(len(options), 12.0)), "")
         self.people.append(someone)
@@ -109,7 +112,7 @@ class Scene(Story):
         return which
 
     def weave(self, *threads: "Thread") -> None:
-        """Tell the threads in turns, each along one of its plans (all of a thread are equally likely).
+        """Tell the threads in turns, each along one of its plans.
 
         Thread, event and wording are drawn in one choice, so that it shows at once what was drawn.
         """
@@ -118,10 +121,14 @@ class Scene(Story):
             every: list[tuple[int, Event, str]] = []
             weights: list[float] = []
             for index, (thread, plans, n_told) in enumerate(left):
-                for event, count in Counter(plan[n_told] for plan in plans).items():
+                shares: dict[Event, float] = {}
+                for plan, weight in plans:
+                    shares[plan[n_told]] = shares.get(plan[n_told], 0.0) + weight
+                total = math.fsum(shares.values())
+                for event, share in shares.items():
                     ways = thread.ways(event)
                     every += [(index, event, way) for way in ways]
-                    weights += [count / len(plans) / len(ways) / len(left)] * len(ways)
+                    weights += [share / total / len(ways) / len(left)] * len(ways)
 
             def head(i: int, every: list[tuple[int, Event, str]] = every, left: list[Any] = left) -> str:
                 index, event, way = every[i]
@@ -133,18 +140,13 @@ class Scene(Story):
             thread.ways(event)
             self.say(way)
             thread.told(event)
-            plans = [plan for plan in plans if plan[n_told] == event]
-            going = [plan for plan in plans if len(plan) > n_told + 1]
-            if len(going) < len(plans) and (not going or self.choose((True, False), (len(plans) - len(going), len(going)))):
-                del left[index]
-            else:
+            plans = [(plan, weight) for plan, weight in plans if plan[n_told] == event]
+            going = [(plan, weight) for plan, weight in plans if len(plan) > n_told + 1]
+            goes_on = math.fsum(weight for _, weight in going) / math.fsum(weight for _, weight in plans)
+            if going and (len(going) == len(plans) or self.chance(goes_on)):
                 left[index] = (thread, going, n_told + 1)
-
-    def mislead(self, label: str) -> str:
-        """The label that the other thread would have: often undecided where the first is not."""
-        if label == "neutral":
-            return self.choose(LABELS, (2.0, 1.0, 2.0))
-        return self.choose(LABELS, (1.0, 8.0, 1.0))
+            else:
+                del left[index]
 
 
 OPPOSITE = {"entailment": "contradiction", "neutral": "neutral", "contradiction": "entailment"}
@@ -162,7 +164,17 @@ def sort(plans: Sequence[Plan], judge: Callable[[Plan], str | None]) -> Sorted:
     return found
 
 
-def short(plans: Sequence[Plan]) -> list[Plan]:
-    """The shortest of the plans."""
-    least = min(map(len, plans))
-    return [plan for plan in plans if len(plan) == least]
+def equal(plans: Sequence[Plan]) -> list[Weighed]:
+    """Plans that are equally likely."""
+    return [(plan, 1.0 / len(plans)) for plan in plans]
+
+
+def misleading(plans: Sorted, label: str) -> list[Weighed]:
+    """The shortest plans for another thread than that which decides the label: often open where that one is not."""
+    shares = (2.0, 1.0, 2.0) if label == "neutral" else (1.0, 8.0, 1.0)
+    found: list[Weighed] = []
+    for other, share in zip(LABELS, shares, strict=True):
+        least = min(map(len, plans[other]))
+        shortest = [plan for plan in plans[other] if len(plan) == least]
+        found += [(plan, share / sum(shares) / len(shortest)) for plan in shortest]
+    return found

@@ -8,9 +8,9 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from entailment_scene import OPPOSITE, Event, Plan, Scene, Sorted, Thread, short, sort, verdict
+from entailment_scene import OPPOSITE, Event, Plan, Scene, Sorted, Thread, Weighed, equal, misleading, sort, verdict
 from telling import Lazy, rows
-from world import PLACES, Thing
+from world import Thing
 
 # --- what is broken -------------------------------------------------------------------------------------------------
 
@@ -32,7 +32,14 @@ FRAGILE = {
     "wheelbarrow": ("green ", "old ", "little "),
     "doll's house": ("pink ", "tall ", "wooden "),
 }
-BROKEN = {"whole": {False}, "begin broken": {True}, "break": {True}, "mend": {False}, "try": {True, False}, "fall": {True, False}}
+BROKEN = {
+    "whole": {False},
+    "begin broken": {True},
+    "break": {True},
+    "mend": {False},
+    "try": {True, False},
+    "fall": {True, False},
+}
 
 
 @functools.cache
@@ -46,11 +53,15 @@ def break_plans() -> Sorted:
                 sound &= BROKEN[before] == ({True} if after in ("mend", "try") else {False})
             if sound:
                 found.append(tuple((kind,) for kind in plan))
-    return sort(found, lambda plan: verdict(BROKEN[str(plan[-1][0])]))
+    return sort(found, lambda plan: verdict(BROKEN[plan[-1][0]]))
 
 
 BREAK_WAYS = {
-    "whole": ("{p} had a new {x.new}.", "{p} was proud of {p.his} {x.new}.", "{p} carried a {x.new} <home|down the road>."),
+    "whole": (
+        "{p} had a {x.new}.",
+        "{p} was proud of {p.his} {x.new}.",
+        "{p} carried a {x.new} <home|down the road>.",
+    ),
     "begin broken": ("{p} had a broken {x}.", "{p} found a broken {x} in the attic.", "{p}'s {x.new} was broken."),
     "break": (
         "{q} dropped the {x}, and it broke.",
@@ -86,17 +97,17 @@ def breakage(t: Scene) -> Callable[[str], None]:
         (1.0, "The {x} is in one piece.", False),
     )
 
-    def follow(plans: Sequence[Plan], thing: Thing, one: Any, other: Any) -> Thread:
+    def follow(plans: Sequence[Weighed], thing: Thing, one: Any, other: Any) -> Thread:
         def ways(event: Event) -> Sequence[str]:
             t.set(p=one, q=other, x=thing)
-            return BREAK_WAYS[str(event[0])]
+            return BREAK_WAYS[event[0]]
 
         return Thread(plans, ways)
 
     def story(label: str) -> None:
         plans = break_plans()
-        wanted = plans[label if right else OPPOSITE[label]]
-        misled = short(plans[t.mislead(label)])
+        wanted = equal(plans[label if right else OPPOSITE[label]])
+        misled = misleading(plans, label)
         t.weave(follow(wanted, things[0], *people), follow(misled, things[1], *people[::-1]))
 
     return story
@@ -108,8 +119,8 @@ SPOTS = """cupboard|basket|drawer|blue jug|old chest|sewing box|bread bin|coal b
 toolbox|hay barrel|clothes chest|rain boot|wooden crate""".replace("\n", "|").split("|")
 SMALL = {
     noun: ("",)
-    for noun in """key letter ring marble coin whistle button penknife locket thimble compass brooch medal seashell
-    harmonica comb map ticket""".split()
+    for noun in """key|letter|ring|marble|coin|whistle|button|penknife|locket|thimble|compass|brooch|medal|seashell
+harmonica|comb|map|ticket""".replace("\n", "|").split("|")
 }
 
 
@@ -136,14 +147,30 @@ def belief_plans(asked: str) -> Sorted:
 
 
 BELIEF_WAYS = {
-    "hide": ("{q} <put|hid> the {x} in the {s}, and {p} saw it.", "{p} and {q} put the {x} in the {s} together.", "{p} watched {q} put the {x} in the {s}."),
+    "hide": (
+        "{q} <put|hid> the {x} in the {s}, and {p} saw it.",
+        "{p} and {q} put the {x} in the {s} together.",
+        "{p} watched {q} put the {x} in the {s}.",
+    ),
     "watch": ("{p} <stayed in the room|sat down beside {q.him}|stayed where {p.he} was, and watched>.",),
-    "leave": ("{p.he} <went out|went home|left the room>.", "Then {p} went to <feed the hens|fetch water|post a letter>."),
-    "move": ("{q} <moved|put> the {x} into the {s} after all." , "Then {q} took the {x} out again and put it in the {s}."),
+    "leave": (
+        "{p.he} <went out|went home|left the room>.",
+        "Then {p} went to <feed the hens|fetch water|post a letter>.",
+    ),
+    "move": (
+        "{q} <moved|put> the {x} into the {s} after all.",
+        "Then {q} took the {x} out again and put it in the {s}.",
+    ),
     "move perhaps": ("{q} <wanted|meant> to move the {x} to the {s}, and nobody knows whether {q.he} did.",),
     "return": ("{p} came back later, and nobody told {p.him} anything.", "When {p} returned, {q} said nothing."),
-    "told": ("Later {q} told {p} that the {x} was in the {s} now.", "{q} wrote {p} a note: the {x} was now in the {s}, and {p} believed it."),
-    "peep": ("Perhaps {p} saw that through the window, and perhaps {p.he} did not.", "Nobody could say whether {p} had heard of that."),
+    "told": (
+        "Later {q} told {p} that the {x} was in the {s} now.",
+        "{q} wrote {p} a note: the {x} was now in the {s}, and {p} believed it.",
+    ),
+    "peep": (
+        "Perhaps {p} saw that through the window, and perhaps {p.he} did not.",
+        "Nobody could say whether {p} had heard of that.",
+    ),
 }
 
 
@@ -164,21 +191,21 @@ def beliefs(t: Scene) -> Callable[[str], None]:
         t.set(p=people[0], q=people[1], x=thing)
         for role in roles:
             t["s"] = known.get(role) or Lazy([spot for spot in SPOTS if spot not in known.values()])
-        return BELIEF_WAYS[str(kind)]
+        return BELIEF_WAYS[kind]
 
     def told(event: Event) -> None:
         for role in event[1:]:
             known[role] = t["s"]
 
     def story(label: str) -> None:
-        t.weave(Thread(belief_plans(asked)[label if right else OPPOSITE[label]], ways, told))
+        t.weave(Thread(equal(belief_plans(asked)[label if right else OPPOSITE[label]]), ways, told))
 
     return story
 
 
 # --- whether a promise was kept ---------------------------------------------------------------------------------------
 
-DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 TASKS = rows(
     "do did",
     """
@@ -208,19 +235,22 @@ def promise_plans() -> Sorted:
     for due in range(2, 6):
         for done in range(1, 7):
             found[("promise", due), ("do", done)] = {done <= due}
-            found[("promise", due), ("do", done), ("after",)] = {done <= due}
         for unknown in ("someday", "hearsay"):
             found[("promise", due), (unknown,)] = {True, False}
-            found[("promise", due), (unknown,), ("after",)] = {True, False}
     return sort(list(found), lambda plan: verdict(found[plan]))
 
 
 PROMISE_WAYS = {
-    "promise": ("On Monday {p} promised {q} to {task.do} by {d}.", '"I shall {task.do} by {d}," {p} promised {q} on Monday.'),
+    "promise": (
+        "On Monday {p} promised {q} to {task.do} by {d}.",
+        '"I shall {task.do} by {d}," {p} promised {q} on Monday.',
+    ),
     "do": ("{p.he} {task.did} on {d}.", "On {d} {p} {task.did}.", "It was {d} when {p} {task.did}."),
     "someday": ("{p.he} {task.did} that week, but nobody remembers on which day.", "One day that week {p} {task.did}."),
-    "hearsay": ("Nobody has seen yet whether {p} {task.did} in time.", "{q} was away all week and does not know when {p} {task.did}."),
-    "after": ("{q} thanked {p.him}<| with a cake|, and made {p.him} a cup of tea>.",),
+    "hearsay": (
+        "Nobody has seen yet whether {p} {task.did} in time.",
+        "{q} was away all week and does not know when {p} {task.did}.",
+    ),
 }
 
 
@@ -236,14 +266,14 @@ def promises(t: Scene) -> Callable[[str], None]:
 
     drawn: dict[Any, Any] = {}
 
-    def follow(plans: Sequence[Plan], one: Any) -> Thread:
+    def follow(plans: Sequence[Weighed], one: Any) -> Thread:
         def ways(event: Event) -> Sequence[str]:
             kind, *days = event
             t.set(p=one, q=people[2])
             t["task"] = drawn.get(one) or Lazy([task for task in TASKS if task not in drawn.values()])
             for day in days:
-                t["d"] = DAYS[int(str(day))]
-            return PROMISE_WAYS[str(kind)]
+                t["d"] = DAYS[day]
+            return PROMISE_WAYS[kind]
 
         def told(event: Event) -> None:
             drawn[one] = t["task"]
@@ -252,8 +282,8 @@ def promises(t: Scene) -> Callable[[str], None]:
 
     def story(label: str) -> None:
         plans = promise_plans()
-        wanted = plans[label if right else OPPOSITE[label]]
-        misled = short(plans[t.mislead(label)])
+        wanted = equal(plans[label if right else OPPOSITE[label]])
+        misled = misleading(plans, label)
         t.weave(follow(wanted, people[0]), follow(misled, people[1]))
 
     return story
@@ -311,12 +341,12 @@ def arrivals(t: Scene) -> Callable[[str], None]:
 
     def ways(event: Event) -> Sequence[str]:
         _, first, second = event
-        t.set(p=people[int(str(first))], q=people[int(str(second))])
+        t.set(p=people[first], q=people[second])
         return "{p} <{order.more}|{order.more_than}> {q}.", "{q} <{order.less}|{order.less_than}> {p}."
 
     def story(label: str) -> None:
         t.set(**dict(zip("wxyz", t.choose(list(itertools.permutations(people))), strict=True)))
         t.say("{w}, {x}, {y} and {z} {order.begin}.")
-        t.weave(Thread(order_plans()[label if right else OPPOSITE[label]], ways))
+        t.weave(Thread(equal(order_plans()[label if right else OPPOSITE[label]]), ways))
 
     return story

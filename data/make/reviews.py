@@ -263,7 +263,7 @@ def review(teller: Teller) -> str:
     if mild:
         t.side(sign or teller.choose((1, -1)))
         t.say(*mild)
-        tell_fact(t, facts, 0.3)
+        tell_fact(t, facts, 0.2)
     elif sign:
         t.side(sign)
         name, _ = argue(t, domain.taken[sign])
@@ -271,8 +271,8 @@ def review(teller: Teller) -> str:
             t.gap = " "
             t.say(*domain.closes[sign])
         t.side(sign)
-        t.maybe("{p}.", "<And|Besides,|What is more,> {p}.", p=0.25)
-        tell_fact(t, facts, 0.15)
+        t.maybe("{p}.", "<And|Besides,|What is more,> {p}.", p=0.2)
+        tell_fact(t, facts, 0.1)
         if name not in ("turned", "granted"):
             t.maybe(*domain.closes[sign], p=0.45)
     else:
@@ -281,8 +281,8 @@ def review(teller: Teller) -> str:
         if name == "facts":
             facts.remove(way)
             tell_fact(t, facts, 1.0)
-            tell_fact(t, facts, 0.5)
-        tell_fact(t, facts, 0.3)
+            tell_fact(t, facts, 0.3)
+        tell_fact(t, facts, 0.2)
         t.side(1)
         t.maybe("{mid}.", p=0.2)
         t.maybe(*domain.closes[0], p=0.3)

@@ -4,7 +4,7 @@ In templates p slots are clauses on the writer's side and q slots on the other (
 things without a verb, mid clauses are neither good nor bad; {better} is "worse" for who finds fault.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import reviews_words as words
 
@@ -44,8 +44,8 @@ MIDDLING = ("{mid}<.|, and {mid2}.|. {mid2}.>",)
 OPINIONS = (
     "My {kin} thinks that {p}, my {kin2} that {q}. <Both are right in a way|I can understand both|I side with neither>.",
     "My {kin} thinks that {q}, my {kin2} that {p}. <Both are right in a way|I can understand both|I side with neither>.",
-    "Some say that {p}, others that {q}. <I would say neither|It lies in between|I find it hard to say>.",
-    "Some say that {q}, others that {p}. <I would say neither|It lies in between|I find it hard to say>.",
+    "Some say that {p}, others that {q}. <There is something in both|Let others judge|I find it hard to say>.",
+    "Some say that {q}, others that {p}. <There is something in both|Let others judge|I find it hard to say>.",
 )
 
 
@@ -64,7 +64,7 @@ class Domain:
         subject: str,
         starts: Sequence[str],
         facts: Sequence[str],
-        closes: dict[int, Sequence[str]],
+        closes: Mapping[int, Sequence[str]],
         ironies: str,
         done: str,
         loves: str,
