@@ -24,7 +24,7 @@ from tests.engine.tiny import Work, lasting
 from tests.run.killing import die_at_event, in_child
 
 STEPS = 16
-EVENTS = 500
+EVENTS = 300
 VARIANTS = {
     "adamw, patience, samples": (
         "evaluation.every=2",
@@ -61,7 +61,7 @@ def killed_after_a_while(run: Path, start: Callable[[], Any], rng: random.Random
     pid = in_child(lambda: [start()])
     while not is_held(run) and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         time.sleep(0.001)
-    time.sleep(rng.uniform(0, 0.1))
+    time.sleep(rng.uniform(0, 0.04))
     os.kill(pid, signal.SIGKILL)
     return wait(pid)
 

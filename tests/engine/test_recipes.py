@@ -66,6 +66,7 @@ def test_a_shipped_recipe_trains_measures_and_writes(name: str, work: Work, monk
         "tokens",
         "context",
         "stride",
+        "limit_bits_per_byte",
     ]
     asked = ["generate", "the cat", "--run", str(work.run()), "--max-new-tokens", "20", "--seed", "1", "--json"]
     first, second = (CliRunner().invoke(app, asked) for _ in range(2))
