@@ -6,6 +6,7 @@ limits.json holds, by the SHA-256 of each file's bytes, what the best possible m
                        text is part of it: a model is to be scored on every token of the text and on its end.
     bits_per_document, bits_per_byte
 For the translation tables: the same of the sources, and the best accuracy and BLEU of the targets.
+For the labelled tables: the best accuracy to be expected, and what a majority and a bag of words reach.
 """
 
 import hashlib
@@ -17,6 +18,9 @@ from typing import Any
 
 import stories
 import translation
+from entailment import ENTAILMENT
+from entailment_kinship import KINSHIP
+from reviews import REVIEWS
 
 HERE = Path(__file__).resolve().parent.parent
 TRAIN, VALID = 4300, 215  # stories; those for validation are numbered after those for training
@@ -61,6 +65,8 @@ def files() -> Iterator[tuple[str, bytes, Limit]]:
     """(name, bytes, limit) of every bundled file."""
     yield from story_files()
     yield from translation_files()
+    for table in (REVIEWS, ENTAILMENT, KINSHIP):
+        yield from table.files()
 
 
 def build(folder: Path) -> None:
