@@ -6,7 +6,8 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
 TEXT ?= data/stories.txt
-PROMPT ?= One rainy morning in April,
+PROMPT ?= One
+VALID ?= $(if $(filter data/stories.txt,$(TEXT)),data/stories.valid.txt,$(TEXT))
 
 .PHONY: help quickstart test test-slow test-gpu check data bench clean
 
@@ -22,8 +23,8 @@ help:
 
 quickstart: $(VENV)/.runtime
 	$(BIN)/lmtool pretrain $(TEXT)
-	$(BIN)/lmtool generate "$(PROMPT)" --max-new-tokens 100 --temperature 0.8 --top-k 40 --seed 1
-	$(BIN)/lmtool eval last $(TEXT)
+	$(BIN)/lmtool generate "$(PROMPT)" -n 3 --max-new-tokens 250 --temperature 0.8 --top-k 40 --seed 1
+	$(BIN)/lmtool eval last $(VALID)
 
 test check: $(VENV)/.dev
 	scripts/check
@@ -40,6 +41,7 @@ data: $(VENV)/.made
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/tokenizing.py
+	$(BIN)/python benchmarks/families.py
 
 # The stamps say what is installed. A changed pyproject.toml or constraints.txt installs again.
 
