@@ -126,12 +126,20 @@ def relatives(t: Scene) -> Callable[[str], None]:
     kind = t["r"].kind
 
     def facts(label: str) -> None:
-        first, second = t.choose(links(kind, label))
-        partner = a if first == "spouse" else b if second == "spouse" else None
+        pairs = links(kind, label)
+        married = [pair.index("spouse") if "spouse" in pair else None for pair in pairs]
+        # who is married shows in a name long before it is said, so it is drawn apart from the rest
+        which = t.choose((None, 0, 1), [float(married.count(index)) for index in (None, 0, 1)])
+        partner = None if which is None else (a, b)[which]
         c = t.person(lambda: {"he": "she", "she": "he", None: None}[partner.sex if partner else None])
+        plans: list[Plan] = []
+        for (first, second), index in zip(pairs, married, strict=True):
+            if index == which:
+                told = ((t, a, first, c), (t, c, second, b))
+                plans += [told, told[::-1]]
         family = (a, b, c)
-        one, two = fact(link_ways, (t, a, first, c)), fact(link_ways, (t, c, second, b))
-        t.weave(one, two, aside(t, family), *work(t, family))
+        both = Thread(equal(plans), lambda event: link_ways(*event))
+        t.weave(both, aside(t, family), *work(t, family))
 
     return facts
 
