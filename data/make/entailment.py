@@ -52,6 +52,4 @@ def limits() -> dict[str, dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent
-    for name, data, _ in ENTAILMENT.files():
-        (folder / name).write_bytes(data)
+    ENTAILMENT.write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent)

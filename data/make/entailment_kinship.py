@@ -107,6 +107,16 @@ def aside(t: Scene, family: Sequence[Person]) -> Thread:
     return fact(lambda kind, index: link_ways(t, other, kind, family[index]), *cases)
 
 
+def hobby(t: Scene, child: Person) -> list[Thread]:
+    """Perhaps, what a child likes."""
+
+    def ways() -> Sequence[str]:
+        t.set(p=child)
+        return "{p} plays the <flute|fiddle|drum|harmonica>.", "{p} <keeps|has> <rabbits|hens|a goat|a tortoise>."
+
+    return [fact(ways, ())] if t.chance(0.4) else []
+
+
 def work(t: Scene, family: Sequence[Person]) -> list[Thread]:
     """Perhaps, what one of them does for a living."""
 
@@ -209,7 +219,7 @@ def years(t: Scene) -> Callable[[str], None]:
                 plans += [pair, pair[::-1]]
         others = [(d, far, one) for far in (-4, -3, -2, -1, 1, 2, 3, 4) for one in (a, c)]
         both = Thread(equal(plans), lambda event: event[0](*event[1:]))
-        t.weave(both, fact(apart, *others), *work(t, (d,)))
+        t.weave(both, fact(apart, *others), *hobby(t, d))
 
     return facts
 
@@ -245,6 +255,4 @@ def limits() -> dict[str, dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent
-    for name, data, _ in KINSHIP.files():
-        (folder / name).write_bytes(data)
+    KINSHIP.write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent)

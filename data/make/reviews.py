@@ -298,6 +298,4 @@ def limits() -> dict[str, dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent
-    for name, data, _ in REVIEWS.files():
-        (folder / name).write_bytes(data)
+    REVIEWS.write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent)
