@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from lmtool.text import bundled
 from tests.cli.conftest import RUN, SENTENCES, SMALL, contents
 
 ROOT = Path(__file__).parents[2]
@@ -251,3 +252,13 @@ def test_an_encoding_that_lacks_letters(home):
     done = start("runs", "ls", stdout=subprocess.PIPE, env={"PYTHONIOENCODING": "latin-1"})
     assert done.returncode == 0
     assert done.stdout.startswith(b"\\u96e8\t")
+
+
+def test_the_limit_of_a_bundled_text_stands_beside_the_figure(lmtool, home):
+    text = bundled.folder() / "stories.valid.txt"
+    small = ("-s", "model.context=16", "-s", "tokenizer.vocab_size=400")
+    run = lmtool.succeeds("pretrain", text, *SMALL, *small).out.strip()
+    shown = lmtool.succeeds("eval", run, "data/stories.valid.txt").out
+    assert f"the best possible model: {bundled.limit([text]):.4f}" in shown
+    record = json.loads(lmtool.succeeds("eval", run, text, "--json").out)
+    assert record["limit_bits_per_byte"] == bundled.limit([text]) < record["bits_per_byte"]
