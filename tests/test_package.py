@@ -61,3 +61,8 @@ def test_the_installed_wheel_finds_its_recipes(run_installed):
     listed = run_installed("-m", "lmtool", "recipes", "ls", "--json").splitlines()
     assert {json.loads(line)["name"] for line in listed} == {path.stem for path in (ROOT / "recipes").glob("*.yaml")}
     assert run_installed("-m", "lmtool", "recipes", "show", "tiny") == (ROOT / "recipes" / "tiny.yaml").read_text()
+
+
+def test_the_installed_wheel_finds_its_texts(run_installed):
+    program = "from lmtool.text.files import find_files; print(*find_files('data/stories.txt'))"
+    assert run_installed("-c", program).strip().endswith("/site/lmtool/_bundled/data/stories.txt")
