@@ -68,7 +68,7 @@ def _resolve_device(device: DeviceName) -> str:
         raise ResourceError(
             f"the device {device} is not available here",
             where=f"torch {torch.__version__} finds: {usable}",
-            fix="use -s training.device=auto, or --device auto",
+            fix="train with -s training.device=auto; generate and eval take --device auto",
         )
     return device
 
