@@ -23,7 +23,7 @@ from lmtool.engine.examples import Examples
 from lmtool.engine.fit import fit
 from lmtool.engine.optimizer import Optimizers
 from lmtool.model import LanguageModel, build
-from lmtool.objective import build as build_objective
+from lmtool.objective import CausalObjective
 from lmtool.recipe.spec import AdamW, Causal, Constant, Recipe, Training, Transformer
 from lmtool.run.order import rank_samples
 
@@ -58,7 +58,7 @@ def invented_text(n_characters: int) -> str:
 def ours(model: LanguageModel, examples: Examples, recipe: Recipe, compute: Compute) -> Iterator[float]:
     """Losses of lmtool's own training loop, a step each."""
     optimizers = Optimizers(recipe.optimizer, model, compute)
-    for step in fit(model, build_objective(Causal(), -1, False), optimizers, examples, recipe, compute, World()):
+    for step in fit(model, CausalObjective(Causal(), -1, False), optimizers, examples, recipe, compute, World()):
         yield step.loss
 
 
@@ -72,7 +72,9 @@ def theirs(model: GPT2LMHeadModel, examples: Examples, recipe: Recipe, compute: 
     ]
     optimizer = torch.optim.AdamW(groups, lr=spec.lr, betas=(spec.beta1, spec.beta2), eps=spec.eps, fused=True)
     for step in range(STEPS):
-        rows = torch.from_numpy(np.stack(examples.read(rank_samples(step, recipe.training.batch_size))))
+        rows = torch.from_numpy(
+            np.stack([example.tokens for example in examples.read(rank_samples(step, recipe.training.batch_size))])
+        )
         inputs, targets = rows[:, :-1].to(compute.device), rows[:, 1:].to(compute.device)
         with compute.autocast():
             logits = model(input_ids=inputs).logits
@@ -153,7 +155,8 @@ def main() -> None:
         bos_token_id=None,
         eos_token_id=None,
     )
-    examples = Examples(tokens, given.context, seed=1)  # type: ignore[arg-type]  # read like a store
+    cut = CausalObjective(Causal(), -1, False).cut(given.context)
+    examples = Examples(tokens, cut, seed=1)  # type: ignore[arg-type]  # read like a store
     fast, exact = resolve(given.device, "auto"), resolve(given.device, "float32")
 
     def fresh(compute: Compute) -> LanguageModel:

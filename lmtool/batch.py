@@ -1,6 +1,6 @@
 """The types that text, models and objectives share: Batch, what a model is fed, and Mask, who may attend to whom.
 
-Shapes: B rows, T positions of the tokens, Q query positions, S key positions.
+Shapes: B rows, T positions of the tokens, Q query positions, S key or source positions, K noise words.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -22,12 +22,24 @@ class Batch:
     keep_BT: bool, False at padding; None when every position is text.
     documents_BT: int64 ordinal of the document that each position belongs to, when rows hold several documents that
         must not see each other; None when a row is one text.
+    source_BS: int64 ids of the text that `tokens_BT` answers to, for models that read a source; else None.
+    source_keep_BS: bool, False at padding of the source; None when there is none.
+    prefix_B: int64, how many of the first positions every position sees (prefix LM); None when rows have no prefix.
+    segments_BT: int64, 0 for the first text of a row, 1 for the second; None when rows hold one text.
+    negatives_BK: int64 ids drawn as noise for each row (negative sampling); None without them.
+    labels_B: int64 class of each row; None without classes.
     """
 
     tokens_BT: Tensor
     targets_BT: Tensor | None = None
     keep_BT: Tensor | None = None
     documents_BT: Tensor | None = None
+    source_BS: Tensor | None = None
+    source_keep_BS: Tensor | None = None
+    prefix_B: Tensor | None = None
+    segments_BT: Tensor | None = None
+    negatives_BK: Tensor | None = None
+    labels_B: Tensor | None = None
 
     @property
     def n_targets(self) -> int:
@@ -54,7 +66,9 @@ class Mask:
     Positions count from the first key: when keys are cached, query 0 stands at position S - Q.
 
     causal: a query sees keys up to its own position, but see prefix_B.
-    window: a query sees only keys less than this many positions away.
+    window: a query sees only keys less than this many steps away, a step being `dilation` positions, and only keys a
+        whole number of steps away; but see n_global.
+    n_global: the first positions, which see and are seen by all regardless of the window.
     prefix_B: keys before this position are seen by every query of the row, past or future (prefix LM).
     keep_BS: bool, False at keys that nobody sees, which is padding.
     documents_BS: a query sees only keys with its own document's number.
@@ -62,6 +76,8 @@ class Mask:
 
     causal: bool = False
     window: int | None = None
+    dilation: int = 1
+    n_global: int = 0
     prefix_B: Tensor | None = None
     keep_BS: Tensor | None = None
     documents_BS: Tensor | None = None
@@ -93,7 +109,9 @@ class Mask:
             if self.prefix_B is not None:
                 allowed = allowed | (key_S < self.prefix_B[:, None, None])
         if self.window is not None:
-            allowed = allowed & ((query_Q1 - key_S).abs() < self.window)
+            away = (query_Q1 - key_S).abs()
+            near = (away < self.window * self.dilation) & (away % self.dilation == 0)
+            allowed = allowed & (near | (key_S < self.n_global) | (query_Q1 < self.n_global))
         if self.documents_BS is not None:
             allowed = allowed & (self.documents_BS[:, n_keys - n_queries :, None] == self.documents_BS[:, None, :])
         if self.keep_BS is not None:

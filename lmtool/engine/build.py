@@ -10,7 +10,7 @@ from lmtool import model, objective
 from lmtool.engine.device import Compute, resolve
 from lmtool.errors import CheckpointError
 from lmtool.model import LanguageModel
-from lmtool.objective import CausalObjective
+from lmtool.objective import Objective, Vocabulary
 from lmtool.recipe.load import load
 from lmtool.recipe.spec import DeviceName, PrecisionName, Recipe
 from lmtool.run.checkpoint import Checkpoint
@@ -41,7 +41,7 @@ class Loaded:
         return self.compute.device
 
     @property
-    def objective(self) -> CausalObjective:
+    def objective(self) -> Objective:
         return build_objective(self.recipe, self.tokenizer)
 
 
@@ -70,9 +70,20 @@ def vocabulary_rows(recipe: Recipe, tokenizer: Tokenizer) -> int:
     return rows
 
 
-def build_objective(recipe: Recipe, tokenizer: Tokenizer) -> CausalObjective:
+def build_objective(recipe: Recipe, tokenizer: Tokenizer) -> Objective:
     """What a model learns under this recipe."""
-    return objective.build(recipe.objective, tokenizer.bos_id, recipe.data.isolate_documents)
+    vocabulary = Vocabulary(
+        size=tokenizer.vocab_size,
+        pad=tokenizer.pad_id,
+        bos=tokenizer.bos_id,
+        eos=tokenizer.eos_id,
+        mask=tokenizer.mask_id,
+        sep=tokenizer.sep_id,
+        cls=tokenizer.cls_id,
+        sentinels=tokenizer.sentinel_ids,
+        specials=tokenizer.n_specials,
+    )
+    return objective.build(recipe, vocabulary)
 
 
 def load_run(reference: str, *, device: DeviceName = "auto", precision: PrecisionName = "auto") -> Loaded:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,8 +11,7 @@ from lmtool.engine.device import Compute
 from lmtool.engine.distributed import World
 from lmtool.errors import DataError
 from lmtool.model import LanguageModel
-from lmtool.objective import CausalObjective
-from lmtool.recipe.spec import Causal
+from lmtool.objective import Objective
 from lmtool.run.order import hash_key, permute
 from lmtool.text.store import TokenStore
 from lmtool.text.tokenizer import Tokenizer
@@ -125,7 +124,7 @@ def mean_loss(
     model: LanguageModel,
     store: TokenStore,
     wanted: Sequence[Span],
-    objective: CausalObjective,
+    objective: Objective,
     compute: Compute,
     world: World,
 ) -> float:
@@ -139,7 +138,7 @@ def evaluate(
     model: LanguageModel,
     store: TokenStore,
     tokenizer: Tokenizer,
-    objective: CausalObjective,
+    objective: Objective,
     compute: Compute,
     context: int,
     stride: int,
@@ -167,12 +166,11 @@ def _nats(
     model: LanguageModel,
     store: TokenStore,
     wanted: Sequence[Span],
-    objective: CausalObjective,
+    objective: Objective,
     compute: Compute,
     report: Report = lambda stage, done, total: None,
 ) -> float:
     was_training = model.training
-    plain = replace(objective, spec=Causal())
     model.eval()
     total = torch.zeros(
         (), dtype=torch.float32 if compute.device.type == "mps" else torch.float64, device=compute.device
@@ -181,7 +179,7 @@ def _nats(
     for group in _batches(wanted):
         rows = [(store.read(span.start, span.stop), span.first - span.start) for span in group]
         with compute.autocast():
-            total += plain.loss(model, plain.collate_spans(rows).to(compute.device)).total
+            total += objective.score(model, objective.collate_spans(rows).to(compute.device)).total
         done += sum(span.n_scored for span in group)
         report("measuring", done, whole)
     model.train(was_training)

@@ -6,26 +6,32 @@ Shapes: S samples, T positions.
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtool.run.order import SampleOrder, StreamWindows
+from lmtool.objective import Cut, Example
+from lmtool.run.order import SampleOrder, StreamWindows, hash_key
 from lmtool.text.store import TokenStore
 
 
 class Examples:
-    """Windows of `context` + 1 tokens of a store, in an order that is a function of the seed."""
+    """Examples cut from a store, in an order that is a function of the seed."""
 
-    def __init__(self, store: TokenStore, context: int, seed: int) -> None:
+    def __init__(self, store: TokenStore, cut: Cut, seed: int) -> None:
         self._store = store
-        self._windows = StreamWindows(len(store), context, seed)
+        self._cut = cut
+        self._seed = seed
+        self._windows = StreamWindows(len(store), cut.step, seed)
         self._order = SampleOrder(self._windows.n_windows, seed)
 
     @property
     def per_epoch(self) -> int:
-        """Windows in one pass over the store."""
+        """Examples in one pass over the store."""
         return self._windows.n_windows
 
-    def read(self, sample_S: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """The T + 1 tokens of each sample."""
-        return [self._store.read(start, stop) for start, stop in self._places(sample_S)]
+    def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
+        """The examples with these sample numbers, which count on from epoch to epoch."""
+        return [
+            Example(self._store.read(start, stop), self._rng(int(sample)))
+            for sample, (start, stop) in zip(sample_S, self._places(sample_S), strict=True)
+        ]
 
     def documents(self, sample_S: NDArray[np.int64]) -> list[int]:
         """Numbers of the documents that the samples are cut from, in order, each once."""
@@ -34,6 +40,9 @@ class Examples:
             touched.update(range(self._store.document_at(start), self._store.document_at(stop - 1) + 1))
         return sorted(touched)
 
+    def _rng(self, sample: int) -> np.random.Generator:
+        return np.random.Generator(np.random.PCG64(hash_key(self._seed, "example", sample)))
+
     def _places(self, sample_S: NDArray[np.int64]) -> list[tuple[int, int]]:
         starts_S = self._windows.starts(*self._order(sample_S))
-        return [(int(start), int(start) + self._windows.context + 1) for start in starts_S]
+        return [(int(start), int(start) + self._cut.length) for start in starts_S]

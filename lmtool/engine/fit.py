@@ -19,7 +19,7 @@ from lmtool.engine.optimizer import Optimizers
 from lmtool.engine.schedule import multiplier
 from lmtool.errors import NumericalError, ResourceError
 from lmtool.model import LanguageModel
-from lmtool.objective import CausalObjective
+from lmtool.objective import Objective
 from lmtool.recipe.spec import Recipe, Training
 from lmtool.run.order import hash_key, rank_samples
 
@@ -46,7 +46,7 @@ class Step:
 class _LossModule(nn.Module):
     """Model and objective as one module, so that gradients can be exchanged while the backward pass runs."""
 
-    def __init__(self, model: LanguageModel, objective: CausalObjective) -> None:
+    def __init__(self, model: LanguageModel, objective: Objective) -> None:
         super().__init__()
         self.model = model
         self.objective = objective
@@ -57,7 +57,7 @@ class _LossModule(nn.Module):
 
 def fit(
     model: LanguageModel,
-    objective: CausalObjective,
+    objective: Objective,
     optimizers: Optimizers,
     examples: Examples,
     recipe: Recipe,
@@ -148,7 +148,7 @@ class _Loader:
     """Reads the batches of the next step while the current one is computed."""
 
     def __init__(
-        self, examples: Examples, objective: CausalObjective, recipe: Recipe, world: World, compute: Compute
+        self, examples: Examples, objective: Objective, recipe: Recipe, world: World, compute: Compute
     ) -> None:
         self._examples = examples
         self._objective = objective
@@ -177,7 +177,8 @@ class _Loader:
 
     def _read(self, step: int, rows: int) -> list[Batch]:
         found = self._examples.read(self.samples(step))
-        batches = [self._objective.collate(found[i : i + rows]) for i in range(0, len(found), rows)]
+        done = step / (self._last_step + 1)
+        batches = [self._objective.collate(found[i : i + rows], done) for i in range(0, len(found), rows)]
         return [batch.pin() for batch in batches] if self._pin else batches
 
     def close(self) -> None:

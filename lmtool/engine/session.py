@@ -18,7 +18,7 @@ from lmtool.recipe.document import dotted
 from lmtool.recipe.dump import dump, leaves
 from lmtool.recipe.load import Resolved, load
 from lmtool.recipe.size import check_fits, machine_memory, parameter_count
-from lmtool.recipe.spec import Recipe
+from lmtool.recipe.spec import NGram, Recipe, Recurrent, SkipGram, Transformer
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import Run, check_folder, describe_environment
 from lmtool.run.find import find
@@ -167,7 +167,16 @@ def summary(recipe: Recipe) -> str:
     model = recipe.model
     count = parameter_count(model, model.vocab_size or 0)
     size = f"{count / 1e6:.1f}M" if count >= 1e6 else f"{count / 1e3:.0f}k"
-    return f"{model.kind} {model.shape}, {model.n_layers} x {model.d_model}, {size} parameters"
+    match model:
+        case Transformer():
+            what = f"{model.kind} {model.shape}, {model.n_layers} x {model.d_model}"
+        case Recurrent():
+            what = f"{model.cell} {model.shape}, {model.n_layers} x {model.d_model}"
+        case NGram():
+            return f"{model.order}-gram"
+        case SkipGram():
+            what = f"{model.kind}, {model.d_model} wide"
+    return f"{what}, {size} parameters"
 
 
 def _check(recipe: Recipe, compute: Compute, world: World, origins: Mapping[str, str]) -> None:

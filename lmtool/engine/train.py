@@ -174,7 +174,7 @@ def train(
         progress.micro_batch = rows_at_once(recipe.training, world)
     progress.setup, progress.recipe = here, recipe.model_dump(mode="json")
     context, steps = recipe.model.context, recipe.training.steps
-    examples = Examples(prepared.train, context, recipe.seed)
+    examples = Examples(prepared.train, objective.cut(context), recipe.seed)
     validation = sample_spans(prepared.valid, context, recipe.evaluation.tokens, recipe.seed)
     batch_tokens = recipe.training.batch_size * context
     yield Plan(

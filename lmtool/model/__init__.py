@@ -1,12 +1,17 @@
 """Models: tokens to hidden states to logits. They know nothing of data, training or files."""
 
-from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel
+from lmtool.errors import RecipeError
+from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel, Memory
 from lmtool.model.transformer import TransformerDecoder
-from lmtool.recipe.spec import Model
+from lmtool.recipe.spec import Model, Transformer
 
-__all__ = ["DecodeState", "KeyValue", "LanguageModel", "build"]
+__all__ = ["DecodeState", "KeyValue", "LanguageModel", "Memory", "build"]
 
 
 def build(spec: Model, vocab_size: int) -> LanguageModel:
     """The model that `spec` describes, with fresh weights from torch's global generator."""
-    return TransformerDecoder(spec, vocab_size)
+    match spec:
+        case Transformer(shape="decoder"):
+            return TransformerDecoder(spec, vocab_size)
+        case _:
+            raise RecipeError([f"model.kind: {spec.kind} is not there yet"])

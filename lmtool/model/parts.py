@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from lmtool.model.attention import Attend, JoinedLinear, Mixer
 from lmtool.model.language_model import LayerState
-from lmtool.recipe.spec import LearnedPosition, NoPosition, Norm, SinusoidalPosition, Transformer
+from lmtool.recipe.spec import LearnedPosition, Norm, SinusoidalPosition, Transformer
 
 
 def build_norm(spec: Norm, width: int, bias: bool) -> nn.Module:
@@ -58,7 +58,7 @@ def build_position(spec: Transformer) -> nn.Module | None:
             return LearnedPositions(size or spec.context, spec.d_model)
         case SinusoidalPosition():
             return SinusoidalPositions(spec.d_model)
-        case NoPosition():
+        case _:
             return None
 
 

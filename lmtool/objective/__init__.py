@@ -1,11 +1,17 @@
 """Objectives: examples to batches, and batches to losses."""
 
-from lmtool.objective.causal import CausalObjective, Loss
-from lmtool.recipe.spec import Objective
+from lmtool.errors import RecipeError
+from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
+from lmtool.objective.causal import CausalObjective
+from lmtool.recipe.spec import Causal, Recipe
 
-__all__ = ["CausalObjective", "Loss", "build"]
+__all__ = ["CausalObjective", "Cut", "Example", "Loss", "Objective", "Vocabulary", "build"]
 
 
-def build(spec: Objective, bos_id: int, isolate_documents: bool) -> CausalObjective:
-    """The objective that `spec` describes, for a tokenizer whose documents start with `bos_id`."""
-    return CausalObjective(spec, bos_id, isolate_documents)
+def build(recipe: Recipe, vocabulary: Vocabulary) -> Objective:
+    """What a model learns under `recipe`, with a tokenizer of this vocabulary."""
+    match recipe.objective:
+        case Causal() as spec:
+            return CausalObjective(spec, vocabulary.bos, recipe.data.isolate_documents)
+        case spec:
+            raise RecipeError([f"objective.kind: {spec.kind} is not there yet"])

@@ -9,27 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.model import LanguageModel
+from lmtool.objective.base import Cut, Example, Loss, Objective
 from lmtool.objective.cross_entropy import chunked_cross_entropy
 from lmtool.recipe.spec import Causal
 
 
 @dataclass(frozen=True)
-class Loss:
-    """Sums over a batch, never means, so that any split of a batch adds up to the same.
-
-    total: sum of the losses of all targets, to be minimised. count: number of targets, an int64 scalar on the device.
-    """
-
-    total: Tensor
-    count: Tensor
-
-
-@dataclass(frozen=True)
-class CausalObjective:
+class CausalObjective(Objective):
     """Mean over tokens of -log p(w_{i+1} | w_1..w_i).
 
     bos_id: the token that starts a document; it is given, so nobody is asked to predict it.
@@ -40,9 +29,13 @@ class CausalObjective:
     bos_id: int
     isolate_documents: bool
 
-    def collate(self, examples: Sequence[NDArray[np.int64]]) -> Batch:
+    def cut(self, context: int) -> Cut:
+        """Windows of T + 1 tokens, each of which ends where the next begins."""
+        return Cut("stream", context + 1, context)
+
+    def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
         """Rows of T + 1 tokens each: the first T are read, the last T predicted."""
-        rows = torch.from_numpy(np.stack(examples))
+        rows = torch.from_numpy(np.stack([example.tokens for example in examples]))
         tokens_BT, next_BT = rows[:, :-1].contiguous(), rows[:, 1:]
         targets_BT = next_BT.masked_fill(next_BT == self.bos_id, IGNORE)
         documents_BT = (tokens_BT == self.bos_id).cumsum(1) if self.isolate_documents else None
@@ -62,19 +55,20 @@ class CausalObjective:
         return Batch(tokens_BT, targets_BT)
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        """The summed cross-entropy of the batch's targets.
+        return self._cross_entropy(model, batch, self.spec.label_smoothing)
 
-        Raises ValueError when the batch has no targets.
-        """
+    def score(self, model: LanguageModel, batch: Batch) -> Loss:
+        return self._cross_entropy(model, batch, 0.0)
+
+    def _cross_entropy(self, model: LanguageModel, batch: Batch, label_smoothing: float) -> Loss:
         if batch.targets_BT is None:
             raise ValueError("a batch without targets has no loss")
-        hidden_MD = model(batch).flatten(0, 1)
         total = chunked_cross_entropy(
             model.logits,
             model.head_parameters(),
-            hidden_MD,
+            model(batch).flatten(0, 1),
             batch.targets_BT.flatten(),
             model.vocab_size,
-            self.spec.label_smoothing,
+            label_smoothing,
         )
         return Loss(total, (batch.targets_BT != IGNORE).sum())

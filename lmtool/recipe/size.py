@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from lmtool.errors import RecipeError
 from lmtool.recipe.spec import (
@@ -11,24 +12,30 @@ from lmtool.recipe.spec import (
     AdamW,
     CharTokenizer,
     LearnedPosition,
+    Model,
     Muon,
+    NGram,
     Recipe,
+    Recurrent,
+    RelativePosition,
+    ScoreName,
     Sgd,
+    SkipGram,
     TokenizerFile,
     Transformer,
 )
 
 
-def parameter_count(model: Transformer, vocab_size: int) -> int:
-    """The trained numbers of a model whose embedding has `vocab_size` rows."""
-    width = model.d_model
-    norm = width * (2 if model.bias and model.norm.kind == "layer" else 1)
-    biases = width + 2 * _kv_width(model) + _into(model) * _inner(model) + 2 * width if model.bias else 0
-    head = vocab_size * ((0 if model.tie_embeddings else width) + (1 if model.head_bias else 0))
-    positions = (model.position.size or model.context) * width if isinstance(model.position, LearnedPosition) else 0
-    final_norm = norm if model.norm.place == "pre" else 0
-    layers = _layer_matrices(model) + model.n_layers * (biases + 2 * norm)
-    return vocab_size * width + positions + layers + final_norm + head
+class _Weights(NamedTuple):
+    """How many numbers a model trains: in the matrices of its layers, and in all else."""
+
+    matrices: int
+    rest: int
+
+
+def parameter_count(model: Model, vocab_size: int) -> int:
+    """The trained numbers of a model whose embedding has `vocab_size` rows; an n-gram model has none, it counts."""
+    return sum(_weights(model, vocab_size))
 
 
 def training_bytes(recipe: Recipe, vocab_size: int | None = None) -> int:
@@ -40,8 +47,7 @@ def training_bytes(recipe: Recipe, vocab_size: int | None = None) -> int:
     vocab_size: of the tokenizer, where it is known; else the most that the recipe allows.
     """
     model, optimizer = recipe.model, recipe.optimizer
-    matrices = _layer_matrices(model)
-    rest = parameter_count(model, _rows(recipe, vocab_size)) - matrices
+    matrices, rest = _weights(model, _rows(recipe, vocab_size))
     match optimizer:
         case Adam() | AdamW():
             moments = 2 * (matrices + rest)
@@ -50,7 +56,7 @@ def training_bytes(recipe: Recipe, vocab_size: int | None = None) -> int:
         case Muon():
             moments = matrices + 2 * rest
     sequences = 1 if recipe.training.micro_batch == "auto" else recipe.training.micro_batch
-    activations = sequences * model.context * model.n_layers * (18 * model.d_model + 4 * _inner(model))
+    activations = sequences * model.context * _activation_bytes(model)
     return 4 * (2 * (matrices + rest) + moments) + activations
 
 
@@ -111,23 +117,82 @@ def _limit_files(root: Path) -> Iterator[Path]:
         yield from (folder / name for folder in (inner, *inner.parents) if folder.is_relative_to(base))
 
 
+def _weights(model: Model, rows: int) -> _Weights:
+    match model:
+        case Transformer():
+            return _transformer_weights(model, rows)
+        case Recurrent():
+            return _recurrent_weights(model, rows)
+        case NGram():
+            return _Weights(0, 0)
+        case SkipGram():
+            return _Weights(0, 2 * rows * model.d_model)
+
+
+def _transformer_weights(model: Transformer, rows: int) -> _Weights:
+    width, heads, head = model.d_model, model.n_heads, model.d_model // model.n_heads
+    kv_width = head * (model.n_kv_heads or heads)
+    inner, into = _inner(model), 2 if model.activation in ("swiglu", "geglu") else 1
+    norm = width * (2 if model.bias and model.norm.kind == "layer" else 1)
+    stacks = 2 if model.shape == "encoder-decoder" else 1
+    attentions = model.n_layers * (3 if stacks == 2 else 1)
+    networks = model.n_layers * stacks
+    score = heads * _score_weights(model.score, head, model.rank or head)
+    matrices = attentions * (2 * width * (width + kv_width)) + networks * (into + 1) * width * inner
+    rest = attentions * (norm + score) + networks * norm
+    if model.bias:
+        rest += attentions * 2 * (width + kv_width) + networks * (into * inner + width)
+    match model.position:
+        case LearnedPosition(size=size):
+            rest += stacks * (size or model.context) * width
+        case RelativePosition(buckets=buckets):
+            rest += stacks * buckets * heads
+        case _:
+            pass
+    rest += stacks * norm * ((model.norm.place == "pre") + model.norm.embedding) + model.n_segments * width
+    rest += rows * width * (1 if model.tie_embeddings else 2) + rows * model.head_bias
+    if model.head_transform:
+        rest += width * (width + 1) + norm
+    if model.next_sentence_head:
+        rest += width * (width + 1) + 2 * width + 2
+    return _Weights(matrices, rest)
+
+
+def _score_weights(score: ScoreName, width: int, rank: int) -> int:
+    """Trained numbers of one score between vectors of a width."""
+    match score:
+        case "dot" | "scaled-dot":
+            return 0
+        case "bilinear":
+            return width * width
+        case "reduced-rank":
+            return 2 * width * rank
+        case "additive":
+            return 2 * width * width + width
+
+
+def _recurrent_weights(model: Recurrent, rows: int) -> _Weights:
+    gates = {"rnn": 1, "gru": 3, "lstm": 4}[model.cell]
+    width = model.d_model
+    layer = gates * width * (2 * width + 2)
+    stacks = 1 if model.shape == "decoder" else 2
+    head = rows * width * (0 if model.tie_embeddings else 1) + rows * model.head_bias
+    return _Weights(stacks * model.n_layers * layer, rows * width + head)
+
+
+def _activation_bytes(model: Model) -> int:
+    """For each position of a row."""
+    match model:
+        case Transformer():
+            return model.n_layers * (18 * model.d_model + 4 * _inner(model))
+        case Recurrent():
+            return model.n_layers * 24 * model.d_model
+        case NGram() | SkipGram():
+            return 0
+
+
 def _inner(model: Transformer) -> int:
     return model.d_ff or 4 * model.d_model
-
-
-def _into(model: Transformer) -> int:
-    """Matrices that lead into the feed-forward network: SwiGLU has one for the gate besides."""
-    return 2 if model.activation == "swiglu" else 1
-
-
-def _kv_width(model: Transformer) -> int:
-    return model.d_model // model.n_heads * (model.n_kv_heads or model.n_heads)
-
-
-def _layer_matrices(model: Transformer) -> int:
-    """Entries of the matrices in all layers."""
-    attention = 2 * model.d_model + 2 * _kv_width(model)
-    return model.n_layers * model.d_model * (attention + (_into(model) + 1) * _inner(model))
 
 
 def _rows(recipe: Recipe, vocab_size: int | None) -> int:
@@ -140,15 +205,18 @@ def _rows(recipe: Recipe, vocab_size: int | None) -> int:
 def _sizes(recipe: Recipe) -> Iterator[tuple[float, str, int]]:
     """What makes a model large: how far above the usual it is, its key and its value."""
     model = recipe.model
-    sizes = [
-        ("model.n_layers", model.n_layers, 12),
-        ("model.d_model", model.d_model, 768),
-        ("model.d_ff", model.d_ff, 3072),
+    sizes: list[tuple[str, int | None, int]] = [
         ("model.context", model.context, 1024),
-        ("model.position.size", model.position.size if isinstance(model.position, LearnedPosition) else None, 1024),
         ("model.vocab_size" if model.vocab_size else "tokenizer.vocab_size", _rows(recipe, None) or None, 50_000),
         ("training.micro_batch", None if (size := recipe.training.micro_batch) == "auto" else size, 64),
     ]
+    if not isinstance(model, NGram):
+        sizes.append(("model.d_model", model.d_model, 768))
+    if isinstance(model, Transformer | Recurrent):
+        sizes.append(("model.n_layers", model.n_layers, 12))
+    if isinstance(model, Transformer):
+        table = model.position.size if isinstance(model.position, LearnedPosition) else None
+        sizes += [("model.d_ff", model.d_ff, 3072), ("model.position.size", table, 1024)]
     for key, value, usual in sizes:
         if value is not None:
             yield math.log(value) - math.log(usual), key, value

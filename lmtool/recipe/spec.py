@@ -68,7 +68,57 @@ class NoPosition(Spec):
     kind: Literal["none"] = "none"
 
 
-Position = Annotated[LearnedPosition | SinusoidalPosition | NoPosition, Field(discriminator="kind")]
+class AlibiPosition(Spec):
+    """A penalty on attention that grows with distance, another slope for each head (Press et al. 2022)."""
+
+    kind: Literal["alibi"]
+
+
+class RelativePosition(Spec):
+    """A trained addend of attention for each head and range of distances (Raffel et al. 2020)."""
+
+    kind: Literal["relative"]
+    buckets: Annotated[int, Field(ge=4)] = 32
+    """Ranges of distances; near ones have a bucket of their own."""
+    max_distance: PositiveInt = 128
+    """Distance from which on all share one bucket."""
+
+
+class RotaryPosition(Spec):
+    """Queries and keys are turned by angles that grow with position (Su et al. 2021)."""
+
+    kind: Literal["rotary"]
+    theta: PositiveFloat = 10_000.0
+    """Base of the wavelengths."""
+
+
+Position = Annotated[
+    LearnedPosition | SinusoidalPosition | AlibiPosition | RelativePosition | RotaryPosition | NoPosition,
+    Field(discriminator="kind"),
+]
+
+ScoreName = Literal["dot", "scaled-dot", "bilinear", "reduced-rank", "additive"]
+
+
+class FullPattern(Spec):
+    """Every position sees all that the shape of the model allows."""
+
+    kind: Literal["full"] = "full"
+
+
+class WindowPattern(Spec):
+    """Sliding window attention with dilation and global tokens (Beltagy et al. 2020)."""
+
+    kind: Literal["window"]
+    size: PositiveInt
+    """A position sees the positions less than this many steps away, itself included."""
+    dilation: PositiveInt = 1
+    """Positions in a step; those between are skipped."""
+    global_tokens: NonNegativeInt = 0
+    """How many of the first positions see all and are seen by all."""
+
+
+Pattern = Annotated[FullPattern | WindowPattern, Field(discriminator="kind")]
 
 
 class Norm(Spec):
@@ -80,6 +130,8 @@ class Norm(Spec):
     """Before each sublayer (GPT-2) or after each residual sum (Vaswani et al. 2017)."""
     eps: PositiveFloat = 1e-5
     """Added to the variance."""
+    embedding: bool = False
+    """Normalise the sum of the embeddings as well (BERT)."""
 
 
 class Init(Spec):
@@ -95,10 +147,11 @@ class Transformer(Spec):
     """A Transformer (Vaswani et al. 2017)."""
 
     kind: Literal["transformer"]
-    shape: Literal["decoder"] = "decoder"
-    """Which positions see which: a decoder sees the past only (GPT)."""
+    shape: Literal["decoder", "encoder", "encoder-decoder", "prefix"] = "decoder"
+    """Which positions see which: a decoder sees the past only (GPT), an encoder all (BERT), an encoder-decoder all of a
+    source and the past (Vaswani et al. 2017, T5), a prefix LM all of its beginning and the past after it."""
     n_layers: PositiveInt
-    """Layers, each of attention and a feed-forward network."""
+    """Layers, each of attention and a feed-forward network; of the encoder and of the decoder where there are both."""
     d_model: PositiveInt
     """Width of the residual stream."""
     n_heads: PositiveInt
@@ -111,10 +164,19 @@ class Transformer(Spec):
     """Tokens seen at once."""
     vocab_size: PositiveInt | None = None
     """Rows of the embedding; the tokenizer's size by default. More than that leaves rows unused."""
-    activation: Literal["relu", "gelu", "gelu-tanh", "swiglu"] = "gelu"
-    """Nonlinearity of the feed-forward network: ReLU, exact GELU, its tanh approximation (GPT-2), or SwiGLU."""
+    activation: Literal["relu", "gelu", "gelu-tanh", "swiglu", "geglu"] = "gelu"
+    """Nonlinearity of the feed-forward network: ReLU, exact GELU, its tanh approximation (GPT-2), SwiGLU, or GEGLU with
+    the tanh approximation (T5 1.1)."""
     position: Position = LearnedPosition()
     """How the model knows the order of its tokens."""
+    pattern: Pattern = FullPattern()
+    """Which of the positions that the shape allows are seen."""
+    score: ScoreName = "scaled-dot"
+    """How queries and keys are compared."""
+    rank: PositiveInt | None = None
+    """Width that a reduced-rank score compares in; the head's width is the default."""
+    n_segments: NonNegativeInt = 0
+    """Trained vectors that tell the texts of a row apart; BERT has 2."""
     norm: Norm = Norm()
     """Normalisation and its place."""
     bias: bool = True
@@ -125,6 +187,12 @@ class Transformer(Spec):
     """A bias on the output logits."""
     scale_embedding: bool = False
     """Multiply embeddings by the square root of d_model (Vaswani et al. 2017)."""
+    scale_head: bool = False
+    """Divide the last hidden states by the square root of d_model (T5)."""
+    head_transform: bool = False
+    """A dense layer, the activation and a norm before the output matrix (BERT)."""
+    next_sentence_head: bool = False
+    """A pooled first position and two scores, by which an encoder tells whether two texts follow each other (BERT)."""
     dropout: Fraction = 0.0
     """Dropout of embeddings, attention weights and the output of each sublayer."""
     ffn_dropout: Fraction = 0.0
@@ -144,15 +212,131 @@ class Transformer(Spec):
             mistakes.append(f"context {self.context} is longer than position.size {size}")
         if isinstance(self.position, SinusoidalPosition) and self.d_model % 2:
             mistakes.append(f"d_model {self.d_model} is odd; sinusoidal positions come in pairs")
+        if isinstance(self.position, RotaryPosition) and self.d_model // self.n_heads % 2:
+            mistakes.append(f"n_heads {self.n_heads} gives heads of an odd width; rotary positions come in pairs")
+        if isinstance(self.position, RotaryPosition) and self.score == "additive":
+            mistakes.append("score additive compares sums, which rotary positions do not turn; take another of the two")
+        if self.rank is not None and self.score != "reduced-rank":
+            mistakes.append(f"rank is for a reduced-rank score, not for score {self.score}")
+        if self.next_sentence_head and self.shape != "encoder":
+            mistakes.append(f"next_sentence_head is for shape encoder, not for shape {self.shape}")
         if mistakes:
             raise ValueError("\n".join(mistakes))
         return self
 
 
-Model = Transformer
+class Attention(Spec):
+    """What a recurrent network attends to with: its own past states, or the states of the encoder."""
+
+    score: ScoreName = "dot"
+    """How a state is compared with those it attends to (Luong et al. 2015; Bahdanau et al. 2015 for additive)."""
+    rank: PositiveInt | None = None
+    """Width that a reduced-rank score compares in; a quarter of d_model by default."""
+    select: Literal["soft", "sum", "mean", "hard", "multi-hot"] = "soft"
+    """The context: softmax average, sum or mean of all states, the best scored one, or the mean of the k best."""
+    k: PositiveInt = 4
+    """States that multi-hot selects."""
+    feed: Literal["output", "input"] = "output"
+    """Where the context goes: beside the state into the output (Luong), or into the next update (Bahdanau)."""
+
+    @model_validator(mode="after")
+    def _rank_has_a_use(self) -> Self:
+        if self.rank is not None and self.score != "reduced-rank":
+            raise ValueError(f"rank is for a reduced-rank score, not for score {self.score}")
+        return self
+
+
+class Recurrent(Spec):
+    """A recurrent network (Elman 1990; Hochreiter and Schmidhuber 1997; Cho et al. 2014)."""
+
+    kind: Literal["recurrent"]
+    shape: Literal["decoder", "encoder-decoder", "bidirectional"] = "decoder"
+    """A decoder reads the past; an encoder-decoder a source, then the past; a bidirectional one is two decoders, one of
+    which reads backwards, over shared embeddings (ELMo)."""
+    cell: Literal["rnn", "gru", "lstm"] = "lstm"
+    """Elman network, gated recurrent unit, or long short-term memory."""
+    nonlinearity: Literal["tanh", "relu", "sigmoid"] = "tanh"
+    """Of an Elman network."""
+    n_layers: PositiveInt = 1
+    """Recurrent layers; of the encoder and of the decoder where there are both."""
+    d_model: PositiveInt
+    """Width of states and embeddings."""
+    context: PositiveInt
+    """Tokens of a training row, beyond which no gradient flows back; text of any length can be read."""
+    vocab_size: PositiveInt | None = None
+    """Rows of the embedding; the tokenizer's size by default. More than that leaves rows unused."""
+    attention: Attention | None = None
+    """Attention of a decoder to its own past states, or to the encoder's; none by default."""
+    bidirectional_encoder: bool = False
+    """Read the source in both directions (Bahdanau et al. 2015)."""
+    tie_embeddings: bool = True
+    """Use the embedding matrix as the output matrix (Press and Wolf 2017)."""
+    head_bias: bool = True
+    """A bias on the output logits."""
+    dropout: Fraction = 0.0
+    """Dropout of embeddings, between layers, and of the output."""
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        mistakes = []
+        if self.nonlinearity != "tanh" and self.cell != "rnn":
+            mistakes.append(f"nonlinearity is a choice of cell rnn only; cell {self.cell} has its own")
+        if self.bidirectional_encoder and self.shape != "encoder-decoder":
+            mistakes.append(f"bidirectional_encoder needs an encoder, which shape {self.shape} does not have")
+        if self.bidirectional_encoder and self.d_model % 2:
+            mistakes.append(f"d_model {self.d_model} is odd; the two directions of the encoder have half of it each")
+        if self.attention is not None and self.shape == "bidirectional":
+            mistakes.append("attention is not for shape bidirectional")
+        if mistakes:
+            raise ValueError("\n".join(mistakes))
+        return self
+
+
+class NGram(Spec):
+    """Counts of word sequences, smoothed by interpolated modified Kneser-Ney (Chen and Goodman 1999)."""
+
+    kind: Literal["ngram"]
+    order: Annotated[int, Field(ge=1, le=5)] = 5
+    """Tokens of the longest sequence that is counted: the predicted one and order - 1 before it."""
+    context: PositiveInt = 1024
+    """Tokens read at once."""
+    vocab_size: PositiveInt | None = None
+    """The tokenizer's size by default."""
+
+    @property
+    def d_model(self) -> int:
+        """Width of what stands for a position: the ids of the tokens that the next one is predicted from."""
+        return max(1, self.order - 1)
+
+
+class SkipGram(Spec):
+    """Two vectors for each word, as centre and as neighbour (Mikolov et al. 2013)."""
+
+    kind: Literal["skipgram"]
+    d_model: PositiveInt = 100
+    """Width of the vectors."""
+    context: PositiveInt = 256
+    """Tokens of the stretch of text that an example is cut from."""
+    vocab_size: PositiveInt | None = None
+    """Words; the tokenizer's size by default."""
+
+
+Model = Annotated[Transformer | Recurrent | NGram | SkipGram, Field(discriminator="kind")]
 
 
 # Objective
+
+
+class ScheduledSampling(Spec):
+    """Replace true tokens of the input by the model's own, with a growing probability (Bengio et al. 2015)."""
+
+    growth: Literal["linear", "exponential", "inverse-sigmoid"] = "linear"
+    """How the probability of a true token falls from 1."""
+    floor: Fraction = 0.0
+    """Least probability of a true token."""
+    rate: PositiveFloat = 1.0
+    """Speed: linear falls to 1 - rate at the last step; exponential is exp(-rate x) and inverse-sigmoid
+    k / (k + exp(rate x)), normalised to 1 at the first step, where x is the share of steps done times 10."""
 
 
 class Causal(Spec):
@@ -161,9 +345,94 @@ class Causal(Spec):
     kind: Literal["causal"] = "causal"
     label_smoothing: Fraction = 0.0
     """Probability eps taken from the true token and spread over the others (Szegedy et al. 2016)."""
+    scheduled_sampling: ScheduledSampling | None = None
+    """Train on the model's own tokens as well; none by default."""
 
 
-Objective = Causal
+class Bidirectional(Spec):
+    """Predict each token from those before it, and again from those after it (ELMo; Peters et al. 2018)."""
+
+    kind: Literal["bidirectional"]
+
+
+class SpanMasking(Spec):
+    """Choose whole spans with geometrically distributed lengths (Joshi et al. 2020)."""
+
+    p: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Of the geometric distribution."""
+    max_length: PositiveInt = 10
+    """Lengths above it are drawn anew."""
+
+
+class Masked(Spec):
+    """Predict chosen tokens from all others (Devlin et al. 2019)."""
+
+    kind: Literal["masked"]
+    rate: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    """Share of the tokens that are chosen."""
+    mask_share: Annotated[float, Field(ge=0, le=1)] = 0.8
+    """Share of the chosen that become [MASK]."""
+    random_share: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Share of the chosen that become another token at random; the rest stays."""
+    spans: SpanMasking | None = None
+    """Choose spans in place of single tokens."""
+    next_sentence: bool = False
+    """Rows are [CLS] A [SEP] B [SEP], half of them with a B that does not follow A, which is to be told (BERT)."""
+
+    @model_validator(mode="after")
+    def _shares_fit(self) -> Self:
+        if self.mask_share + self.random_share > 1:
+            raise ValueError(f"random_share {self.random_share} and mask_share {self.mask_share} are above 1 together")
+        return self
+
+
+class SpanCorruption(Spec):
+    """Replace spans by sentinels, and write the spans behind their sentinels (Raffel et al. 2020)."""
+
+    kind: Literal["span-corruption"]
+    rate: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    """Share of the tokens that are removed."""
+    mean_length: Annotated[float, Field(ge=1)] = 3.0
+    """Mean length of a span."""
+
+
+class Prefix(Spec):
+    """Continue a text whose beginning is seen from all sides; the loss is on the continuation only."""
+
+    kind: Literal["prefix"]
+    fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Share of a row that is the beginning; by default drawn anew for each row."""
+    label_smoothing: Fraction = 0.0
+    """Probability eps taken from the true token and spread over the others (Szegedy et al. 2016)."""
+
+
+class Seq2Seq(Spec):
+    """Write the target of a pair from its source (Sutskever et al. 2014)."""
+
+    kind: Literal["seq2seq"]
+    label_smoothing: Fraction = 0.0
+    """Probability eps taken from the true token and spread over the others (Szegedy et al. 2016)."""
+    scheduled_sampling: ScheduledSampling | None = None
+    """Train on the model's own tokens as well; none by default."""
+
+
+class SkipGramWindow(Spec):
+    """Predict the neighbours of each word (Mikolov et al. 2013)."""
+
+    kind: Literal["skip-gram"]
+    window: PositiveInt = 5
+    """Farthest neighbour; for each word a reach from 1 to this is drawn."""
+    negatives: NonNegativeInt = 5
+    """Noise words for each neighbour; 0 trains the full softmax."""
+    power: NonNegativeFloat = 0.75
+    """Noise is drawn from counts to this power."""
+    subsample: NonNegativeFloat = 1e-3
+    """Words above this share of the text are left out at random, the more the more frequent; 0 keeps all."""
+
+
+Objective = Annotated[
+    Causal | Bidirectional | Masked | SpanCorruption | Prefix | Seq2Seq | SkipGramWindow, Field(discriminator="kind")
+]
 
 
 # Text
@@ -235,6 +504,10 @@ class Data(Spec):
     """Validation text; when empty, it is split off the training text."""
     column: str = "text"
     """Column of .jsonl, .csv and .parquet files that holds the text."""
+    source_column: str = "source"
+    """Column that holds the source of a pair, for objective seq2seq."""
+    target_column: str = "target"
+    """Column that holds the target of a pair, for objective seq2seq."""
     documents: Literal["auto", "whole", "blank-line", "line"] = "auto"
     """How a .txt file divides into documents; auto splits at blank lines when every paragraph stands on one line."""
     split: Literal["auto", "document", "slice"] = "auto"
@@ -263,6 +536,8 @@ class Training(Spec):
     """Type of matrix products; weights stay float32. auto takes bfloat16 where the processor multiplies it fast."""
     clip_norm: PositiveFloat | None = 1.0
     """Largest global norm of the gradient; null for no clipping (Pascanu et al. 2013)."""
+    carry_state: bool = False
+    """A recurrent decoder goes on in each row where the step before left off; no gradient flows back that far."""
     compile: bool | Literal["auto"] = "auto"
     """Compile the model with torch.compile; auto does so for long runs on a GPU."""
 
@@ -421,3 +696,46 @@ class Recipe(Spec):
     """Validation while training."""
     checkpoint: Checkpoint = Checkpoint()
     """What is kept while training."""
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        mistakes = []
+        shape = f" {self.model.shape}" if isinstance(self.model, Transformer | Recurrent) else ""
+        learns = objectives_of(self.model)
+        if self.objective.kind not in learns:
+            mistakes.append(
+                f"objective.kind {self.objective.kind} is not for a {self.model.kind}{shape}, which learns "
+                f"{' or '.join(learns)}"
+            )
+        if isinstance(self.objective, Masked) and isinstance(self.model, Transformer) and self.objective.next_sentence:
+            if not self.model.next_sentence_head:
+                mistakes.append("model.next_sentence_head false leaves objective.next_sentence without a head")
+            if self.model.n_segments < 2:
+                mistakes.append("model.n_segments is below 2, but objective.next_sentence makes rows of two texts")
+        if self.training.carry_state and (shape != " decoder" or self.model.kind != "recurrent"):
+            mistakes.append(f"training.carry_state is for a recurrent decoder, not for a {self.model.kind}{shape}")
+        sentinels = 0 if isinstance(self.tokenizer, TokenizerFile) else self.tokenizer.sentinels
+        if isinstance(self.objective, SpanCorruption) and not sentinels and self.tokenizer.kind != "file":
+            mistakes.append(
+                "tokenizer.sentinels 0 is too few for span corruption, which puts one for each span; take 100"
+            )
+        if mistakes:
+            raise ValueError("\n".join(mistakes))
+        return self
+
+
+def objectives_of(model: Model) -> tuple[str, ...]:
+    """The kinds of objective that a model can learn, the usual one first."""
+    match model:
+        case Transformer(shape="decoder") | Recurrent(shape="decoder") | NGram():
+            return ("causal",)
+        case Transformer(shape="encoder"):
+            return ("masked",)
+        case Transformer(shape="prefix"):
+            return ("prefix", "seq2seq", "span-corruption")
+        case Transformer() | Recurrent(shape="encoder-decoder"):
+            return ("seq2seq", "span-corruption", "prefix")
+        case Recurrent():
+            return ("bidirectional",)
+        case SkipGram():
+            return ("skip-gram",)

@@ -64,7 +64,7 @@ class Trainer:
         self.objective = CausalObjective(Causal(), BOS, False)
         self.optimizers = Optimizers(recipe.optimizer, self.model, compute)
         self.store = a_store()
-        self.examples = Examples(self.store, recipe.model.context, recipe.seed)  # type: ignore[arg-type]
+        self.examples = Examples(self.store, self.objective.cut(recipe.model.context), recipe.seed)  # type: ignore[arg-type]
         self.compute = compute
         self.read: list[list[list[int]]] = []
         """Rows of each micro-batch that the model was given."""
@@ -94,7 +94,7 @@ def assert_same(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
 def test_the_loss_falls() -> None:
     trainer = Trainer(a_recipe(steps=60, optimizer={"kind": "adamw", "lr": 1e-2}), dtype=torch.float32)
     counting = MemoryStore([[BOS, *range(2, VOCAB)]] * 40)
-    trainer.examples = Examples(counting, trainer.recipe.model.context, 1)  # type: ignore[arg-type]
+    trainer.examples = Examples(counting, trainer.objective.cut(trainer.recipe.model.context), 1)  # type: ignore[arg-type]
     losses = [step.loss for step in trainer.train()]
     assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
 
@@ -250,7 +250,7 @@ def test_the_documents_of_a_batch_are_those_it_is_cut_from() -> None:
         tuple(trainer.store.read(start, start + 13).tolist()): start for start in range(len(trainer.store) - 12)
     }
     for row in trainer.examples.read(sample_S):
-        start = positions[tuple(row.tolist())]
+        start = positions[tuple(row.tokens.tolist())]
         for number in range(trainer.store.n_documents):
             begin, end = trainer.store.document(number)
             if begin < start + 13 and start < end:

@@ -1,5 +1,7 @@
 """The causal objective: batches, sums and counts, and that splits of a batch add up."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from numpy.typing import NDArray
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.model import LanguageModel
-from lmtool.objective import CausalObjective, build, cross_entropy
+from lmtool.objective import CausalObjective, Example, cross_entropy
 from lmtool.recipe.spec import Causal
 from tests.model import tiny
 from tests.model.tiny import VOCAB
@@ -19,15 +21,19 @@ BOS = 1
 
 
 def objective(eps: float = 0.0, isolate: bool = False) -> CausalObjective:
-    return build(Causal(label_smoothing=eps), BOS, isolate)
+    return CausalObjective(Causal(label_smoothing=eps), BOS, isolate)
 
 
 def examples(n: int, length: int, seed: int = 0) -> list[NDArray[np.int64]]:
     return list(np.random.default_rng(seed).integers(0, VOCAB, (n, length)))
 
 
+def collate(own: CausalObjective, rows: Sequence[NDArray[np.int64]]) -> Batch:
+    return own.collate([Example(row, np.random.default_rng(0)) for row in rows])
+
+
 def test_each_token_is_to_be_predicted_from_those_before_it() -> None:
-    batch = objective().collate([np.array([5, 6, 7, 8]), np.array([2, 3, 4, 2])])
+    batch = collate(objective(), [np.array([5, 6, 7, 8]), np.array([2, 3, 4, 2])])
     assert batch.tokens_BT.tolist() == [[5, 6, 7], [2, 3, 4]]
     assert batch.targets_BT is not None
     assert batch.targets_BT.tolist() == [[6, 7, 8], [3, 4, 2]]
@@ -38,15 +44,15 @@ def test_each_token_is_to_be_predicted_from_those_before_it() -> None:
 
 
 def test_the_begin_mark_is_given_and_never_predicted() -> None:
-    batch = objective().collate([np.array([BOS, 6, 2, BOS, 8, BOS])])
+    batch = collate(objective(), [np.array([BOS, 6, 2, BOS, 8, BOS])])
     assert batch.tokens_BT.tolist() == [[BOS, 6, 2, BOS, 8]]
     assert batch.targets_BT is not None
     assert batch.targets_BT.tolist() == [[6, 2, IGNORE, 8, IGNORE]]
 
 
 def test_documents_are_numbered_from_their_begin_marks() -> None:
-    batch = objective(isolate=True).collate(
-        [np.array([7, 2, BOS, 6, 2, BOS, BOS, 9]), np.array([BOS, 7, 7, 7, 7, 7, 7, 7])]
+    batch = collate(
+        objective(isolate=True), [np.array([7, 2, BOS, 6, 2, BOS, BOS, 9]), np.array([BOS, 7, 7, 7, 7, 7, 7, 7])]
     )
     assert batch.documents_BT is not None
     assert batch.documents_BT.tolist() == [[0, 0, 1, 1, 1, 2, 3], [1] * 7]
@@ -55,7 +61,7 @@ def test_documents_are_numbered_from_their_begin_marks() -> None:
 @settings(max_examples=30, deadline=None)
 @given(rows=st.lists(st.lists(st.integers(0, 4), min_size=9, max_size=9), min_size=1, max_size=3))
 def test_collate_equals_loops(rows: list[list[int]]) -> None:
-    batch = objective(isolate=True).collate([np.array(row) for row in rows])
+    batch = collate(objective(isolate=True), [np.array(row) for row in rows])
     assert batch.targets_BT is not None
     assert batch.documents_BT is not None
     for i, row in enumerate(rows):
@@ -94,7 +100,7 @@ def test_loss_is_the_summed_cross_entropy(eps: float) -> None:
     model = tiny.model()
     rows = examples(3, 8)
     rows[1][4] = BOS
-    batch = objective(eps).collate(rows)
+    batch = collate(objective(eps), rows)
     assert batch.targets_BT is not None
     loss = objective(eps).loss(model, batch)
     logits = tiny.array(model.logits(model(batch))).reshape(-1, VOCAB)
@@ -107,7 +113,7 @@ def test_loss_is_the_summed_cross_entropy(eps: float) -> None:
 def test_a_fresh_model_is_about_as_unsure_as_can_be() -> None:
     torch.manual_seed(0)
     model = tiny.build(tiny.spec(), VOCAB)
-    loss = objective().loss(model, objective().collate(examples(8, 20)))
+    loss = objective().loss(model, collate(objective(), examples(8, 20)))
     assert float(loss.total.detach()) / loss.count == pytest.approx(np.log(VOCAB), abs=0.05)
 
 
@@ -121,7 +127,7 @@ def gradients(model: LanguageModel, rows: list[NDArray[np.int64]], size: int, ep
     own = objective(eps, isolate=True)
     count, total = 0, 0.0
     for start in range(0, len(rows), size):
-        loss = own.loss(model, own.collate(rows[start : start + size]))
+        loss = own.loss(model, collate(own, rows[start : start + size]))
         loss.total.backward()
         count += loss.count
         total += float(loss.total.detach())
@@ -169,7 +175,7 @@ def test_the_gradient_of_a_tied_matrix_counts_both_its_uses() -> None:
                 weight.copy_(before)
                 weight[place] += sign * h
                 own = objective(isolate=True)
-                values.append(float(own.loss(model, own.collate(rows)).total))
+                values.append(float(own.loss(model, collate(own, rows)).total))
         assert float(tied[place]) == pytest.approx((values[0] - values[1]) / (2 * h), rel=1e-5, abs=1e-6)
 
 

@@ -1,0 +1,102 @@
+"""What every objective is: how text is cut into examples, how examples become a batch, what the loss of a batch is."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lmtool.batch import Batch
+from lmtool.model import LanguageModel
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a token store divides into examples.
+
+    unit: "stream" for windows of the whole text, wherever documents end; "document" for windows inside one document,
+        without its [BOS] and [EOS]; "pair" for two adjoining windows inside one document, or two from different ones;
+        "whole" for whole documents with their marks, cut off at `length`.
+    length: most tokens of an example.
+    step: tokens from the start of one window to the start of the next.
+    """
+
+    unit: Literal["stream", "document", "pair", "whole"]
+    length: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Example:
+    """One stretch of text to learn from.
+
+    tokens: int64 ids. rng: decides all that is random about this example, in this epoch; it follows from the recipe's
+    seed and the number of the sample, so that no split of a batch changes it.
+    other: for unit "pair", the second text; `follows` tells whether it follows the first.
+    """
+
+    tokens: NDArray[np.int64]
+    rng: np.random.Generator
+    other: NDArray[np.int64] | None = None
+    follows: bool = False
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Sums over a batch, never means, so that any split of a batch adds up to the same.
+
+    total: sum of the losses of all targets, to be minimised. count: number of targets, an int64 scalar on the device.
+    """
+
+    total: Tensor
+    count: Tensor
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The ids that objectives treat in a special way.
+
+    size: entries of the tokenizer. specials: ids below this one are special tokens, sentinels included.
+    counts: how often each id stands in the training text; asked for by objectives that need it, else None.
+    """
+
+    size: int
+    pad: int
+    bos: int
+    eos: int
+    mask: int
+    sep: int
+    cls: int
+    sentinels: tuple[int, ...]
+    specials: int
+    counts: NDArray[np.int64] | None = None
+
+
+class Objective(ABC):
+    """What a model learns, without anything that changes: the same for all steps and processes."""
+
+    @abstractmethod
+    def cut(self, context: int) -> Cut:
+        """How text is cut for a model that reads `context` positions."""
+
+    @abstractmethod
+    def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
+        """The batch of these examples; all corruption happens here. done: the share of the training that is over."""
+
+    @abstractmethod
+    def collate_spans(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
+        """Rows of any length by which a text is measured.
+
+        spans: tokens of a row, and the index of the first one that is scored; those before it are context.
+        """
+
+    @abstractmethod
+    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
+        """The summed loss of the batch's targets, to train on. Raises ValueError when it has none."""
+
+    @abstractmethod
+    def score(self, model: LanguageModel, batch: Batch) -> Loss:
+        """The summed -log p of the batch's targets: without smoothing or auxiliary terms."""
