@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,19 @@ def fetch(source: str, column: str, cache: Path) -> Path:
     NAME is a name on the Hugging Face Hub or a local folder. The cache key is the revision of remote files and the
     content of local ones. Raises DataError when the dataset, split or column does not exist or cannot be reached.
     """
+    return _stream(source, column, cache)
+
+
+def fetch_rows(source: str, cache: Path) -> Path:
+    """Stream all columns of a dataset into a .jsonl file, as `fetch` does for one.
+
+    Numbers that stand for classes become the names of the classes (-1, which stands for none, null), and a column of
+    translations becomes one column for each language.
+    """
+    return _stream(source, None, cache)
+
+
+def _stream(source: str, column: str | None, cache: Path) -> Path:
     import datasets
 
     name, config, split = parse(source)
@@ -44,7 +57,8 @@ def fetch(source: str, column: str, cache: Path) -> Path:
         path = cache / "datasets" / f"{key}.jsonl"
         with locked(path.with_suffix(".lock")):
             if not path.exists():
-                _write(builder.as_streaming_dataset(split=split), column, path, source)
+                rows = builder.as_streaming_dataset(split=split)
+                _write(_named(rows) if column is None else _column(rows, column, source), path)
         return path
     except LmtoolError:
         raise
@@ -61,28 +75,58 @@ def _identity(file: str) -> str:
     return content_hash([Path(file)]) if os.path.exists(file) else file
 
 
-def _write(rows: Iterable[dict[str, Any]], column: str, path: Path, source: str) -> None:
+def _column(rows: Iterable[dict[str, Any]], column: str, source: str) -> Iterator[dict[str, Any]]:
+    for number, row in enumerate(rows):
+        if column not in row:
+            near = ", ".join(map(str, row))
+            raise DataError(
+                f"no column {shown(column)}; found {shown(near, 120)}",
+                where=shown(source),
+                fix="name one of these with --column",
+            )
+        if not isinstance(row[column], str | None):
+            raise DataError(
+                f"column {shown(column)} holds {type(row[column]).__name__}, not text",
+                where=f"{shown(source)}, row {number + 1}",
+                fix="name the column of text with --column",
+            )
+        yield {column: row[column]}
+
+
+def _named(rows: Any) -> Iterator[dict[str, Any]]:
+    """Rows of a dataset with the names of classes, and translations flat."""
+    from datasets import ClassLabel, Translation
+
+    features = rows.features or {}
+
+    def name(value: Any, feature: Any) -> Any:
+        if isinstance(value, list):
+            inner = getattr(feature, "feature", None) or (feature[0] if isinstance(feature, list) else None)
+            return [name(one, inner) for one in value]
+        if isinstance(feature, ClassLabel) and isinstance(value, int):
+            return feature.int2str(value) if value >= 0 else None
+        return value
+
+    for row in rows:
+        flat: dict[str, Any] = {}
+        for column, value in row.items():
+            feature = features.get(column)
+            if isinstance(feature, Translation) and value is not None:
+                flat.update(value)
+            else:
+                flat[column] = name(value, feature)
+        yield flat
+
+
+def _write(rows: Iterable[dict[str, Any]], path: Path) -> None:
     temporary = path.with_suffix(".tmp")
     try:
         file = open(temporary, "w", encoding="utf-8")  # noqa: SIM115  closed below; only its own errors are the disk's
     except OSError as error:
         raise refusal(path, error) from error
     with file:
-        for number, row in enumerate(rows):
-            if column not in row:
-                near = ", ".join(map(str, row))
-                raise DataError(
-                    f"no column {shown(column)}; found {shown(near, 120)}",
-                    where=shown(source),
-                    fix="name one of these with --column",
-                )
-            if not isinstance(row[column], str | None):
-                raise DataError(
-                    f"column {shown(column)} holds {type(row[column]).__name__}, not text",
-                    where=f"{shown(source)}, row {number + 1}",
-                    fix="name the column of text with --column",
-                )
-            line = json.dumps({column: row[column]}) + "\n"
+        for row in rows:
+            line = json.dumps(row, default=str) + "\n"
             with refusing_disk(path):
                 file.write(line)
         with refusing_disk(path):
