@@ -58,16 +58,16 @@ def refused(tmp_path, monkeypatch):
         ("bias: 1", "r.yaml:10: {}: 1 is not true or false"),
         (
             "activation: gelu_tanh",
-            "r.yaml:10: {}: 'gelu_tanh' is not relu, gelu, gelu-tanh or swiglu; did you mean gelu-tanh?",
+            "r.yaml:10: {}: 'gelu_tanh' is not relu, gelu, gelu-tanh, swiglu or geglu; did you mean gelu-tanh?",
         ),
-        ("activation: [a, b]", "r.yaml:10: {}: ['a', 'b'] is not relu, gelu, gelu-tanh or swiglu"),
-        ("kind: gelu", "r.yaml:10: {}: 'gelu' is not transformer"),
+        ("activation: [a, b]", "r.yaml:10: {}: ['a', 'b'] is not relu, gelu, gelu-tanh, swiglu or geglu"),
+        ("kind: gelu", "r.yaml:10: {}: 'gelu' is not transformer, recurrent, ngram or skipgram"),
         ("norm: rms", "r.yaml:10: {}: 'rms' is not a mapping; write {{kind: rms}}"),
         ("norm:", "r.yaml:10: {}: null is not a mapping; write its keys below it, or leave it out"),
         ("init: 0.02", "r.yaml:10: {}: 0.02 is not a mapping; write its keys below it, or leave it out"),
         ("position: learned", "r.yaml:10: {}: 'learned' is not a mapping; write {{kind: learned}}"),
         ("n_layers: " + "9" * 4500, "r.yaml:10: {}: '" + "9" * 57 + "...' is not a whole number above 0"),
-        ('activation: "\\e[31m"', "r.yaml:10: {}: '\\x1b[31m' is not relu, gelu, gelu-tanh or swiglu"),
+        ('activation: "\\e[31m"', "r.yaml:10: {}: '\\x1b[31m' is not relu, gelu, gelu-tanh, swiglu or geglu"),
     ],
 )
 def test_wrong_values_of_the_model(refused, line, message):
@@ -122,7 +122,7 @@ def test_wrong_parts(refused, line, message):
     ("old", "new", "message"),
     [
         ("  steps: 100\n", "", "r.yaml:7: training.steps: missing; a whole number above 0"),
-        ("  kind: transformer\n", "", "r.yaml:1: model.kind: missing; transformer"),
+        ("  kind: transformer\n", "", "r.yaml:1: model.kind: missing; transformer, recurrent, ngram or skipgram"),
         ("training:\n  steps: 100\n  batch_size: 8\n", "", "r.yaml:1: training: missing; it needs steps, batch_size"),
         ("n_heads: 4", "n_heads: 3", "r.yaml:5: model.n_heads: 3 does not divide d_model 32"),
         ("n_heads: 4", "n_heads: 4\n  n_kv_heads: 3", "r.yaml:6: model.n_kv_heads: 3 does not divide n_heads 4"),
