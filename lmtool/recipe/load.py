@@ -136,7 +136,7 @@ class _Layers:
         return outer or self._written.get(path)
 
     def nearest_origin(self, path: Path) -> Origin:
-        """Where to mend a mistake at `path`: at the value, a key set below it, the kind that asks for it, or its part."""
+        """Where to mend a mistake at `path`: the value, a key set below it, the kind that asks for it, or its part."""
         below = next((origin for key, origin in self._set.items() if key[: len(path)] == path), None)
         if below and not self.origin(path):
             return below
