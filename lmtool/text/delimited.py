@@ -290,7 +290,7 @@ def sniff(lines: list[Line], whole: bool, order: str, delimiter: str | None, quo
     of equals, the first in `order`. Quotes count where the delimiter is no tab. Where it is a tab, they count when
     they are clearly used: when reading them mends records that are ragged without, or when all fields with quotes
     are written as quoted fields are, and one of them holds a doubled quote, or a whole column and its name are quoted.
-    Spaces after a delimiter are left out when quotes follow some, and no fewer records are good without them.
+    Spaces after a delimiter are left out when they follow every one, or when more records are good without them.
     """
     if delimiter is None:
         kinds = [Dialect(d, quotes) for d in order for quotes in _possible(d, quoted)]
@@ -299,13 +299,12 @@ def sniff(lines: list[Line], whole: bool, order: str, delimiter: str | None, quo
     if quoted is None:
         quoted = delimiter != "\t" or _uses_quotes(lines, whole)
     dialect = Dialect(delimiter, quoted)
-    if quoted and any(
-        field.startswith(" ") and field.lstrip(" ").startswith('"')
-        for record in records(lines, dialect)
-        for field in record.fields
-    ):
+    if quoted and delimiter != " " and any(delimiter + " " in line for _, line in lines):
         spaced = Dialect(delimiter, quoted, skip_space=True)
-        return max(spaced, dialect, key=lambda d: _score(lines, whole, d))
+        better = _score(lines, whole, spaced) - _score(lines, whole, dialect)
+        rows = [record.fields[1:] for record in records(lines, dialect) if len(record.fields) > 1]
+        always = bool(rows) and all(field.startswith(" ") for row in rows for field in row)
+        return spaced if better > 0 or (better == 0 and always) else dialect
     return dialect
 
 

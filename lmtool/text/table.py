@@ -142,7 +142,7 @@ class Table:
             column = self.names[column] if column < len(self.names) else None
         if column is not None:
             where += f", column {shown(column)}"
-        return RowFault(kind, what, where=where, fix=fix)
+        return RowFault(kind, what, where=where, fix=f"{fix}, or leave bad rows out: --skip-bad-rows")
 
     def _delimited(self) -> Iterator[Row | RowFault]:
         assert self.dialect is not None

@@ -1,0 +1,142 @@
+"""Labels of a table: what kind they are, their names in a fixed order, and their numbers."""
+
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any, Literal
+
+from lmtool.errors import CheckpointError
+from lmtool.text.files import shown
+
+Kind = Literal["class", "multi", "number"]
+"""One class a row, any number of them, or a number."""
+
+Label = str | tuple[str, ...] | float
+"""The label of a row, by kind: a name, names, or a finite number."""
+
+SEPARATOR = ";"
+"""Parts the names of a cell with several. Alone it means none of them."""
+
+MANY = 20
+"""More different whole numbers than this are numbers; up to this many are classes."""
+
+
+@dataclass(frozen=True)
+class LabelMap:
+    """Names of classes in a fixed order, so that each has a number from 0.
+
+    The order is that of the numbers where all names are whole numbers, and else that of Unicode code points: it depends
+    on the names alone, not on the rows. Numeric labels have no names.
+    """
+
+    kind: Kind
+    names: tuple[str, ...] = ()
+    _index: dict[str, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_index", {name: i for i, name in enumerate(self.names)})
+
+    @classmethod
+    def of(cls, kind: Kind, names: Iterable[str]) -> "LabelMap":
+        """The map of these names, in whatever order they come."""
+        different = set(names)
+        whole = all(_is_whole(name) for name in different)
+        ordered = sorted(different, key=lambda name: (int(name) if whole else 0, name))
+        return cls(kind, tuple(ordered) if kind != "number" else ())
+
+    def encode(self, label: Label) -> int | list[int] | float:
+        """The number of a class; a 0 or 1 for each of several; a number as it is. Raises KeyError for other names."""
+        if isinstance(label, tuple):
+            chosen = {self._index[name] for name in label}
+            return [int(i in chosen) for i in range(len(self.names))]
+        return self._index[label] if isinstance(label, str) else label
+
+    def unknown(self, label: Label) -> str | None:
+        """The first name that is not in the map."""
+        names = (label,) if isinstance(label, str) else label if isinstance(label, tuple) else ()
+        return next((name for name in names if name not in self._index), None)
+
+    def suggestion(self, name: str) -> str:
+        """What to say of a name that is not in the map."""
+        plain = {known.casefold(): known for known in self.names}
+        if near := get_close_matches(name.casefold(), plain, n=1):
+            return f"did you mean {shown(plain[near[0]])}?"
+        known = ", ".join(self.names[:8]) + (", …" if len(self.names) > 8 else "")
+        return f"the classes are {shown(known, 120)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` reads."""
+        return {"kind": self.kind, "names": list(self.names)}
+
+    @classmethod
+    def from_json(cls, value: Any, where: str = "") -> "LabelMap":
+        """The map that `to_json` wrote. Raises CheckpointError for anything else."""
+        match value:
+            case {"kind": "class" | "multi" | "number" as kind, "names": [*names], **rest}:
+                good = all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
+                if good and not rest and bool(names) == (kind != "number"):
+                    return cls(kind, tuple(names))
+        raise CheckpointError("the label map is damaged", where=where, fix="train again, or copy the run again")
+
+
+def decide_kind(cells: Collection[str | tuple[str, ...]]) -> Kind:
+    """The kind of a column of labels, none of them empty.
+
+    multi when some cell holds a list or a semicolon; number when all cells are finite numbers, and some are not whole
+    or more than MANY are different; class otherwise.
+    """
+    if any(isinstance(cell, tuple) or SEPARATOR in cell for cell in cells):
+        return "multi"
+    numbers = set()
+    for cell in cells:
+        number = as_number(str(cell))
+        if number is None:
+            return "class"
+        numbers.add(number)
+    fractions = any(number != int(number) for number in numbers)
+    return "number" if fractions or len(numbers) > MANY else "class"
+
+
+def as_number(text: str) -> float | None:
+    """The finite number that a text spells, or None."""
+    if "_" in text:
+        return None
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def as_cell(value: Any) -> str | tuple[str, ...] | None:
+    """A value of a label column as text without spaces around it, or as several texts.
+
+    "" for nothing, None for what is no label.
+    True and False are spelled as in JSON; a number without fraction as a whole number.
+    """
+    match value:
+        case None:
+            return ""
+        case str():
+            return value.strip()
+        case bool():
+            return "true" if value else "false"
+        case int():
+            return str(value)
+        case float():
+            return "" if math.isnan(value) else str(int(value)) if value.is_integer() else repr(value)
+        case list():
+            cells = [as_cell(one) for one in value]
+            return tuple(str(c) for c in cells if c) if all(isinstance(c, str) for c in cells) else None
+    return None
+
+
+def as_names(cell: str | tuple[str, ...]) -> tuple[str, ...]:
+    """The different names in a cell of several."""
+    parts = cell.split(SEPARATOR) if isinstance(cell, str) else cell
+    return tuple(dict.fromkeys(part for p in parts if (part := p.strip())))
+
+
+def _is_whole(name: str) -> bool:
+    return name.removeprefix("-").isdecimal() and name.isascii() and len(name) < 100
