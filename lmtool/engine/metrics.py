@@ -1,0 +1,253 @@
+"""How good predictions are: of classes, of several labels a row, of numbers, and of translations; and tables of these.
+
+Pure functions of arrays. A ratio with nothing below the line is 0, as in scikit-learn with zero_division=0.
+"""
+
+# R rows, C classes
+
+import math
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ClassMetrics:
+    """How well single classes were told."""
+
+    confusion_CC: Ints
+    """Rows of class i (down) that were called j (across)."""
+    accuracy: float
+    precision_C: Floats
+    recall_C: Floats
+    f1_C: Floats
+    support_C: Ints
+    macro_f1: float
+    """The mean over all classes that occur among true or predicted ones."""
+
+    def to_json(self, names: Sequence[str]) -> dict[str, Any]:
+        """Plain numbers and lists, classes by name."""
+        return {
+            "accuracy": self.accuracy,
+            "macro_f1": self.macro_f1,
+            "classes": _per_class(self.precision_C, self.recall_C, self.f1_C, self.support_C, names),
+            "confusion": self.confusion_CC.tolist(),
+        }
+
+
+@dataclass(frozen=True)
+class MultiLabelMetrics:
+    """How well any number of labels a row were told."""
+
+    subset_accuracy: float
+    """Rows with all labels right and no other."""
+    micro_f1: float
+    macro_f1: float
+    precision_C: Floats
+    recall_C: Floats
+    f1_C: Floats
+    support_C: Ints
+
+    def to_json(self, names: Sequence[str]) -> dict[str, Any]:
+        """Plain numbers and lists, labels by name."""
+        return {
+            "subset_accuracy": self.subset_accuracy,
+            "micro_f1": self.micro_f1,
+            "macro_f1": self.macro_f1,
+            "classes": _per_class(self.precision_C, self.recall_C, self.f1_C, self.support_C, names),
+        }
+
+
+class RegressionMetrics(NamedTuple):
+    """How near predicted numbers come. A correlation with numbers that are all equal is NaN."""
+
+    mse: float
+    pearson: float
+    spearman: float
+
+    def to_json(self) -> dict[str, float | None]:
+        """Plain numbers; null for NaN, which JSON lacks."""
+        return {name: None if math.isnan(value) else value for name, value in self._asdict().items()}
+
+
+class TranslationMetrics(NamedTuple):
+    """BLEU and chrF, each from 0 to 100, and the signatures that say how they were computed."""
+
+    bleu: float
+    chrf: float
+    bleu_signature: str
+    chrf_signature: str
+
+    def to_json(self) -> dict[str, float | str]:
+        """Plain numbers and texts."""
+        return self._asdict()
+
+
+def confusion_matrix(true_R: Ints, predicted_R: Ints, n_classes: int) -> Ints:
+    """How many rows of class i (down) were called j (across). Raises ValueError for other classes than 0 to C - 1."""
+    true_R, predicted_R = _same_length(true_R, predicted_R)
+    for classes in (true_R, predicted_R):
+        if classes.min() < 0 or classes.max() >= n_classes:
+            raise ValueError(f"classes must lie from 0 to {n_classes - 1}")
+    pairs = np.bincount(true_R * n_classes + predicted_R, minlength=n_classes**2)
+    return pairs.reshape(n_classes, n_classes)
+
+
+def class_metrics(confusion_CC: Ints) -> ClassMetrics:
+    """All that a confusion matrix tells. Matrices of parts of the rows add up."""
+    right_C = np.diagonal(confusion_CC)
+    support_C, called_C = confusion_CC.sum(1), confusion_CC.sum(0)
+    f1_C = _ratio(2 * right_C, support_C + called_C)
+    occurs_C = support_C + called_C > 0
+    return ClassMetrics(
+        confusion_CC=confusion_CC,
+        accuracy=float(right_C.sum() / confusion_CC.sum()),
+        precision_C=_ratio(right_C, called_C),
+        recall_C=_ratio(right_C, support_C),
+        f1_C=f1_C,
+        support_C=support_C,
+        macro_f1=float(f1_C[occurs_C].mean()),
+    )
+
+
+def multi_label_metrics(true_RC: NDArray[np.bool_], predicted_RC: NDArray[np.bool_]) -> MultiLabelMetrics:
+    """Of labels that are there or not. The macro mean is over all labels, as in scikit-learn."""
+    true_RC, predicted_RC = _same_length(true_RC.astype(bool), predicted_RC.astype(bool))
+    right_C = (true_RC & predicted_RC).sum(0)
+    support_C, called_C = true_RC.sum(0), predicted_RC.sum(0)
+    f1_C = _ratio(2 * right_C, support_C + called_C)
+    return MultiLabelMetrics(
+        subset_accuracy=float((true_RC == predicted_RC).all(1).mean()),
+        micro_f1=float(_ratio(2 * right_C.sum(keepdims=True), (support_C + called_C).sum(keepdims=True))[0]),
+        macro_f1=float(f1_C.mean()),
+        precision_C=_ratio(right_C, called_C),
+        recall_C=_ratio(right_C, support_C),
+        f1_C=f1_C,
+        support_C=support_C,
+    )
+
+
+def regression_metrics(true_R: Floats, predicted_R: Floats) -> RegressionMetrics:
+    """Mean squared error, Pearson's correlation (1895), and Spearman's (1904), of ranks that equal numbers share."""
+    true_R, predicted_R = _same_length(true_R.astype(np.float64), predicted_R.astype(np.float64))
+    mse = float(np.mean((true_R - predicted_R) ** 2))
+    return RegressionMetrics(mse, _pearson(true_R, predicted_R), _pearson(_ranks(true_R), _ranks(predicted_R)))
+
+
+def translation_metrics(hypotheses: Sequence[str], references: Sequence[str]) -> TranslationMetrics:
+    """BLEU (Papineni et al. 2002) and chrF (Popović 2015) of a whole text, one reference each, by sacrebleu."""
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+
+    if len(hypotheses) != len(references) or not hypotheses:
+        raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references")
+    bleu, chrf = BLEU(), CHRF()
+    return TranslationMetrics(
+        bleu=bleu.corpus_score(hypotheses, [references]).score,
+        chrf=chrf.corpus_score(hypotheses, [references]).score,
+        bleu_signature=str(bleu.get_signature()),
+        chrf_signature=str(chrf.get_signature()),
+    )
+
+
+def _same_length(true: NDArray[Any], predicted: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    if true.shape != predicted.shape or not len(true):
+        raise ValueError(f"predictions of shape {predicted.shape} for truth of shape {true.shape}")
+    return true, predicted
+
+
+def _ratio(above: Ints, below: Ints) -> Floats:
+    return np.divide(above, below, out=np.zeros(len(above)), where=below > 0)
+
+
+def _pearson(x_R: Floats, y_R: Floats) -> float:
+    # Equal numbers may differ from their own mean by rounding.
+    if len(x_R) < 2 or (x_R == x_R[0]).all() or (y_R == y_R[0]).all():
+        return math.nan
+    x_R, y_R = x_R - x_R.mean(), y_R - y_R.mean()
+    # Norms taken first, so that squares of very small or large numbers do not vanish or overflow.
+    return float(np.clip((x_R / np.linalg.norm(x_R)) @ (y_R / np.linalg.norm(y_R)), -1, 1))
+
+
+def _ranks(x_R: Floats) -> Floats:
+    """Ranks from 1; equal numbers share the mean of theirs."""
+    _, group_R, count_G = np.unique(x_R, return_inverse=True, return_counts=True)
+    last_G = np.cumsum(count_G)
+    ranks_R: Floats = (last_G - (count_G - 1) / 2)[group_R]
+    return ranks_R
+
+
+def _per_class(
+    precision_C: Floats, recall_C: Floats, f1_C: Floats, support_C: Ints, names: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    rows = zip(names, precision_C.tolist(), recall_C.tolist(), f1_C.tolist(), support_C.tolist(), strict=True)
+    return {name: {"precision": p, "recall": r, "f1": f, "support": n} for name, p, r, f, n in rows}
+
+
+def class_lines(metrics: ClassMetrics | MultiLabelMetrics, names: Sequence[str], most: int = 20) -> list[str]:
+    """A table of all classes, as plain aligned lines: of more than `most` classes those with the largest support."""
+    shown = _largest(metrics.support_C, most)
+    labels = [_label(names[i]) for i in shown]
+    rows = [["class", "precision", "recall", "F1", "rows"]]
+    for i, label in zip(shown, labels, strict=True):
+        scores = [f"{100 * score[i]:.1f}" for score in (metrics.precision_C, metrics.recall_C, metrics.f1_C)]
+        rows.append([label, *scores, f"{metrics.support_C[i]:,}"])
+    return [*_aligned(rows), *_more(len(names) - len(shown))]
+
+
+def confusion_lines(confusion_CC: Ints, names: Sequence[str], most: int = 10) -> list[str]:
+    """A confusion matrix as plain aligned lines: true classes down, predicted ones across.
+
+    Of more than `most` classes those with the largest support are shown, and the others together.
+    """
+    shown = _largest(confusion_CC.sum(1), most)
+    rest = [i for i in range(len(names)) if i not in set(shown)]
+    groups = [[i] for i in shown] + ([rest] if rest else [])
+    labels = [_label(names[i], 12) for i in shown] + (["others"] if rest else [])
+    rows = [["true \\ predicted", *labels]]
+    for label, down in zip(labels, groups, strict=True):
+        rows.append([label, *(f"{confusion_CC[np.ix_(down, across)].sum():,}" for across in groups)])
+    return [*_aligned(rows), *_more(len(rest))]
+
+
+def _largest(support_C: Ints, most: int) -> list[int]:
+    """The classes with the largest support, in their own order."""
+    order = sorted(range(len(support_C)), key=lambda i: (-int(support_C[i]), i))
+    return sorted(order[:most])
+
+
+def _more(count: int) -> list[str]:
+    return [f"... and {count:,} more {'class' if count == 1 else 'classes'}"] if count else []
+
+
+def _label(name: str, width: int = 30) -> str:
+    """A name on one line, its control characters escaped, cut to a width."""
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+    if _width(text) <= width:
+        return text
+    while _width(text) > width - 1:
+        text = text[:-1]
+    return text + "…"
+
+
+def _width(text: str) -> int:
+    """Columns that a terminal gives a text."""
+    return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    """Columns two spaces apart, the first at the left, the others at the right."""
+    widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *others in rows:
+        cells = [first + " " * (widths[0] - _width(first))]
+        cells += [" " * (width - _width(cell)) + cell for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return lines

@@ -1,0 +1,73 @@
+"""Metrics as their papers define them, in loops: slow and plain."""
+
+import math
+from collections import Counter
+
+
+def precision_recall_f1(true, predicted, name):
+    """Of one class; nothing by nothing is 0."""
+    right = sum(t == name and p == name for t, p in zip(true, predicted, strict=True))
+    called = sum(p == name for p in predicted)
+    there = sum(t == name for t in true)
+    precision = right / called if called else 0.0
+    recall = right / there if there else 0.0
+    f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+    return precision, recall, f1
+
+
+def macro_f1(true, predicted):
+    """The mean of the F1 of every class that occurs."""
+    names = set(true) | set(predicted)
+    return sum(precision_recall_f1(true, predicted, name)[2] for name in names) / len(names)
+
+
+def pearson(x, y):
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    covariance = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
+    return covariance / math.sqrt(sum((a - mean_x) ** 2 for a in x) * sum((b - mean_y) ** 2 for b in y))
+
+
+def spearman(x, y):
+    def rank(values):
+        return [sum(v < w for v in values) + (sum(v == w for v in values) + 1) / 2 for w in values]
+
+    return pearson(rank(x), rank(y))
+
+
+def n_grams(items, n):
+    return Counter(tuple(items[i : i + n]) for i in range(len(items) - n + 1))
+
+
+def bleu(hypotheses, references):
+    """Papineni et al. (2002), sections 2.1 to 2.3, words parted by spaces, all four precisions above 0."""
+    hypotheses, references = ([text.split() for text in texts] for texts in (hypotheses, references))
+    logs = []
+    for n in range(1, 5):
+        matched = total = 0
+        for hypothesis, reference in zip(hypotheses, references, strict=True):
+            found, wanted = n_grams(hypothesis, n), n_grams(reference, n)
+            matched += sum(min(count, wanted[gram]) for gram, count in found.items())
+            total += sum(found.values())
+        logs.append(math.log(matched / total))
+    c, r = sum(map(len, hypotheses)), sum(map(len, references))
+    brevity = 1.0 if c > r else math.exp(1 - r / c)
+    return 100 * brevity * math.exp(sum(logs) / 4)
+
+
+def chrf(hypotheses, references, order=6, beta=2):
+    """Popović (2015): characters without spaces, counts summed over the text, precision and recall averaged over n."""
+    pairs = [
+        ("".join(hypothesis.split()), "".join(reference.split()))
+        for hypothesis, reference in zip(hypotheses, references, strict=True)
+    ]
+    precisions, recalls = [], []
+    for n in range(1, order + 1):
+        matched = found = wanted = 0
+        for hypothesis, reference in pairs:
+            a, b = n_grams(hypothesis, n), n_grams(reference, n)
+            matched += sum(min(count, b[gram]) for gram, count in a.items())
+            found, wanted = found + sum(a.values()), wanted + sum(b.values())
+        precisions.append(matched / found)
+        recalls.append(matched / wanted)
+    precision, recall = sum(precisions) / order, sum(recalls) / order
+    return 100 * (1 + beta**2) * precision * recall / (beta**2 * precision + recall)
