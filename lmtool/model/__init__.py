@@ -2,10 +2,11 @@
 
 from lmtool.errors import RecipeError
 from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel, Memory
+from lmtool.model.ngram import NGramModel
 from lmtool.model.transformer import TransformerDecoder
-from lmtool.recipe.spec import Model, Transformer
+from lmtool.recipe.spec import Model, NGram, Transformer
 
-__all__ = ["DecodeState", "KeyValue", "LanguageModel", "Memory", "build"]
+__all__ = ["DecodeState", "KeyValue", "LanguageModel", "Memory", "NGramModel", "build"]
 
 
 def build(spec: Model, vocab_size: int) -> LanguageModel:
@@ -13,5 +14,7 @@ def build(spec: Model, vocab_size: int) -> LanguageModel:
     match spec:
         case Transformer(shape="decoder"):
             return TransformerDecoder(spec, vocab_size)
+        case NGram():
+            return NGramModel(spec, vocab_size)
         case _:
             raise RecipeError([f"model.kind: {spec.kind} is not there yet"])

@@ -1,0 +1,314 @@
+"""The n-gram language model: counts of token sequences, smoothed by interpolated modified Kneser-Ney.
+
+Shapes: B rows, T positions, C tokens of context, M positions that are scored, V vocabulary, N order, G n-grams of one
+order, X their contexts. A context that begins in the text has NONE in front.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lmtool.batch import IGNORE, Batch
+from lmtool.model.language_model import DecodeState, LanguageModel
+from lmtool.recipe.spec import NGram
+
+NONE = -1
+"""Stands for the tokens before a text."""
+
+FALLBACK = (0.5, 1.0, 1.5)
+"""Discounts of counts 1, 2 and 3 or more where a text is too small to estimate them; KenLM falls back to the same."""
+
+MERGE_ROWS = 1 << 20
+"""At least so many n-grams are gathered before they are merged with what was counted before."""
+
+IntArray = NDArray[np.int64]
+
+
+class _Order(NamedTuple):
+    """The n-grams of one order above 1, ordered by context, then token.
+
+    keys_G: number of the context times V, plus the token. mass_G: what the n-gram has of its context's probability,
+    its discount taken off. starts_X: where the n-grams of each context begin, and behind the last one their end.
+    backoff_X: the share that a context leaves to the order below; 1 where nothing followed it.
+    """
+
+    keys_G: Tensor
+    mass_G: Tensor
+    starts_X: Tensor
+    backoff_X: Tensor
+
+
+@dataclass(frozen=True)
+class _Smoothed:
+    """Probabilities of the unigrams, and the tables of the orders from 2 on that have n-grams."""
+
+    unigram_V: Tensor
+    orders: tuple[_Order, ...]
+
+
+class NGramModel(LanguageModel):
+    """Interpolated modified Kneser-Ney (Chen and Goodman 1999), learnt by `count` instead of by gradients.
+
+        p(w | h) = (a(hw) - D(a(hw))) / a(h.) + backoff(h) p(w | h without its first token)
+
+    a is the count of an n-gram for the highest order; for the others, the number of different tokens that it was seen
+    behind, plus how often it began a document, where nothing stands before it. The last order mixes with 1 / V. D is
+    one of three discounts of each order, from its counts of counts. Where h was never seen, p is that of the shorter h.
+
+    The hidden state of a position is the last C = max(1, N - 1) tokens themselves, as int64 ids (B, T, C).
+
+    What is kept and saved are the distinct n-grams of the highest order with their counts (4 N + 8 bytes each), from
+    which all else follows. So memory grows with the distinct n-grams, never with the length of the text; while
+    counting there is besides one batch and as many n-grams again. n_read: tokens of the text that are counted.
+    """
+
+    def __init__(self, spec: NGram, vocab_size: int) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+        self.context = None
+        self.order = spec.order
+        self.width = spec.d_model
+        self.register_buffer("grams_GN", torch.empty(0, spec.order, dtype=torch.int32))
+        self.register_buffer("counts_G", torch.empty(0, dtype=torch.int64))
+        self.register_buffer("n_read", torch.zeros((), dtype=torch.int64))
+        self._cached: _Smoothed | None = None
+
+    grams_GN: Tensor
+    counts_G: Tensor
+    n_read: Tensor
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The tokens up to each position (B, T, C), of its own document only; padding is passed over."""
+        tokens_BT, documents_BT = batch.tokens_BT, batch.documents_BT
+        if batch.keep_BT is None:
+            return self._windows(tokens_BT, documents_BT)
+        # padding goes behind the text, and each position back to its place
+        order_BT = (~batch.keep_BT).long().argsort(dim=1, stable=True)
+        documents_BT = None if documents_BT is None else documents_BT.gather(1, order_BT)
+        packed_BTC = self._windows(tokens_BT.gather(1, order_BT), documents_BT)
+        return packed_BTC.gather(1, order_BT.argsort(1)[..., None].expand_as(packed_BTC))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """log p of every token: they sum to 1 as they are. float64, where the device has it."""
+        smoothed = self._smoothed()
+        context_MC = hidden.reshape(-1, self.width)
+        share_M = torch.ones(len(context_MC), dtype=smoothed.unigram_V.dtype, device=hidden.device)
+        parts = []
+        for order, (index_M, seen_M) in zip(
+            reversed(smoothed.orders), reversed(list(self._contexts(context_MC, smoothed.orders))), strict=True
+        ):
+            rows, contexts = seen_M.nonzero()[:, 0], index_M[seen_M]
+            starts, lengths = order.starts_X[contexts], order.starts_X[contexts + 1] - order.starts_X[contexts]
+            firsts = lengths.cumsum(0) - lengths
+            grams = torch.arange(int(lengths.sum()), device=hidden.device) + (starts - firsts).repeat_interleave(
+                lengths
+            )
+            rows_of_grams = rows.repeat_interleave(lengths)
+            places = rows_of_grams * self.vocab_size + order.keys_G[grams] % self.vocab_size
+            parts.append((places, share_M[rows_of_grams] * order.mass_G[grams]))
+            share_M[rows] *= order.backoff_X[contexts]
+        p_MV = share_M[:, None] * smoothed.unigram_V
+        for places, mass in parts:
+            p_MV.view(-1).index_add_(0, places, mass)
+        return p_MV.log_().view(*hidden.shape[:-1], self.vocab_size)
+
+    def log_p(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """What `logits` gives for one token (...) at each position (..., C), without computing that of any other."""
+        smoothed = self._smoothed()
+        context_MC, target_M = hidden.reshape(-1, self.width), targets.reshape(-1)
+        p_M = smoothed.unigram_V[target_M]
+        for order, (index_M, seen_M) in zip(smoothed.orders, self._contexts(context_MC, smoothed.orders), strict=True):
+            place_M, there_M = _find(order.keys_G, index_M * self.vocab_size + target_M)
+            mass_M = order.mass_G[place_M].where(there_M, 0)
+            p_M = torch.where(seen_M, mass_M + order.backoff_X[index_M] * p_M, p_M)
+        return p_M.log().view(targets.shape)
+
+    def head_parameters(self) -> tuple[Tensor, ...]:
+        return ()
+
+    def start(self, batch: Batch) -> DecodeState:
+        return DecodeState(0, None, ((batch.tokens_BT.new_full((len(batch.tokens_BT), self.width), NONE),),))
+
+    def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+        hidden_BTC = self._windows(tokens_BT, None, state.layers[0][0])
+        length = state.length + tokens_BT.shape[1]
+        return hidden_BTC, DecodeState(length, state.padding_B, ((hidden_BTC[:, -1].clone(),),))
+
+    def count(self, batches: Iterable[Batch], n_tokens: int) -> None:
+        """Count every target of the batches behind the tokens before it. n_tokens: of the text, that these cover.
+
+        Batches come in the order of the text, so that an n-gram is never counted before its own beginning. Until all
+        are read, the model predicts as before.
+        """
+        own = (self.grams_GN.cpu().numpy(), self.counts_G.cpu().numpy())
+        new, n_new = [], 0
+        for batch in batches:
+            new.append(_merge([self._grams(batch)], self.vocab_size))
+            n_new += len(new[-1][0])
+            if n_new > max(MERGE_ROWS, len(own[0])):
+                own, new, n_new = _merge([own, *new], self.vocab_size), [], 0
+        grams_GN, counts_G = _merge([own, *new], self.vocab_size)
+        self.grams_GN = torch.from_numpy(grams_GN).to(self.grams_GN.device)
+        self.counts_G = torch.from_numpy(counts_G).to(self.counts_G.device)
+        self.n_read = self.n_read + n_tokens
+        self._cached = None
+
+    def _windows(self, tokens_BT: Tensor, documents_BT: Tensor | None, past_BC: Tensor | None = None) -> Tensor:
+        """The last C tokens at each position, which follow `past_BC`: (B, T, C)."""
+        C = self.width
+        if past_BC is None:
+            past_BC = tokens_BT.new_full((len(tokens_BT), C), NONE)
+        window_BTC = torch.cat((past_BC, tokens_BT), 1).unfold(1, C, 1)[:, 1:]
+        if documents_BT is not None:
+            document_BTC = torch.cat((torch.zeros_like(past_BC), documents_BT), 1).unfold(1, C, 1)[:, 1:]
+            window_BTC = window_BTC.masked_fill(document_BTC != documents_BT[..., None], NONE)
+        return window_BTC.contiguous()
+
+    def _grams(self, batch: Batch) -> tuple[NDArray[np.int32], IntArray]:
+        """Every target behind the N - 1 tokens before it, and a count of 1 for each."""
+        if batch.targets_BT is None:
+            raise ValueError("a batch without targets has nothing to count")
+        context_BTC = self(batch)[..., self.width - (self.order - 1) :]
+        grams_MN = torch.cat((context_BTC, batch.targets_BT[..., None]), -1)[batch.targets_BT != IGNORE]
+        return grams_MN.to("cpu", torch.int32).numpy(), np.ones(len(grams_MN), dtype=np.int64)
+
+    def _contexts(self, context_MC: Tensor, orders: tuple[_Order, ...]) -> Iterator[tuple[Tensor, Tensor]]:
+        """For each order from 2 on, the number of the context of each row, and whether it was ever seen; 0 if not."""
+        C = self.width
+        for n in range(2, len(orders) + 2):
+            index_M = context_MC[:, C - n + 1].contiguous()
+            seen_M = index_M != NONE
+            for order, token_M in zip(orders, context_MC[:, C - n + 2 :].unbind(1), strict=False):
+                index_M, there_M = _find(order.keys_G, index_M * self.vocab_size + token_M)
+                seen_M = seen_M & there_M
+            yield index_M.where(seen_M, 0), seen_M
+
+    def _smoothed(self) -> _Smoothed:
+        """The tables for the present counts, on the model's device."""
+        if self._cached is None:
+            self._cached = self._smooth()
+        return self._cached
+
+    def _smooth(self) -> _Smoothed:
+        device = self.grams_GN.device
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        levels = [(self.grams_GN.cpu().numpy(), self.counts_G.cpu().numpy())]
+        for _ in range(self.order - 1):
+            levels.append(_shorter(*levels[-1], self.vocab_size))
+        (tokens_G1, counts_G), *rest = reversed(levels)
+        adjusted_V = np.zeros(self.vocab_size, dtype=np.int64)
+        adjusted_V[tokens_G1[:, 0]] = counts_G
+        orders: list[tuple[IntArray, NDArray[np.float64], IntArray, NDArray[np.float64]]] = []
+        for grams_GN, counts_G in rest:
+            whole = grams_GN[:, 0] != NONE
+            if not whole.any():
+                break
+            context_G = grams_GN[whole, 0].astype(np.int64)
+            for (keys, *_), token_G in zip(orders, grams_GN[whole, 1:-1].T, strict=True):
+                context_G = np.searchsorted(keys, context_G * self.vocab_size + token_G)
+            n_contexts = len(orders[-1][0]) if orders else self.vocab_size
+            keys_G = context_G * self.vocab_size + grams_GN[whole, -1]
+            orders.append((keys_G, *_discounted(context_G, counts_G[whole], n_contexts)))
+        return _Smoothed(
+            torch.from_numpy(_unigrams(adjusted_V)).to(device, dtype),
+            tuple(
+                _Order(
+                    torch.from_numpy(keys).to(device),
+                    torch.from_numpy(mass).to(device, dtype),
+                    torch.from_numpy(starts).to(device),
+                    torch.from_numpy(backoff).to(device, dtype),
+                )
+                for keys, mass, starts, backoff in orders
+            ),
+        )
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """torch comes by here to move a model to another device."""
+        self._cached = None
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Take tables of any length."""
+        self._cached = None
+        for name in ("grams_GN", "counts_G"):
+            if prefix + name in state_dict:
+                own = getattr(self, name)
+                setattr(self, name, own.new_empty((len(state_dict[prefix + name]), *own.shape[1:])))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def discounts(counts: IntArray) -> NDArray[np.float64]:
+    """What is taken off counts of 0, 1, 2, and 3 or more, for n-grams of one order (Chen and Goodman 1999, eq. 26).
+
+    FALLBACK where counts of 1 to 4 do not all occur, or are so odd that a discount would not be positive.
+    """
+    n1, n2, n3, n4 = (int((counts == c).sum()) for c in (1, 2, 3, 4))
+    if min(n1, n2, n3, n4) == 0:
+        return np.array([0.0, *FALLBACK])
+    y = n1 / (n1 + 2 * n2)
+    found = np.array([0.0, 1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3])
+    return found if (found[1:] > 0).all() else np.array([0.0, *FALLBACK])
+
+
+def _discounted(
+    context_G: IntArray, counts_G: IntArray, n_contexts: int
+) -> tuple[NDArray[np.float64], IntArray, NDArray[np.float64]]:
+    """mass_G, starts_X and backoff_X of an order."""
+    discount_G = discounts(counts_G)[np.minimum(counts_G, 3)]
+    total_X = np.bincount(context_G, counts_G, n_contexts)
+    taken_X = np.bincount(context_G, discount_G, n_contexts)
+    backoff_X = np.divide(taken_X, total_X, out=np.ones(n_contexts), where=total_X > 0)
+    starts_X = np.searchsorted(context_G, np.arange(n_contexts + 1))
+    return (counts_G - discount_G) / total_X[context_G], starts_X, backoff_X
+
+
+def _unigrams(counts_V: IntArray) -> NDArray[np.float64]:
+    """p of each token without context; all alike when nothing was counted."""
+    V = len(counts_V)
+    if not counts_V.any():
+        return np.full(V, 1 / V)
+    discount_V = discounts(counts_V)[np.minimum(counts_V, 3)]
+    p_V: NDArray[np.float64] = (counts_V - discount_V + discount_V.sum() / V) / counts_V.sum()
+    return p_V
+
+
+def _shorter(grams_GN: NDArray[np.int32], counts_G: IntArray, vocab_size: int) -> tuple[NDArray[np.int32], IntArray]:
+    """The n-grams without their first tokens; each counts once for each token before it, and as often as none was."""
+    return _merge([(grams_GN[:, 1:], np.where(grams_GN[:, 0] == NONE, counts_G, 1))], vocab_size)
+
+
+def _merge(parts: list[tuple[NDArray[np.int32], IntArray]], vocab_size: int) -> tuple[NDArray[np.int32], IntArray]:
+    """The distinct n-grams of all parts in order, and the sums of their counts."""
+    grams_GN, counts_G = (np.concatenate(column) for column in zip(*parts, strict=True))
+    if not len(grams_GN):
+        return grams_GN, counts_G
+    words = _pack(grams_GN, vocab_size + 1)
+    order = np.argsort(words[0], kind="stable") if len(words) == 1 else np.lexsort(words[::-1])
+    words = [word[order] for word in words]
+    first = np.concatenate(([True], np.any([word[1:] != word[:-1] for word in words], axis=0)))
+    return grams_GN[order[first]], np.add.reduceat(counts_G[order], np.flatnonzero(first))
+
+
+def _pack(grams_GN: NDArray[np.int32], base: int) -> list[IntArray]:
+    """n-grams as numbers of 63 bits that are ordered alike, in as few as hold them, the first tokens first."""
+    digits = 1
+    while base ** (digits + 1) < 2**63:
+        digits += 1
+    words = []
+    for start in range(0, grams_GN.shape[1], digits):
+        word = np.zeros(len(grams_GN), dtype=np.int64)
+        for column in grams_GN[:, start : start + digits].T:
+            word = word * base + (column + 1)
+        words.append(word)
+    return words
+
+
+def _find(keys_G: Tensor, wanted_M: Tensor) -> tuple[Tensor, Tensor]:
+    """Where each wanted key stands among the sorted keys, and whether it is there; some place where it is not."""
+    place_M = torch.searchsorted(keys_G, wanted_M).clamp_(max=len(keys_G) - 1)
+    return place_M, keys_G[place_M] == wanted_M

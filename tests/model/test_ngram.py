@@ -1,0 +1,191 @@
+"""The n-gram model against dictionaries and loops, and as a language model like any other."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lmtool.batch import IGNORE, Batch
+from lmtool.model import DecodeState, NGramModel, build
+from lmtool.model import ngram as module
+from lmtool.recipe.spec import NGram
+from tests.model import tiny
+from tests.model.test_cache import chunkings, quick, read
+from tests.reference.ngram import KneserNey
+
+EXACT: dict[str, float] = {"rtol": 1e-12, "atol": 1e-12}
+VOCAB, BOS = tiny.VOCAB, 1
+orders = pytest.mark.parametrize("order", range(1, 6))
+
+
+def some_documents(n: int = 60, seed: int = 0, vocab_size: int = VOCAB) -> list[list[int]]:
+    """Documents that begin with BOS, whose tokens are of quite unequal frequency."""
+    rng = np.random.default_rng(seed)
+    share = np.arange(1, vocab_size - 2) ** -1.5
+    lengths = rng.integers(0, 15, n)
+    return [[BOS, *(2 + rng.choice(vocab_size - 3, k, p=share / share.sum())).tolist()] for k in lengths]
+
+
+def as_batches(documents: list[list[int]], cuts: list[int], n_before: int) -> list[Batch]:
+    """All documents as one row, cut into batches that begin with tokens of the batch before."""
+    tokens = torch.tensor([token for document in documents for token in document])
+    owner = torch.tensor([number for number, document in enumerate(documents) for _ in document])
+    batches = []
+    for start, stop in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
+        first = max(0, start - n_before)
+        targets = tokens[first + 1 : stop].clone()
+        targets[(owner[first + 1 : stop] != owner[first : stop - 1]) | (torch.arange(first + 1, stop) < start)] = IGNORE
+        batches.append(Batch(tokens[None, first : stop - 1], targets[None], documents_BT=owner[None, first : stop - 1]))
+    return batches
+
+
+def counted(documents: list[list[int]], order: int, vocab_size: int = VOCAB, cuts: tuple[int, ...] = ()) -> NGramModel:
+    built = build(NGram(kind="ngram", order=order), vocab_size)
+    assert isinstance(built, NGramModel)
+    batches = as_batches(documents, list(cuts), built.width)
+    built.count(batches, sum(map(len, documents)))
+    return built.eval()
+
+
+def log_p(model: NGramModel, text: list[int]) -> Tensor:
+    return model.logits(model(Batch(torch.tensor([text]))))[0]
+
+
+@orders
+@pytest.mark.parametrize("mark", [True, False])
+def test_probabilities_equal_the_plain_ones(order: int, mark: bool) -> None:
+    documents = some_documents() if mark else [[t for d in some_documents() for t in d[1:]]]
+    model, plain = counted(documents, order), KneserNey(order, documents, VOCAB)
+    for text in [*documents[:3], [BOS, 4, 4, 4, 12, 3], [12, 0, 2, 2]]:
+        text = text[:8]
+        expected = [[math.log(plain.probability(text[: t + 1], w)) for w in range(VOCAB)] for t in range(len(text))]
+        torch.testing.assert_close(log_p(model, text), torch.tensor(expected, dtype=torch.float64), **EXACT)
+
+
+@orders
+def test_discounts_are_estimated_where_the_text_allows_it(order: int) -> None:
+    documents = some_documents(400, vocab_size=60)
+    plain = KneserNey(order, documents, 60)
+    assert plain.discounts[order] != module.FALLBACK
+    model = counted(documents, order, 60)
+    text = [BOS, 2, 3, 2, 5, 50]
+    expected = [[math.log(plain.probability(text[: t + 1], w)) for w in range(60)] for t in range(len(text))]
+    torch.testing.assert_close(log_p(model, text), torch.tensor(expected, dtype=torch.float64), **EXACT)
+
+
+@orders
+def test_probabilities_sum_to_one_and_one_alone_is_the_same(order: int) -> None:
+    model = counted(some_documents(), order)
+    tokens_BT, targets_BT = tiny.tokens(5, 12), tiny.tokens(5, 12, seed=1)
+    hidden = model(Batch(tokens_BT))
+    every = model.logits(hidden)
+    torch.testing.assert_close(every.exp().sum(-1), torch.ones(5, 12, dtype=torch.float64), **EXACT)
+    torch.testing.assert_close(
+        model.log_p(hidden, targets_BT), every.gather(-1, targets_BT[..., None])[..., 0], **EXACT
+    )
+
+
+@orders
+def test_before_anything_is_counted_all_tokens_are_alike(order: int) -> None:
+    model = build(NGram(kind="ngram", order=order), VOCAB)
+    assert isinstance(model, NGramModel)
+    hidden = model(Batch(tiny.tokens(2, 4)))
+    alike = torch.full((2, 4, VOCAB), -math.log(VOCAB), dtype=torch.float64)
+    torch.testing.assert_close(model.logits(hidden), alike, **EXACT)
+    torch.testing.assert_close(model.log_p(hidden, tiny.tokens(2, 4)), alike[..., 0], **EXACT)
+
+
+@orders
+@quick
+@given(cuts=st.sets(st.integers(1, 300), max_size=6), merge=st.sampled_from([1, 100, 10_000]))
+def test_how_the_text_is_cut_changes_no_count(order: int, cuts: set[int], merge: int) -> None:
+    documents = some_documents()
+    cut = tuple(sorted(c for c in cuts if c < sum(map(len, documents))))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "MERGE_ROWS", merge)
+        parts = counted(documents, order, cuts=cut)
+    whole = counted(documents, order)
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(tensor, parts.state_dict()[name])
+
+
+def test_wide_vocabularies_are_packed_into_several_words() -> None:
+    """Five ids of a vocabulary of ten million take 117 bits."""
+    documents = some_documents()
+    wide = [[token if token < 3 else 10_000_000 - token for token in document] for document in documents]
+    model = counted(wide, 5, 10_000_000)
+    small = counted(documents, 5)
+    assert sorted(model.counts_G.tolist()) == sorted(small.counts_G.tolist())
+    hidden = model(Batch(torch.tensor([wide[0]])))
+    plain = KneserNey(5, wide, 10_000_000)
+    expected = [math.log(plain.probability(wide[0][: t + 1], wide[0][t])) for t in range(len(wide[0]))]
+    found = model.log_p(hidden, torch.tensor([wide[0]]))[0]
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), **EXACT)
+
+
+@orders
+@quick
+@given(chunking=chunkings())
+def test_any_chunks_equal_one_forward_pass(order: int, chunking: tuple[int, list[int]]) -> None:
+    model, (length, cuts) = counted(some_documents(), order), chunking
+    tokens_BT = tiny.tokens(2, length, seed=length)
+    hidden, state = read(model, tokens_BT, cuts)
+    assert torch.equal(hidden, model(Batch(tokens_BT)))
+    assert state.length == length
+
+
+@orders
+def test_rows_of_states_are_picked_and_joined(order: int) -> None:
+    model = counted(some_documents(), order)
+    rows = [tiny.tokens(1, length, seed=length) for length in (3, 7)]
+    joined = DecodeState.join([read(model, row, [])[1] for row in rows])[torch.tensor([1, 0, 1])]
+    more = tiny.tokens(3, 2, seed=9)
+    hidden, _ = model.advance(more, joined)
+    for i, row in enumerate((rows[1], rows[0], rows[1])):
+        assert torch.equal(hidden[i], model(Batch(torch.cat([row, more[i : i + 1]], 1)))[0, -2:])
+
+
+@orders
+@quick
+@given(keep=st.lists(st.booleans(), min_size=9, max_size=9).filter(any))
+def test_padding_anywhere_changes_nothing(order: int, keep: list[bool]) -> None:
+    model = counted(some_documents(), order)
+    keep_BT, tokens_BT = torch.tensor([keep]), tiny.tokens(1, 9)
+    text = tokens_BT[keep_BT][None]
+    hidden = model(Batch(tokens_BT, keep_BT=keep_BT))
+    assert torch.equal(hidden[keep_BT], model(Batch(text))[0])
+    assert torch.isfinite(model.logits(hidden)).all()
+
+
+@orders
+def test_isolated_documents_equal_each_alone(order: int) -> None:
+    model = counted(some_documents(), order)
+    row, documents_BT = tiny.tokens(1, 9), torch.tensor([[3, 3, 3, 4, 5, 5, 5, 5, 5]])
+    hidden = model(Batch(row, documents_BT=documents_BT))[0]
+    alone = [model(Batch(row[:, i:j]))[0] for i, j in ((0, 3), (3, 4), (4, 9))]
+    assert torch.equal(hidden, torch.cat(alone))
+
+
+def test_what_stands_before_a_document_does_not_count() -> None:
+    """No n-gram crosses a [BOS], so the text before it changes nothing, also where documents are not told apart."""
+    model = counted(some_documents(), 5)
+    torch.testing.assert_close(log_p(model, [5, 3, 2, BOS, 4])[3:], log_p(model, [BOS, 4]), **EXACT)
+
+
+def test_saved_and_loaded_it_is_the_same(tmp_path: Any) -> None:
+    model, other = counted(some_documents(), 4), counted(some_documents(5), 4)
+    text = [BOS, 4, 2, 3]
+    assert not torch.allclose(log_p(other, text), log_p(model, text))
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(log_p(other, text), log_p(model, text))
+    assert int(other.n_read) == sum(map(len, some_documents()))
+
+
+def test_a_batch_without_targets_is_refused() -> None:
+    with pytest.raises(ValueError, match="nothing to count"):
+        counted([[BOS, 2]], 2).count([Batch(tiny.tokens(1, 3))], 3)
