@@ -9,7 +9,7 @@ from torch import Tensor
 from lmtool import model, objective
 from lmtool.engine.device import Compute, resolve
 from lmtool.errors import CheckpointError
-from lmtool.model import LanguageModel
+from lmtool.model import LanguageModel, NGramModel
 from lmtool.objective import Objective, Vocabulary
 from lmtool.recipe.load import load
 from lmtool.recipe.spec import DeviceName, PrecisionName, Recipe
@@ -120,13 +120,20 @@ def load_weights(lm: LanguageModel, checkpoint: Checkpoint) -> None:
     own = lm.state_dict()
     for name in sorted(own.keys() | tensors.keys()):
         there, here = tensors.get(name), own.get(name)
-        if there is None or here is None or there.shape != here.shape:
+        if there is None or here is None or not _fits(there, here, lm):
             raise CheckpointError(
                 f"the checkpoint does not fit the recipe: {name} is {_shape(there)}, not {_shape(here)}",
                 where=str(checkpoint.path),
                 fix="put the run's own recipe.yaml back",
             )
     lm.load_state_dict(tensors)
+
+
+def _fits(there: Tensor, here: Tensor, lm: LanguageModel) -> bool:
+    """The tables of a model that counts are as long as what it counted; all else has one shape."""
+    if isinstance(lm, NGramModel) and there.ndim == here.ndim:
+        return there.shape[1:] == here.shape[1:]
+    return there.shape == here.shape
 
 
 def _shape(tensor: Tensor | None) -> str:

@@ -4,8 +4,10 @@ Shapes: S samples, T positions.
 """
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from lmtool.batch import IGNORE, Batch
 from lmtool.objective import Cut, Example
 from lmtool.run.order import SampleOrder, StreamWindows, hash_key
 from lmtool.text.store import TokenStore
@@ -32,6 +34,23 @@ class Examples:
             Example(self._store.read(start, stop), self._rng(int(sample)))
             for sample, (start, stop) in zip(sample_S, self._places(sample_S), strict=True)
         ]
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of the store."""
+        return len(self._store)
+
+    def in_order(self, start: int, stop: int, n_before: int) -> Batch:
+        """Tokens start..stop of the store as targets, but for the first ones of documents; in one row.
+
+        n_before: how many tokens before `start` are read with them, where there are so many.
+        """
+        first = max(0, start - n_before)
+        tokens_T = torch.from_numpy(self._store.read(first, stop))
+        document_T = torch.from_numpy(np.asarray(self._store.document_at(np.arange(first, stop)), dtype=np.int64))
+        targets_T = tokens_T[1:].masked_fill(document_T[1:] != document_T[:-1], IGNORE)
+        targets_T[: max(0, start - first - 1)] = IGNORE
+        return Batch(tokens_T[None, :-1], targets_T[None], documents_BT=document_T[None, :-1])
 
     def documents(self, sample_S: NDArray[np.int64]) -> list[int]:
         """Numbers of the documents that the samples are cut from, in order, each once."""

@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lmtool.batch import Batch
+from lmtool.engine.count import count_part
 from lmtool.engine.device import Compute
 from lmtool.engine.distributed import World, peers_may_end
 from lmtool.engine.examples import Examples
 from lmtool.engine.optimizer import Optimizers
 from lmtool.engine.schedule import multiplier
 from lmtool.errors import NumericalError, ResourceError
-from lmtool.model import LanguageModel
+from lmtool.model import LanguageModel, NGramModel
 from lmtool.objective import Objective
 from lmtool.recipe.spec import Recipe, Training
 from lmtool.run.order import hash_key, rank_samples
@@ -26,10 +27,11 @@ from lmtool.run.order import hash_key, rank_samples
 
 @dataclass(frozen=True)
 class Step:
-    """One optimizer step, done.
+    """One step of the optimizer, or of counting, done.
 
     step: steps done so far. loss: mean over the step's targets, before the update. lr: peak rate times schedule.
-    grad_norm: before clipping. tokens: targets of the step, over all processes. seconds: the step took.
+    grad_norm: before clipping; like lr it is 0 for a model that counts. tokens: targets of the step, over all
+    processes. seconds: the step took.
     micro_batch: rows computed at once. stop: somebody asked for an end; the same in every process.
     """
 
@@ -73,13 +75,21 @@ def fit(
     Step n is a function of weights, moments, recipe and n: samples, dropout and rates follow from the seed and n.
 
     micro_batch: rows at once; by default `rows_at_once`. When memory runs out it is halved and the step done again; the
-    batch stays.
+    batch stays. A model that counts has no gradient: its steps go once through the text, see `count_part`.
 
     Raises NumericalError, before any weight changes, when a loss or gradient is not finite, and ResourceError when one
     row does not fit into memory or another process ends.
     """
     training = recipe.training
     rows = micro_batch or rows_at_once(training, world)
+    if isinstance(model, NGramModel):
+        for step in range(first_step, training.steps):
+            started = time.perf_counter()
+            total, count = count_part(model, examples, recipe, step, compute)
+            (stops,) = world.sum((float(stop()),), compute)
+            seconds = time.perf_counter() - started
+            yield Step(step + 1, total / max(1, count), 0.0, 0.0, count, seconds, rows, stops > 0)
+        return
     module = world.wrap(_LossModule(model, objective), compute)
     loader = _Loader(examples, objective, recipe, world, compute)
     model.train()

@@ -109,7 +109,7 @@ class Optimizers:
 
     def __init__(self, spec: Optimizer, model: nn.Module, compute: Compute) -> None:
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-        self._all = list(_build(spec, model))
+        self._all = list(_build(spec, model)) if self._names else []  # a model that counts has no parameters
         self._base_rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in self._all]
         self._scaler = torch.amp.GradScaler(
             compute.device.type, init_scale=FLOAT16_SCALE, enabled=compute.scales_gradients

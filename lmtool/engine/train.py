@@ -17,7 +17,7 @@ from lmtool.engine.examples import Examples
 from lmtool.engine.fit import Step, fit, rows_at_once
 from lmtool.engine.optimizer import Optimizers
 from lmtool.errors import CheckpointError, ResourceError
-from lmtool.model import LanguageModel
+from lmtool.model import LanguageModel, NGramModel
 from lmtool.recipe.spec import Evaluation, Recipe
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import Run
@@ -176,7 +176,9 @@ def train(
     context, steps = recipe.model.context, recipe.training.steps
     examples = Examples(prepared.train, objective.cut(context), recipe.seed)
     validation = sample_spans(prepared.valid, context, recipe.evaluation.tokens, recipe.seed)
-    batch_tokens = recipe.training.batch_size * context
+    batch_tokens, epochs = recipe.training.batch_size * context, steps * recipe.training.batch_size / examples.per_epoch
+    if isinstance(lm, NGramModel):
+        batch_tokens, epochs = len(prepared.train) // steps, 1.0
     yield Plan(
         parameters=sum(parameter.numel() for parameter in lm.parameters()),
         batch_tokens=batch_tokens,
@@ -184,7 +186,7 @@ def train(
         first_step=first_step,
         train_tokens=len(prepared.train),
         valid_tokens=sum(span.n_scored for span in validation),
-        epochs=steps * recipe.training.batch_size / examples.per_epoch,
+        epochs=epochs,
         device=compute.describe() + (f", {world.size} processes" if world.size > 1 else ""),
     )
     if _compiles(recipe, compute):
