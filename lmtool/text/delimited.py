@@ -109,7 +109,7 @@ def _split(text: str) -> list[str]:
 
 def _text(path: Path, encoding: str | None) -> Iterator[str]:
     try:
-        b"".decode(encoding or "utf-8")
+        "a".encode(encoding or "utf-8")  # Encodings of bytes, such as base64, fail here.
         decoder = codecs.getincrementaldecoder(encoding or "utf-8")()
     except LookupError:
         raise UsageError(

@@ -250,7 +250,7 @@ class _Reader:
         what = f"the class {shown(str(example.label), 40)} has one row"
         fix = "give it a second row, or correct the label"
         if n_alone > 1:
-            what += f", as have {n_alone - 1:,} others of {n_classes:,}"
+            what += f"; {n_alone:,} of {n_classes:,} classes have one row"
             fix = f"is {shown(str(self.columns.label))} the label column? If so, {fix}"
         return self._fault("class with one row", what, example.row, line, self.columns.label, fix)
 
@@ -297,8 +297,8 @@ def _refuse_one_class(items: Sequence[Example], labels: LabelMap, table: Table, 
 
 
 def _notices(items: Sequence[Example], labels: LabelMap | None, *, training: bool) -> Iterator[Notice]:
-    if sum(not all(text.strip() for text in item.texts) for item in items):
-        n_empty = sum(not all(text.strip() for text in item.texts) for item in items)
+    n_empty = sum(not all(text.strip() for text in item.texts) for item in items)
+    if n_empty:
         yield Notice("empty texts", n_empty, f"{_rows(n_empty)} with an empty text")
     if labels is None:
         return
@@ -315,7 +315,8 @@ def _notices(items: Sequence[Example], labels: LabelMap | None, *, training: boo
         text = f"classes that differ in upper and lower case only: {', '.join(shown(name, 20) for name in twice[:4])}"
         yield Notice("classes that differ in case", len(twice), text)
     if labels.kind == "multi" and (alone := [name for name in labels.names if counts[name] == 1]):
-        yield Notice("labels with one row", len(alone), f"{len(alone):,} labels have one row; first: {shown(alone[0])}")
+        text = f"labels with one row: {len(alone):,}; first: {shown(alone[0])}"
+        yield Notice("labels with one row", len(alone), text)
 
 
 def _conflicts(items: Sequence[Example]) -> Iterator[Notice]:

@@ -1,7 +1,5 @@
 """Labelled tables: .csv, .tsv, .jsonl, .parquet, and datasets by name, as rows in bounded memory; and writing them."""
 
-import csv
-import io
 import json
 import os
 import re
@@ -41,6 +39,7 @@ _ORDER = {".csv": ",;\t|", ".tsv": "\t,;|"}
 _JSON_HEAD = 1000
 """Objects whose keys are the columns of a .jsonl file."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_SPECIAL = re.compile(r'[",\r\n]')
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 
 Value = Any
@@ -396,16 +395,12 @@ def table_lines(
     an empty field; lists and objects are written as JSON. With `guard_formulas` a field that a spreadsheet would take
     for a formula (it begins with = + - @ tab or CR, and is no number) gets an apostrophe in front of it.
     """
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
 
     def line(values: Iterable[Value]) -> str:
         cells = [_cell(value) for value in values]
-        writer.writerow([_guarded(cell) for cell in cells] if guard_formulas else cells)
-        text = buffer.getvalue()
-        buffer.seek(0)
-        buffer.truncate()
-        return text
+        if guard_formulas:
+            cells = [_guarded(cell) for cell in cells]
+        return ",".join(map(_quoted, cells)) + "\n" if cells != [""] else '""\n'
 
     yield line([*table.header, *_free_names(table, added)])
     for row, values in rows:
@@ -432,6 +427,11 @@ def _cell(value: Value) -> str:
     if isinstance(value, bool | list | dict):
         return json.dumps(value, ensure_ascii=False, default=str)
     return str(value)
+
+
+def _quoted(cell: str) -> str:
+    # The csv module of Python 3.11 leaves a CR without quotes, and no reader gets it back.
+    return '"' + cell.replace('"', '""') + '"' if _SPECIAL.search(cell) else cell
 
 
 def _guarded(cell: str) -> str:
