@@ -64,16 +64,12 @@ COLOURS = words(
 silver-grey|mustard-coloured|turquoise|violet|snow-white|coal-black"""
 )
 THOUGHTS = words(
-    """supper|the holidays|the sea|nothing in particular|a dream from last night|the summer before|a song|far-off countries|hot chocolate
+    """supper|the holidays|the sea|a dream from last night|the summer before|a song|far-off countries|hot chocolate
 the price of coal|Christmas|an old quarrel|the moon|pirates|arithmetic|a good joke|elephants|the next birthday|a warm bath|ships"""
 )
-ADVERBS = words(
-    """slowly|quickly|thoughtfully|cheerfully|silently|eagerly|calmly|bravely|nervously|gladly|wearily|proudly|carefully|boldly|timidly
-merrily|patiently|solemnly"""
-)
 
 
-def habit(t: Tale, p: float = 0.3) -> None:
+def habit(t: Tale, p: float = 0.4) -> None:
     """Perhaps say what {a} is known for."""
     t["habit"] = Lazy(HABITS, "zipf")
     t.maybe(
@@ -84,7 +80,7 @@ def habit(t: Tale, p: float = 0.3) -> None:
     )
 
 
-def detail(t: Tale, p: float = 0.5) -> None:
+def detail(t: Tale, p: float = 0.6) -> None:
     """Perhaps describe something by the way."""
     fair = t.slots["weather"] in ("sunny", "hot", "mild")
     t.set(
@@ -95,10 +91,7 @@ def detail(t: Tale, p: float = 0.5) -> None:
         seen=Lazy(FAIR_SEEN + SEEN if fair else SEEN, "zipf"),
         sound=Lazy(FAIR_SOUNDS + SOUNDS if fair else SOUNDS, "zipf"),
         breakfast=Lazy(BREAKFASTS, "zipf"),
-        garment=Lazy(GARMENTS, "zipf"),
-        colour=Lazy(COLOURS, "zipf"),
         thought=Lazy(THOUGHTS, "zipf"),
-        adverb=Lazy(ADVERBS, "zipf"),
     )
     t.maybe(
         "It smelled of {smell} and {smell2}.",
@@ -106,7 +99,7 @@ def detail(t: Tale, p: float = 0.5) -> None:
         "<At the roadside|In front of the inn|In the street|Behind a hedge> {seen}.",
         "<Somewhere|Far away|Not far off> {sound}.",
         "{a} had eaten {breakfast} for breakfast and was <hungry again|in a good mood|still sleepy>.",
-        "{a} was wearing {a.his} {colour} {garment}, <for once|as always|because it brought luck|though it was too big>.",
-        "{a} walked {adverb} and thought of {thought}.",
+        "{a}'s head was full of {thought}.",
+        "{a} hummed {tune} <softly|happily|merrily|out of tune|to keep up {a.his} courage|without noticing it>.",
         p=p,
     )

@@ -81,7 +81,7 @@ def hand_plans(asked: str) -> Sorted:
 HAND_WAYS = {
     "have": (
         "{p} had a {x.new}.",
-        "{p} <found|picked up> a {x.new} <on the beach|in the orchard|behind the mill|by the lake>.",
+        "{p} won a {x.new} <at the fair|in a raffle|at cards>.",
         "{p} got a {x.new} for {p.his} birthday.",
         "{p} bought a {x.new} at the market.",
     ),
@@ -107,7 +107,7 @@ HAND_WAYS = {
     ),
     "pass on": (
         "{p.he} gave the {x} to one of the other two as a present, but would not say to whom.",
-        "Later {p} sold the {x} to one of the other two, and nobody knew which.",
+        "Later {p} sold the {x} to one of the other two; which of them, is not told.",
     ),
     "let have": (
         "{p.he} let {q} have the {x}, perhaps as a loan and perhaps as a gift.",
@@ -213,9 +213,9 @@ SITE_WAYS = {
         "{p} <sat|stood|waited> {l.at}, with a {x.new} in {p.his} hand.",
     ),
     "go": ("{p.he} <went|walked|hurried> {l.to} with the {x}.", "{p.he} took the {x} along {l.to}."),
-    "bare go": ("{p.he} <went|walked|hurried> <on |>{l.to}.", "Then {p} <set off|made the way> {l.to}."),
+    "bare go": ("{p.he} <went|walked|hurried> <on |>{l.to}.", "Then {p} <set off for {l}|made {p.his} way {l.to}>."),
     "leave and go": (
-        "{p.he} left the {x} where {p.he} was and went {l.to}.",
+        "{p.he} left the {x} lying there and went {l.to}.",
         "{p.he} put down the {x} and walked {l.to} without it.",
     ),
     "vanish": (
@@ -340,8 +340,8 @@ COUNT_WAYS = {
     "begin": (
         "{p} had {n} {xs}.",
         "{p} started the day with {n} {xs}.",
-        "{p} counted {n} {xs}.",
-        "{p} owned {n} {xs}.",
+        "{p} had {n} {xs} in the morning.",
+        "{p} had {n} {xs} to begin with.",
     ),
     "more": (
         "{p.he} found {n} more {xs}.",
@@ -372,7 +372,7 @@ def counts(t: Scene) -> Callable[[str], None]:
     people = [t.person() for _ in ROLES]
     t.set(a=people[0], n=Lazy([N(n) for n in range(3, 11)]), xs=Lazy([plural(good) for good in GOODS]))
     relation = t.fork(
-        (2.0, "{a} has {n} {xs}<| now>.", "exactly"),
+        (2.0, "{a} <has|now has> exactly {n} {xs}.", "exactly"),
         (1.0, "{a} has more than {n} {xs}.", "more"),
         (1.0, "{a} has fewer than {n} {xs}.", "fewer"),
     )

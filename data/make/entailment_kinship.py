@@ -197,7 +197,7 @@ def ages(t: Scene) -> Callable[[str], None]:
 def years(t: Scene) -> Callable[[str], None]:
     """How old somebody is."""
     a = t.person()
-    t.set(a=a, n=Lazy([N(n) for n in range(6, 15)]))
+    t.set(a=a, n=Lazy([N(n) for n in range(7, 16)]))
     t.say("{a} is {n} years old.")
     n = int(t["n"])
 

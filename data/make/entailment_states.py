@@ -65,14 +65,14 @@ BREAK_WAYS = {
     "begin broken": ("{p} had a broken {x}.", "{p} found a broken {x} in the attic.", "{p}'s {x.new} was broken."),
     "break": (
         "{q} dropped the {x}, and it broke.",
-        "The {x} fell off <the table|a cart|the wall> and broke.",
+        "The {x} fell <off a cart|down the stairs|into a ditch> and broke.",
         "{q} sat down on the {x} and broke it.",
-        "In the night the cat broke the {x}.",
+        "A branch fell on the {x} and broke it.",
     ),
     "mend": (
-        "{q} mended the {x} <with glue and patience|in an hour|that evening>.",
-        "The carpenter repaired the {x}.",
-        "{p} mended the {x} with <a piece of wire|some string>.",
+        "{q} mended the {x} <with some glue|in an hour|that evening>.",
+        "A neighbour repaired the {x}.",
+        "{p} mended the {x} with <great care|a new screw>.",
         "{p} took the {x} to <a workshop|{q}> and got it back in one piece.",
     ),
     "try": (
@@ -152,19 +152,21 @@ BELIEF_WAYS = {
         "{p} and {q} put the {x} in the {s} together.",
         "{p} watched {q} put the {x} in the {s}.",
     ),
-    "watch": ("{p} <stayed in the room|sat down beside {q.him}|stayed where {p.he} was, and watched>.",),
+    "watch": (
+        "{p} <stayed in the room and looked on|stood beside {q.him} and looked on|stayed where {p.he} was, and watched>.",
+    ),
     "leave": (
         "{p.he} <went out|went home|left the room>.",
         "Then {p} went to <feed the hens|fetch water|post a letter>.",
     ),
     "move": (
-        "{q} <moved|put> the {x} into the {s} after all.",
+        "{q} moved the {x} into the {s}.",
         "Then {q} took the {x} out again and put it in the {s}.",
     ),
     "move perhaps": ("{q} <wanted|meant> to move the {x} to the {s}, and nobody knows whether {q.he} did.",),
     "return": ("{p} came back later, and nobody told {p.him} anything.", "When {p} returned, {q} said nothing."),
     "told": (
-        "Later {q} told {p} that the {x} was in the {s} now.",
+        "Later {q} told {p} that the {x} was in the {s} now, and {p} believed it.",
         "{q} wrote {p} a note: the {x} was now in the {s}, and {p} believed it.",
     ),
     "peep": (

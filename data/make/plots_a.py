@@ -32,26 +32,26 @@ def lost(t: Tale) -> None:
     t.place("q", "p")
     t.place("r", "p", "q")
     t.say(
-        "{a.he} <thought back|counted on {a.his} fingers>: first {a.he} had been {p.at}, then {q.at}, and last {r.at}.",
-        "That <day|morning> {a.he} had been {p.at}, after that {q.at}, and <at the end|finally> {r.at}.",
-        "Where had {a.he} been? {p.at}, then {q.at}, and after that {r.at}.",
-        '"Begin at the beginning," {a.he} told {a.himself}. First {p.at}, next {q.at}, last of all {r.at}.',
+        "{a} <thought back|counted on {a.his} fingers>: first {a.he} had been {p.at}, then {q.at}, and last {r.at}.",
+        "That <day|morning> {a} had been {p.at}, after that {q.at}, and <at the end|finally> {r.at}.",
+        "Where had {a} been? {p.at}, then {q.at}, and after that {r.at}.",
+        '"Begin at the beginning," {a} told {a.himself}. First {p.at}, next {q.at}, last of all {r.at}.',
     )
     detail(t)
     t.plant("out")
     t.kin("b", a)
     t.say(
-        "{a} told {a.his} {b.noun} {b} about it.",
+        "{a} told {a.his} {b.noun} {b} about the {x}.",
         "On the road {a.he} met {a.his} {b.noun} {b}<, who listened to the whole story|>.",
         "{a.he} asked {a.his} {b.noun} {b} for <help|advice>.",
         "Luckily {a.his} {b.noun} {b} <had sharp eyes|never forgot a thing|was at home>.",
-        '"Have you seen it?" {a} asked {a.his} {b.noun} {b}.',
+        '"Have you seen my {x}?" {a} asked {a.his} {b.noun} {b}.',
     )
     place = t[
         t.fork(
             (
                 1,
-                '"<You still had it {q.at}|I saw it in your hand {q.at}|You showed it to somebody {q.at}>," <said {b}|{b} said>.',
+                '"<You still had it when you left {q}|I saw it in your hand when you came from {q}|You were holding it when you left {q}>," <said {b}|{b} said>.',
                 "r",
             ),
             (1, '"You had it {p.at}," said {b}, "but not any more when I saw you {q.at}."', "p"),
@@ -101,7 +101,6 @@ TOOLS = rows(
     bicycle | a parcel had to be delivered | delivered the parcel | a tyre burst | patched the tyre
     rope | the bucket had sunk to the bottom of the well | pulled up the bucket | it began to fray | spliced the worn part
     fishing net | the trout were running | caught six fine trout | a fish tore a hole in it | knotted up the hole
-    rowing boat | a sheep was stuck on the island | fetched the sheep | a plank sprang a leak | sealed the leak with tar
     sewing basket | the curtains were torn | sewed up the curtains | the best needle broke | bought a new needle
     axe | there was no firewood left | chopped a pile of firewood | the blade got a notch | ground out the notch
     cart | a wardrobe had to be moved | moved the wardrobe | an axle cracked | fixed the axle
@@ -123,7 +122,7 @@ def borrowed(t: Tale) -> None:
     t.begin(
         f"{INTRO['a']} needed a {{tool}}, because {{tool.why}}.",
         f"{INTRO['a']} had no {{tool}}, and {{tool.why}}.",
-        f"{INTRO['a']} was in a fix: {{tool.why}}, and there was no {{tool}} in the house.",
+        f"{INTRO['a']} was in a fix: {{tool.why}}, and {{a.he}} had no {{tool}}.",
     )
     habit(t)
     t.say(
@@ -149,9 +148,9 @@ def borrowed(t: Tale) -> None:
         "Before <supper|dark> {a} {tool.done}.",
     )
     detail(t)
-    t.plant("out")
+    t.plant("out", days=True)
     t["eve"] = DAYS[DAYS.index(t["day"]) - 1]
-    t.person("c", lambda: t.free(lexicon.TRADES))
+    t.role("c")
     happens = t.fork(
         (1, "But on {eve} {tool.harm}.", harmed),
         (
@@ -161,7 +160,7 @@ def borrowed(t: Tale) -> None:
         ),
         (
             1,
-            f"Then {INTRO['c']} asked for the {{tool}} too, and {{a}} <could not say no|did not think of {{day}}>.",
+            "Then a {c.mood}{c.noun} asked for the {tool} too, and {a} <could not say no|did not think of {day}>.",
             lent_on,
         ),
     )
@@ -192,8 +191,8 @@ def lent_on(t, a, b, c, x) -> None:
         t.world.do(Return(a, x, b))
         t.pay()
         t.say(
-            'On {day}, before breakfast, {a} stood at the door of {b}, {tool} in hand. "You are <early|as good as your word>," said {b}.',
-            'When {b} opened the door on {day}, there was {a} with the {tool}. "A promise is a promise," {a} <said|panted>.',
+            'On {day}, before breakfast, there was {a} with the {tool} at the door. "You are <early|as good as your word>," said {b}.',
+            'When {b} opened the window on {day}, {a} was waiting below with the {tool}. "A promise is a promise," {a} <said|panted>.',
         )
         t.maybe('"Next time I will not lend what is not mine," thought {a}.')
         return
@@ -254,7 +253,6 @@ MENDS = rows(
     "name trade fault again",
     """
     clock | clockmaker | had stopped at half past four | ticked as if it had never stopped
-    boots | shoemaker | had holes in their soles | were as dry as a cupboard
     table | carpenter | had lost a leg | stood as firm as a rock
     window | glazier | had a long crack | let in nothing but light
     knife | blacksmith | was as blunt as a spoon | cut paper like butter
@@ -308,8 +306,7 @@ def repair(t: Tale) -> None:
         f"The {{m}} that {{a.his}} {owner} <was so fond of|used every day|had inherited> {{m.fault}}.",
         f'"If only somebody could see to it," {{a.his}} {owner} always said, for the {{m}} {{m.fault}}.',
     )
-    t.plant("out")
-    t["them"] = "them" if t["m"].name == "boots" else "it"
+    t.plant("out", coins=False)
     b = t.person("b", t["m"].trade, other=a)
     t.number("have", 3, 9)
     t.say(
@@ -333,7 +330,9 @@ def repair(t: Tale) -> None:
         t.world.do(Pass(a, price, "coin", b))
         t["left"] = many(coins - price, "coin")
         t.say(
-            "{a} <counted|put> the money on the table and had {left} left.",
+            "{a} <counted|put> the money on the table and had {left} left."
+            if coins > price
+            else "{a} <counted|put> the money on the table, down to the last coin.",
             "{a} paid at once and kept {left}." if coins > price else "{a} paid with everything {a.he} had.",
         )
     else:
@@ -366,5 +365,5 @@ def repair(t: Tale) -> None:
         "Nobody was prouder that night than {a}.",
         "And nobody ever learned what {a} had <paid|done> for it.",
         '"{b} is a magician," said {a}. "No," said {a.his} <mother|father>, "you are."',
-        "{a} <could not stop looking at {them}|slept with a smile>.",
+        "{a} <could not stop looking at it|slept with a smile>.",
     )

@@ -18,12 +18,12 @@ CARES = rows(
     turn the cheeses | had not turned the cheeses | the cheeses had gone flat and sour
     shut the gate at night | had not shut the gate | two sheep were missing
     keep the stove burning | had not kept the stove burning | the pipes were frozen
-    bring in the washing | had not brought in the washing | the sheets lay in the mud
-    stir the dough | had not stirred the dough | the dough had crept over the table
+    feed the canary | had not fed the canary | the canary had not a note left in it
+    water the tomatoes | had not watered the tomatoes | the tomatoes had shrunk to raisins
     feed the goldfish | had not fed the goldfish | the goldfish was as thin as a needle
     oil the mill wheel | had not oiled the mill wheel | the mill wheel screamed like a pig
     mind the baby ducks | had not minded the baby ducks | one duckling was missing
-    post the letters | had not posted the letters | all seven letters still lay in the hall
+    carry in the milk | had not carried in the milk | a row of sour bottles stood at the door
     dust the piano | had not dusted the piano | a spider lived between the keys
     empty the rain barrel | had not emptied the rain barrel | the kitchen floor was wet
     light the lamp at the gate | had not lit the lamp | the mail coach had driven past
@@ -60,7 +60,7 @@ def promise(t: Tale) -> None:
     )
     habit(t)
     detail(t)
-    t.plant("out")
+    t.plant("out", days=True)
     t.kin("c", b, ("friend", "cousin", "schoolmate"))
     t["lure"] = Lazy(TEMPTATIONS, "zipf")
     t["eve"] = DAYS[DAYS.index(t["day"]) - 1]
@@ -162,25 +162,25 @@ def market(t: Tale) -> None:
     )
     price = t["price"]
     detail(t)
-    t.plant("any")
-    b = t.trader("b", a)
+    t.plant("any", coins=False)
+    t.role("b")
     t.number("k", 2, 4)
     t.say(
-        f"{INTRO['b']} <was the first to buy|came first> and took {{k}}.",
-        f"The first customer was {END_INTRO['b']}, who bought {{k}} of them.",
-        f"For an hour nobody came. Then {INTRO['b']} bought {{k}}.",
-        f"{{a}} sold {{k}} of them to {END_INTRO['b']}.",
+        "A {b.mood}{b.noun} <was the first to buy|came first> and took {k}.",
+        "The first customer was a {b.mood}{b.noun}, who bought {k} of them.",
+        "For an hour nobody came. Then a {b.mood}{b.noun} bought {k}.",
+        "{a} sold {k} of them to a {b.mood}{b.noun}.",
     )
     k = t["k"]
-    for event in (Pass(a, k, good, b), Pass(None, k * price, "coin", a)):
+    for event in (Pass(a, k, good, t["b"]), Pass(None, k * price, "coin", a)):
         t.world.do(event)
     t["sum"] = many(k * price, "coin")
     t.maybe("That made {sum}.", "{sum} <went into {a.his} purse|clinked in {a.his} purse>.")
     left = n - k
     t.number("j", 2, min(4, left))
-    t.trader("c")
+    t.role("c")
     trouble = t.fork(
-        (2, f"Then {INTRO['c']} came by and wanted {{j}}.", "sold"),
+        (2, "Then a {c.mood}{c.noun} came by and wanted {j}.", "sold"),
         (1, "Then a <dog|goat|donkey> knocked against the stall, and {j} {good.many} landed in the mud.", "spoilt"),
         (
             1,
@@ -195,7 +195,7 @@ def market(t: Tale) -> None:
         t.world.do(Pass(None, j * price, "coin", a))
         t.say(
             '"{price} coins each," said {a}, and {c} paid without a word.',
-            "{c} tried to beat down the price, but in the end {c.he} paid in full.",
+            "{c} tried to beat down the price, but {a} would not hear of it and was paid in full.",
         )
     sold = t.world.count(a, "coin")
     t.set(
@@ -268,11 +268,11 @@ def barter(t: Tale) -> None:
     detail(t)
     t.plant("out")
     t.used.add(y.noun)
-    c = t.trader("c")
+    c = t.role("c")
     t.say(
-        f"The only {{y}} in the village belonged to {END_INTRO['c']}.",
-        f"{{a}} knew that {INTRO['c']} had a {{y}}.",
-        f"{{a}} asked at every door, and at last {INTRO['c']} brought out a {{y.adj}}{{y}}.",
+        "The only {y} in the village belonged to {c}.",
+        "{a} knew that {c} had a {y}.",
+        "{a} asked at every door, and at last a {c.mood}{c.noun} brought out a {y.adj}{y}.",
     )
     t.world.put(y, c)
     t.say(

@@ -60,22 +60,18 @@ def secret(t: Tale) -> None:
         "{b} <swore|promised> to be as silent as <the grave|a fish|a stone>.",
     )
     detail(t)
-    t.plant("out")
-    c = t.trader("c")
+    t.plant("out", days=True)
+    c = t.role("c")
     kept = t.fork(
+        (1, 'The next day {c} asked why {b} was smiling so. "^{a} told me a good joke," said {b}.', True),
         (
             1,
-            f'The next day {INTRO["c"]} asked {{b}} why {{b.he}} was smiling so. "^{{a}} told me a good joke," said {{b}}.',
-            True,
-        ),
-        (
-            1,
-            f"{INTRO['c']} offered {{b}} <a silver coin|a bag of sweets> for the secret, but {{b}} <only smiled|shook {{b.his}} head>.",
+            "{c} offered {b} <a silver coin|a bag of sweets> for the secret, but {b} <only smiled|gave nothing away>.",
             True,
         ),
         (
             2,
-            f"But the secret <burned on {{b.his}} tongue|was too good>, and the very next day {{b}} told it to {END_INTRO['c']}.",
+            "But the secret <burned on {b.his} tongue|was too good>, and the very next day {b} told it to {c}.",
             False,
         ),
     )
@@ -83,7 +79,7 @@ def secret(t: Tale) -> None:
     if kept:
         t.say(
             "So only two people knew about {secret.short}: {a} and {b}.",
-            "{c} never learned about {secret.short}.",
+            "And {c} never learned about {secret.short}.",
             "A year later still nobody but {a} and {b} knew about {secret.short}.",
         )
         t.pay()
@@ -101,13 +97,13 @@ def secret(t: Tale) -> None:
     )
     t.say(
         '"I told only you," {a} said to {b}. "So it was you who talked."',
-        '{a} asked {c}, "Who told you about {secret.short}?" "{b} did," said {c}.',
+        '"Who told you about {secret.short}?" {a} asked {c}. "^{b} did."',
         "{a} knew at once who had talked. Nobody but {b} had known.",
     )
     t.say(
         '"<I am so sorry|It just slipped out>," said {b}, and {b.he} meant it.',
         "{b} <hung {b.his} head|wept> and begged {a} to forgive {b.him}.",
-        '"{c} asked so nicely," said {b} in a small voice.',
+        '"^{c} asked so nicely," said {b} in a small voice.',
         "{b} did not deny it.",
     )
     t.pay()
@@ -166,13 +162,13 @@ def storm(t: Tale) -> None:
     t["missing"] = lexicon.number(need - n1)
     t.maybe('"Now there are {missing} missing," <counted|said> {a}.', "{a} <counted|reckoned>: {missing} to go.")
     detail(t)
-    t.plant("out", 0.4)
-    t.trader("c")
+    t.plant("out", 0.6, days=True)
+    t.role("c")
     t.number("n2", 1, need - n1)
     t.say(
-        f"{INTRO['c']} <had|gave them> {{n2}}<, left over from last year|>.",
-        f"They got {{n2}} more from {END_INTRO['c']}.",
-        f"{INTRO['c']} looked in the shed and found {{n2}}.",
+        "A {c.mood}{c.noun} <had|gave them> {n2}<, left over from last year|>.",
+        "They got {n2} more from a {c.mood}{c.noun}.",
+        "A {c.mood}{c.noun} looked in the shed and found {n2}.",
     )
     n2 = int(t["n2"])
     gap = need - n1 - n2
@@ -196,7 +192,7 @@ def storm(t: Tale) -> None:
         "Afterwards there was <pea soup|stew|fresh bread and cheese> for everybody at {a}'s table.",
         '"What would one do without neighbours?" said {a}.',
         "{b} and {c} would not take a penny for it.",
-        "And {a} baked a <cake|loaf|pie> for {b} and another for {c}.",
+        "And {a} <baked a cake|baked a pie|cooked a pot of jam> for {b} and another for {c}.",
         "When {b} needed help <in the spring|a month later>, {a} was the first to come.",
         '"Let the next storm come," said {a}. "We are ready."',
     )
@@ -263,7 +259,7 @@ def illness(t: Tale) -> None:
         f"{INTRO['b']} heard of it and came at once.",
         f"<Luckily|Fortunately> there was {END_INTRO['b']}.",
     )
-    t.plant("any")
+    t.plant("any", days=True)
     t.number("days", 3, 9)
     t.say(
         "For {days} days {b} {did}, <in all weathers|before {b.his} own work|without ever being late>.",
@@ -311,7 +307,7 @@ def illness(t: Tale) -> None:
 
 def missing(t: Tale) -> None:
     """An animal has run away; witnesses send the searcher along the map, and its favourite food brings it back."""
-    a = t.hero()
+    t.hero()
     t.pet("d")
     t.begin(
         f"{INTRO['a']} could not find {{a.his}} {{d.mood}}{{d.noun}} {{d.name}} anywhere.",
@@ -323,10 +319,10 @@ def missing(t: Tale) -> None:
         '"{d.name}! {d.name}!" {a.he} called, <until {a.he} was hoarse|but nothing moved>.',
     )
     t.place("p")
-    t.trader("b", a)
+    t.role("b")
     t.say(
-        f'"I saw a {{d.noun}} {{p.at}} <an hour ago|this morning>," said {END_INTRO["b"]}.',
-        f"{INTRO['b']} had seen a {{d.noun}} {{p.at}}.",
+        '"I saw a {d.noun} {p.at} <an hour ago|this morning>," said {b}.',
+        "A {b.mood}{b.noun} had seen a {d.noun} {p.at}.",
     )
     t.say(
         f"So {{a.he}} <hurried|ran|went> {{p.to}}, {t.way()}.",
@@ -334,19 +330,19 @@ def missing(t: Tale) -> None:
         "Off went {a} {p.to}, calling all the way.",
     )
     detail(t)
-    t.plant("out", 0.5)
+    t.plant("out", 0.6)
     near = [PLACES[key] for key in t["p"].near]
     t["q"] = Lazy(near)
     t.say(
-        "There {a.he} found <a tuft of hair|fresh tracks|nothing but tracks>, and they led {q.to}.",
-        'There a <child|fisher|woman with a basket> pointed with one finger. "That way, {q.to}!"',
-        '"You are too late," said a <boy|hunter|woman> there. "It went {q.to}."',
-        "But it was not there any more. Somebody had seen it go {q.to}.",
+        "{p.at} {a} found <fresh tracks|nothing but tracks>, and they led {q.to}.",
+        '{p.at} a <child|fisher|woman with a basket> pointed with one finger. "That way, {q.to}!"',
+        '"You are too late," said a <boy|hunter|woman> {p.at}. "It went {q.to}."',
+        "But {d.name} was no longer {p.at}. Somebody had seen it go {q.to}.",
     )
     t["spot"] = Lazy(lexicon.SPOTS[t["q"].key])
     t.say(
         "And {q.at}, {spot}, was {d.name}.",
-        "{q.at} something {d.sound}. {d.name} was sitting {spot}.",
+        "{q.at} something {d.sound}. There was {d.name}, {spot}.",
     )
     if t.fork(
         (2, "It was <stuck|caught|tangled in a rope> and could not get away.", True),
@@ -367,7 +363,7 @@ def missing(t: Tale) -> None:
     t.pay()
     t.say(
         "That night {d.name} slept {d.home} again.",
-        "{a} gave {b} <a kiss|a basket of pears|a big piece of cake> for having seen it.",
+        "{a} gave {b} <a basket of pears|a jar of jam|a big piece of cake> for having seen it.",
         "From that day on the gate was always <shut|bolted>.",
         "{d.name} was none the worse for it, and {a} was <hoarse|happy|dead tired>.",
         "{b} came by in the evening to see {d.name}, and {d.name} {d.sound}.",

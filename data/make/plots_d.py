@@ -2,7 +2,7 @@
 
 from colour import detail, habit
 from lexicon import many, number, plural
-from tale import END_INTRO, INTRO, OLD_KIN, Tale
+from tale import INTRO, OLD_KIN, Tale
 from telling import Lazy, rows
 from world import Give, Pass, route
 
@@ -24,7 +24,7 @@ def visit(t: Tale) -> None:
     a = t.child()
     t.kin("b", a, OLD_KIN)
     t.set(treat=Lazy([Treat(x) for x in TREATS], "zipf"), host=Lazy(HOSTS, "zipf"))
-    t.number("n", 5, 12)
+    t.number("n", 6, 12)
     t.begin(
         f"{INTRO['a']} set out with a basket of {{n}} {{treat.many}}.",
         f"{INTRO['a']} packed {{n}} {{treat.many}} into a basket.",
@@ -37,16 +37,16 @@ def visit(t: Tale) -> None:
     treat, n = t["treat"], int(t["n"])
     t.world.counts[a, treat] = n
     t.number("g", 1, 2)
-    c = t.trader("c")
+    c = t.role("c")
     t.say(
-        f"On the road {INTRO['c']} asked for a taste, and {{a}} gave away {{g}}.",
-        f'At the corner stood {END_INTRO["c"]}. "^how good that smells!" said {{c}}. {{a}} laughed and handed over {{g}}.',
+        "On the road a {c.mood}{c.noun} asked for a taste, and {a} gave away {g}.",
+        'At the corner stood a {c.mood}{c.noun}. "^how good that smells!" {a} laughed and handed over {g}.',
     )
     g = int(t["g"])
     t.world.do(Pass(a, g, treat, c))
     left = n - g
     detail(t)
-    t.plant("out", 0.3)
+    t.plant("out", 0.6)
     again = t.fork(
         (1, "A little later a <dog|goat|goose> <snatched one|ate one> out of the basket.", 1),
         (1, "At the bridge {a.he} sat down and ate two <of them |>{a.himself}.", 2),
@@ -119,7 +119,7 @@ def present(t: Tale) -> None:
             (1, '"{b} <has one already|would never use it>," said {a}, and went on.', False),
         )
     detail(t)
-    t.plant("out", 0.4)
+    t.plant("out", coins=False)
     gift, cost = x, cx
     if not taken:
         t.number("cy", 2, n)
@@ -183,7 +183,7 @@ def race(t: Tale) -> None:
     t.place("p")
     t.place("q", "p")
     a = t.hero()
-    b, c = t.hero("b"), t.hero("c")
+    b, c = t.hero("b", a), t.role("c")
     t.set(v=Lazy(VEHICLES, "zipf"), prize=Lazy(PRIZES, "zipf"))
     t.say(
         "Every year there was a race from {p} to {q}.",
@@ -193,10 +193,10 @@ def race(t: Tale) -> None:
         "Everybody went {v.how}, and the prize was {prize}.", "They raced {v.how}, and the winner was to get {prize}."
     )
     t.say(
-        "Three had put down their names: {a}, a {a.mood}{a.noun}, {b}, a {b.mood}{b.noun}, and {c}, a {c.mood}{c.noun}.",
-        "This time it was between {a}, a {a.mood}{a.noun}, {b}, a {b.mood}{b.noun}, and {c}, a {c.mood}{c.noun}.",
+        "Three had put down their names: {a}, a {a.mood}{a.noun}, {b}, a {b.mood}{b.noun}, and the village {c.noun}.",
+        "This time it was between {a}, a {a.mood}{a.noun}, {b}, a {b.mood}{b.noun}, and the village {c.noun}.",
     )
-    t.plant("any", 0.35)
+    t.plant("any", 0.6)
     first, second, third = t.order(a, b, c)
     t.set(f1=first, f2=second, f3=third)
     t.say(

@@ -12,7 +12,6 @@ CLUES = rows(
     a footprint of a very large boot | wore size thirty-six
     a long red hair | was as bald as an egg
     a smell of fish | could not bear the sight of a fish
-    a trace of white flour | had not been near flour for weeks
     a splash of green paint | had never held a brush
     a feather from a goose | kept no animals at all
     a crumb of poppy seed cake | never ate anything sweet
@@ -23,10 +22,16 @@ CLUES = rows(
     a button made of horn | had all buttons in place
     """,
 )
-FOODS = """a plum cake|a string of sausages|an apple pie|a whole cheese|a pot of jam|a roast goose|a bowl of custard|a ham
-a tray of biscuits|a loaf of raisin bread|a trout in jelly|a cherry tart|a jug of cream|a dish of baked pears""".replace(
+FOODS = """a plum cake|an apple pie|a cheese|a roast goose|a ham|a cherry tart|a raisin loaf|a smoked trout|a custard|a treacle pudding
+a walnut cake|a meat pie|an almond ring|a strawberry jelly|a chocolate roll|a rhubarb crumble""".replace(
     "\n", "|"
 ).split("|")
+
+
+# those whom no clue could be said to clear
+SUSPECTS = [
+    trade for trade in lexicon.TRADES if trade not in ("painter", "fisher", "shepherd", "weaver", "farmer", "tailor")
+]
 
 
 def suspicion(t: Tale) -> None:
@@ -40,7 +45,7 @@ def suspicion(t: Tale) -> None:
     )
     habit(t)
     t["food2"] = "the " + t["food"].split(" ", 1)[1]
-    t.plant("any", 0.4)
+    t.plant("any", 0.6)
     t.say(
         "When {a.he} came back, {food2} <was gone|had disappeared>.",
         "Ten minutes later {food2} <was gone|had vanished>.",
@@ -48,10 +53,10 @@ def suspicion(t: Tale) -> None:
         "At noon nothing was left of {food2} but an empty plate.",
     )
     for slot in "bcd":
-        t.person(slot, lambda: t.free(lexicon.TRADES), "")
+        t.role(slot, SUSPECTS)
     t.say(
-        "Only three people had <passed|come by>: {b}, the {b.noun}, {c}, the {c.noun}, and {d}, the {d.noun}.",
-        "It could only have been {b}, the {b.noun}, {c}, the {c.noun}, or {d}, the {d.noun}.",
+        "Only three people had <passed|come by>: {b}, {c} and {d}.",
+        "It could only have been {b}, {c} or {d}.",
     )
     people = [t["b"], t["c"], t["d"]]
     u, v, w = t.order(*people)
@@ -59,17 +64,18 @@ def suspicion(t: Tale) -> None:
     t.say(
         "{a} looked closely and found {k1.clue}.",
         "There was one clue: {k1.clue}.",
-        "Then {a.he} saw {k1.clue} on the <floor|sill>.",
+        "Then {a} noticed {k1.clue}.",
     )
     t.say(
-        "{u} could not have left it there, for {u} {k1.cleared}.",
+        "It could not have come from {u}, who {k1.cleared}.",
         "Not {u}, thought {a}, for {u} {k1.cleared}.",
+        'That cleared one of them. "^{u} {k1.cleared}," {a} remembered.',
     )
     t.place("p")
     t.say(
-        "And {v} had been {p.at} the whole <morning|time>, as <the doctor|the innkeeper's wife|half the school> could swear.",
+        "And {v} had been {p.at} the whole <morning|time>, as <two nuns|the mayor|half the school> could swear.",
         "And at that very hour {v} had been seen {p.at}.",
-        '"I was {p.at} all morning," {v} said, and several people had seen {v} there.',
+        '"I was {p.at} all morning," said {v}, and several people could bear it out.',
         "{v} had spent the whole time {p.at}, which was easily proved.",
     )
     t.say(
@@ -80,12 +86,13 @@ def suspicion(t: Tale) -> None:
     )
     t.say(
         '{a} went straight to {w}. "How did you like {food2}?"',
-        '"{w}," said {a} without any greeting, "where is {food2}?"',
+        '"Where is {food2}?" {a} asked {w} without any greeting.',
     )
     if t.fork(
         (2, "{w} turned <scarlet|pale> and confessed.", True),
         (1, '"Delicious," {w} admitted. "I could not help it."', True),
         (1, '"I was so hungry," <whispered|sobbed> {w}.', True),
+        (1, '"^what is left of it is in my cupboard," said {w}, looking at the floor.', True),
         (1, "{w} opened a cupboard. There it stood, and not a bite was missing.", False),
     ):
         t.pay()
@@ -97,7 +104,7 @@ def suspicion(t: Tale) -> None:
     else:
         t.say(
             '"Your cat was after it," said {w}. "I only saved it." {a} begged {w} for forgiveness.',
-            '"It was going to rain," said {w}. "I carried it in for you." {a} was ashamed.',
+            '"A magpie was after it," said {w}. "I carried it in for you." {a} was ashamed.',
         )
         t.pay()
         t.say(
@@ -142,12 +149,12 @@ def lesson(t: Tale) -> None:
     )
     habit(t)
     detail(t)
-    t.plant("out", 0.45)
+    t.plant("out", 0.6, days=True)
     t.say(
         '"There are two rules," said {b}. "First you must {skill.step1}, and then you must {skill.step2}."',
         '"It is <not hard|simple>," <said {b}|{b} explained>. "You {skill.step1}, and you {skill.step2}. That is all."',
     )
-    t.number("tries", 2, 7)
+    t.number("tries", 3, 7)
     t.say(
         "{a} tried {tries} times, and {tries} times it went wrong.",
         "The first {tries} times it would not work at all.",
@@ -246,7 +253,7 @@ def box(t: Tale) -> None:
         "{a} took a spade and {a.his} {b.noun} {b}, and they went {way}.",
     )
     detail(t)
-    t.plant("out", 0.45)
+    t.plant("out", 0.5)
     t.say(
         "There stood the {tree}.",
         "The {tree} was easy to find.",
@@ -280,7 +287,7 @@ def box(t: Tale) -> None:
     )
     t.pay()
     t.say(
-        "They wrote their names on the slip, put it into the box and buried it again, {n1} steps {d1} and {n2} steps {d2} of the {tree}.",
+        "They put the slip into the box and buried it again, {n1} steps {d1} and {n2} steps {d2} of the {tree}.",
         "To this day the box stands on {a}'s shelf.",
         "{b} kept the box, and {a} kept what was in it.",
         "The paper went back where {a} had found it, for the next one.",
@@ -298,32 +305,32 @@ def letter(t: Tale) -> None:
     )
     habit(t)
     for slot in "bcd":
-        t.person(slot, lambda: t.free(lexicon.TRADES), "")
+        t.role(slot)
     t.place("p")
     t.say(
         'The rain had washed off the name, and only "{p.at}" could still be read.'.replace('"{p', '"^{p'),
         "There was no name on it, only the words: {p.at}.",
     )
     t.say(
-        "So {a.he} took it {p.to}, where {a.he} met {b}, the {b.noun}.",
-        "{a} went {p.to} and showed it to {b}, the {b.noun}.",
+        "So {a.he} took it {p.to}, where {a.he} met {b}.",
+        "{a} went {p.to} and showed it to {b}.",
     )
     t.say(
-        '"Not for me," said {b}. "I expect no letter. But {c}, the {c.noun}, has been waiting for one for weeks."',
-        '{b} held it up to the light. "That is for {c}, the {c.noun}, I should think," {b.he} said.',
+        '"Not for me," said {b}. "I expect no letter. But {c} has been waiting for one for weeks."',
+        '{b} held it up to the light. "That is for {c}, I should think."',
     )
     letter_ = Thing("letter", "")
     t.world.put(letter_, t["a"])
     t.say(
         f"So {{a}} carried the letter to {{c}}, {t.way()}.",
-        "{a} <thanked {b}|put it back into {a.his} pocket> and went to look for {c}.",
+        "{a} <said thank you|wiped it dry> and went to look for {c}.",
         "It was a long way to {c}'s house, but {a} did not mind.",
     )
     detail(t)
-    t.plant("out", 0.4)
+    t.plant("out", 0.6)
     wrong = t.fork(
         (1, "{c} tore it open at once and read it twice.", False),
-        (1, '{c} opened it, read one line and folded it up again. "This is for {d}, the {d.noun}," {c} said.', True),
+        (1, '{c} opened it, read one line and folded it up again. "This is for {d}."', True),
     )
     t["reader"] = t["d"] if wrong else t["c"]
     if wrong:
@@ -339,7 +346,7 @@ def letter(t: Tale) -> None:
     t.pay()
     t.say(
         "{a} had to stay <for supper|for a glass of wine>, for without {a}, {reader} would never have known.",
-        "If {a} had not looked into the {ditch}, {reader} would be waiting still.",
+        "If {a} had not picked it up, {reader} would be waiting still.",
         "That is how {a} and {reader} became friends.",
         '"You brought it through wind and weather," said {reader}, "and I shall never forget it."',
         "{a} went home <humming|whistling>. One letter more had found its house.",

@@ -35,11 +35,11 @@ def contest(t: Tale) -> None:
         "Whoever brought the largest {k} to the fair got {honour}.",
     )
     a = t.hero()
-    t.hero("b")
-    t.hero("c")
+    t.hero("b", a)
+    t.role("c")
     t.say(
-        "{a}, a {a.mood}{a.noun}, {b}, a {b.mood}{b.noun}, and {c}, a {c.mood}{c.noun}, had each brought one.",
-        "Three had got through to the last round: {a}, a {a.mood}{a.noun}, {b}, a {b.mood}{b.noun}, and {c}, a {c.mood}{c.noun}.",
+        "{a}, a {a.mood}{a.noun}, {b}, a {b.mood}{b.noun}, and the village {c.noun} had each brought one.",
+        "Three had got through to the last round: {a}, a {a.mood}{a.noun}, {b}, a {b.mood}{b.noun}, and the village {c.noun}.",
     )
     t.say(
         "The judge <wore white gloves|walked round them twice|cleaned a pair of spectacles|asked for silence>.",
@@ -47,10 +47,10 @@ def contest(t: Tale) -> None:
         "There was such a crowd that the children climbed <onto the roofs|into the trees>.",
     )
     detail(t)
-    t.plant("any", 0.35)
+    t.plant("any", 0.6)
     t.number("na", 12, 40)
     t.say(
-        'The {k} of {a} was {k.verb} first. "{na} {k.unit}!" <called|announced> the judge.'.replace('"{', '"^{'),
+        "{a}'s {k} was {k.verb} first." + ' "^{na} {k.unit}!" <called|announced> the judge.',
         "{a} went first: {na} {k.unit}.",
     )
     na = int(t["na"])
@@ -58,19 +58,19 @@ def contest(t: Tale) -> None:
     t.say(
         "Then came {b} with {nb} {k.unit}.",
         "{b} had {nb} {k.unit} to show.",
-        "The {k} of {b} came to {nb} {k.unit}.",
+        "{b}'s {k} came to {nb} {k.unit}.",
     )
     nb = int(t["nb"])
     t.set(lead=a if na > nb else t["b"], behind=t["b"] if na > nb else a, gap=number(abs(na - nb)))
     t.maybe(
         "So {lead} was in the lead by {gap}." if abs(na - nb) > 1 else "So {lead} was in the lead by a hair.",
-        "{lead} <smiled|breathed again>, and {behind} <bit {behind.his} lip|looked at the ground>.",
+        "{lead} <smiled|breathed again>, and {behind} <frowned|looked at the ground>.",
     )
     t["nc"] = Lazy(lambda: [Num(n) for n in range(12, 41) if n not in (na, nb)])
     t.say(
         'Last of all it was the turn of {c}. "{nc} {k.unit}!"'.replace('"{', '"^{'),
         "And {c}? {nc} {k.unit}, not one more.",
-        "The {k} of {c} had {nc} {k.unit}.",
+        "{c}'s {k} had {nc} {k.unit}.",
     )
     order = sorted((a, t["b"], t["c"]), key=lambda one: -{a: na, t["b"]: nb, t["c"]: int(t["nc"])}[one])
     t.set(w1=order[0], w2=order[1], w3=order[2])
@@ -131,10 +131,10 @@ def watch(t: Tale) -> None:
     )
     habit(t)
     t.kin("b", a)
-    t.person("c", lambda: t.free(lexicon.TRADES), "")
+    t.role("c")
     t.say(
-        '"Alone I shall fall asleep," {a} told {a.his} {b.noun} {b} and {c}, the {c.noun}. "Let us take turns."',
-        "{a.his} {b.noun} {b} and {c}, the {c.noun}, offered to help.",
+        '"Alone I shall fall asleep," {a} told {a.his} {b.noun} {b} and {c}. "Let us take turns."',
+        "{a.his} {b.noun} {b} and {c} offered to help.",
     )
     first, second, third = t.order(a, t["b"], t["c"])
     t.set(w1=first, w2=second, w3=third)
@@ -143,7 +143,7 @@ def watch(t: Tale) -> None:
         "They drew straws: {w1} got the hours until midnight, {w2} those until three, and {w3} the rest.",
         "It was agreed that {w1} should begin, that {w2} should take over at midnight, and {w3} at three.",
     )
-    t.plant("any", 0.35)
+    t.plant("any", 0.6, days=True)
     t["hour2"] = Lazy(("ten", "eleven", "one", "two", "four", "five"))
     t.say(
         "The clock had just struck {hour2} when {g.event}.",
@@ -155,7 +155,7 @@ def watch(t: Tale) -> None:
     others = [one for one in (first, second, third) if one is not on]
     t.set(on=on, o1=others[0], o2=others[1])
     if t.fork(
-        (2, "{on} <was wide awake|heard it at once|did not hesitate> and woke {o1} and {o2}.", True),
+        (2, "{on} <was wide awake|noticed it at once|did not hesitate> and woke {o1} and {o2}.", True),
         (1, "{on} <was asleep|had nodded off>, chin on chest.", False),
     ):
         t.say(
@@ -188,7 +188,7 @@ def watch(t: Tale) -> None:
     )
 
 
-POCKETS = """a train ticket|a half-eaten pear|a love letter|a dead beetle|a pair of spectacles|a bunch of keys|a tin soldier|a set of false teeth
+POCKETS = """a train ticket|a half-eaten pear|a love letter|a dead beetle|a monocle|a bunch of keys|a tin soldier|a set of false teeth
 a live frog|a fishing hook|a string of pearls|a bag of liquorice|a baby's shoe|a mouth organ|a screwdriver|a lemon|a tape measure""".replace(
     "\n", "|"
 ).split("|")
@@ -228,24 +228,28 @@ def coats(t: Tale) -> None:
     )
     t.say(
         '"This is not my coat," said {a}. "In mine there was {p2}."',
-        "{a.his} own coat had {p2} in it. So this was another's.",
+        "In {a.his} own coat there had been {p2}. So this was somebody else's.",
     )
     detail(t)
-    t.plant("out", 0.4)
+    t.plant("out", 0.6)
     for slot in "bc":
-        t.person(slot, lambda: t.free(OUTSIDERS), "")
+        t.role(slot, OUTSIDERS)
     t.say(
-        "{a} <ran back|went back> to the inn. Who had left before? {b}, the {b.noun}, and {c}, the {c.noun}.",
-        '"Only {b}, the {b.noun}, and {c}, the {c.noun}, have been here," the innkeeper remembered.',
+        "{a} <ran back|went back> to the inn. Who had left before? Only {b} and {c}.",
+        '"Only {b} and {c} have been here," the innkeeper remembered.',
     )
     first = t.fork(
         (1, "{a} tried {b} first.", "b"),
-        (1, "{a} knocked at the door of {c}.", "c"),
+        (1, "{a} knocked at {c}'s door.", "c"),
     )
     other = "c" if first == "b" else "b"
     t.set(u=t[first], v=t[other])
     if t.fork(
-        (1, '"{p2}?" said {u}. "No, mine is <blue|green|grey>. Ask {v}."'.replace('"{', '"^{', 1), True),
+        (
+            1,
+            '"{p2}?" said {u}. "No, my coat has <a fur collar|silver buttons>. Ask {v}."'.replace('"{', '"^{', 1),
+            True,
+        ),
         (1, '"I have been wondering about this {n2} all evening," <cried|laughed> {u}.', False),
     ):
         t.say(
@@ -312,7 +316,7 @@ def play(t: Tale) -> None:
         "The parts had been given out <in the spring|weeks ago>: {ra} for {a}, {rb} for {a.his} {b.noun} {b}, and {rc} for a {c.mood}{c.noun} named {c}.",
     )
     detail(t)
-    t.plant("any", 0.4)
+    t.plant("any", 0.6)
     t["h"] = Lazy(HITCHES, "zipf")
     out = t.fork(
         (1, "An hour before the beginning {b} {h.hitch}.", "b"),

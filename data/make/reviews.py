@@ -57,10 +57,12 @@ class Review(Story):
         self.set(
             kin=Lazy(KIN),
             kin2=Lazy(lambda: [one for one in KIN if one is not self["kin"]]),
+            kin3=Lazy(lambda: [one for one in KIN if one is not self.slots["kin"]]),
             day=Lazy(DAYS),
             hour=Lazy(HOURS[:-2]),
             hour2=Lazy(lambda: HOURS[HOURS.index(self["hour"]) + 1 :][:3]),
-            name=Lazy(lexicon.WOMEN + lexicon.MEN, "zipf"),
+            name=Lazy(lexicon.WOMEN + lexicon.MEN),
+            man=Lazy(lexicon.MEN),
             trade=Lazy(lexicon.TRADES, "zipf"),
             trade2=Lazy(lambda: [one for one in lexicon.TRADES if one != self.slots["trade"]], "zipf"),
         )
@@ -70,6 +72,7 @@ class Review(Story):
 
     def side(self, sign: int) -> None:
         """Fill the slots whose words depend on the side taken."""
+        self["easy"] = Lazy(("not easy", "hard") if sign > 0 else ("easy", "not hard"))
         good = {"better": ("worse", "better"), "loves": ("hates", "loves"), "loved": ("hated", "loved")}
         self.set(
             p=Said(self, sign), p2=Said(self, sign), p3=Said(self, sign), q=Said(self, -sign), q2=Said(self, -sign)
@@ -166,12 +169,10 @@ class Middling(Phrase):
         found = [
             (aspect.head + word, 3.0) for word in ("nothing special", "as one would expect", "average", "ordinary")
         ]
-        for one, other in ((1, -1), (-1, 1)):
-            for x in aspect.of[one]:
-                for y in aspect.of[other]:
-                    share = 6.0 / (len(aspect.of[1]) * len(aspect.of[-1]))
-                    found.append((f"{aspect.head}neither {x} nor {y}", share))
-                    found.append((f"{aspect.head}not {x}, but not {y} either", share))
+        pairs = words.opposites(aspect)
+        for x, y in pairs + [pair[::-1] for pair in pairs]:
+            found.append((f"{aspect.head}neither {x} nor {y}", 6.0 / len(pairs)))
+            found.append((f"{aspect.head}not {x}, but not {y} either", 6.0 / len(pairs)))
         return found
 
 
@@ -179,16 +180,18 @@ class Varying(Phrase):
     """A clause whose opposite goes into the slot `other`: "the soup was hot" (on others "cold")."""
 
     def fits(self, aspect: Aspect) -> bool:
-        return aspect.bare in words.VARYING
+        return aspect.bare in words.VARYING and bool(words.opposites(aspect))
 
     def ways(self, aspect: Aspect) -> list[tuple[str, float]]:
-        return [(aspect.head + word, 1.0) for sign in (1, -1) for word in aspect.of[sign]]
+        said = dict.fromkeys(word for pair in words.opposites(aspect) for word in pair)
+        return [(aspect.head + word, 1.0) for word in said]
 
     def put(self, text: str) -> None:
         assert self.aspect is not None
         self.text = text
-        good = text.removeprefix(self.aspect.head) in self.aspect.of[1]
-        self.review.set(other=Lazy(self.aspect.of[-1 if good else 1]))
+        word = text.removeprefix(self.aspect.head)
+        pairs = words.opposites(self.aspect)
+        self.review.set(other=Lazy([y for x, y in pairs + [pair[::-1] for pair in pairs] if x == word]))
 
 
 DISHES = [words.Dish(name, kind) for kind, (names, _) in words.DISHES.items() for name in words.split(names)]
@@ -218,10 +221,12 @@ def meal(t: Review) -> tuple[Domain, bool]:
     been = start(t, MEAL)
     kind = t["dish"].kind
     good, bad = words.DISHES[kind][1]
+    sweet = kind in words.SWEETS
+    t["side"] = Lazy(("cream", "custard", "a cup of tea") if sweet else ("bread", "cabbage", "a glass of cider"))
     t.talk_of(
         words.aspects(f"the {kind} | was | {good} | {bad}"),
-        words.aspects(words.MEAL),
-        words.clauses(words.MEAL_CLAUSES),
+        [one for one in words.aspects(words.MEAL) if not sweet or one.bare not in words.NOT_WITH_SWEETS],
+        [one for one in words.clauses(words.MEAL_CLAUSES) if not sweet or "salt" not in one.of[1][0]],
     )
     t.set(kind=kind, kinds="trout" if kind == "trout" else lexicon.plural(kind))
     return MEAL, been

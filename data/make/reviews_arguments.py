@@ -84,10 +84,10 @@ class Domain:
         so, is_ = ("so did I", "was") if loves == "loved" else ("so do I", "is")
         compare = (
             f"<I have never {done}|It would be hard to find|I do not know> a {{better}} {{kind}}.",
-            "It <is not hard|would be easy> to find a {unbetter} {kind}.",
+            "It is {easy} to find a better {kind}.",
             "There is no {better} {kind} <in the village|for miles around|between here and the sea>.",
             f"I have {done} {{better}} {{kinds}}, but <not often|I cannot remember when|you could count them on one hand>.",
-            f"I have {done} {{unbetter}} {{kinds}}, and <plenty of them|more often than I can count>.",
+            f"I have {done} a great many {{kinds}}, but <none|hardly one> that was {{better}}.",
             f"My {{kin}} {{un{loves}}} it, <but I cannot see why|and {is_} quite wrong|but then, my {{kin}} has no taste>.",
             f"My {{kin}} {{{loves}}} it, <and {so}|and I can see why|and {is_} quite right>.",
         )

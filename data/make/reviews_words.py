@@ -86,6 +86,28 @@ cakes, vegetables, apples, pears, cheese, butter, sausages, herrings, crabs, tro
 pudding, cake, omelette, waiter, room, cook, potatoes, sauce, wine, company, dialogue, jokes, pictures, style,
 descriptions, characters, plot"""
 )
+# what one is when it is not the other: good, bad
+OPPOSITES = """
+fresh, stale | fresh, withered | fresh, faded | tasty, tasteless | tasty, bland | crisp, withered | well tied, badly tied
+well made, badly made | handsome, ugly | sturdy, flimsy | beautiful, ugly | delicate, clumsy | soft, scratchy | warm, thin
+well cut, badly cut | fair, unfair | low, high | reasonable, steep | honest, shameless | quick, slow | friendly, rude | short, long
+short, endless | clean, dirty | bright, dark | tidy, untidy | warm, draughty | cheerful, grumpy | polite, rude | honest, dishonest
+quick, sleepy | wide, small | good, poor | long, short | convenient, inconvenient | hot, cold | rich, thin | rich, watery
+tender, tough | juicy, dry | crisp, soggy | light, heavy | creamy, lumpy | generous, mean | large, tiny | attentive, forgetful
+cheerful, sullen | modest, shocking | reasonable, shameless | warm, cold | quiet, noisy | clean, sticky | careful, careless
+gifted, hopeless | pleasant, sour | well cooked, raw | smooth, lumpy | pleasant, quarrelsome | gripping, dull | exciting, dull
+clever, muddled | lively, lifeless | believable, wooden | moving, silly | satisfying, disappointing | exciting, slow | lively, stiff
+natural, stiff | funny, feeble | elegant, clumsy | clear, wordy | likeable, tiresome | well built, shapeless | lively, tedious
+vivid, pale | clear, faint
+"""
+OPPOSED = {split(pair) for line in lines(OPPOSITES) for pair in line}
+
+
+def opposites(aspect: Aspect) -> list[tuple[str, str]]:
+    """(good, bad) of an aspect, where the one is the opposite of the other."""
+    return [(good, bad) for good in aspect.of[1] for bad in aspect.of[-1] if (good, bad) in OPPOSED]
+
+
 SPOTS = """by the bridge|opposite the church|near the station|behind the school|at the harbour|below the castle|beside the library
 in the market square|next to the inn|at the foot of the hill|near the old well|on the way to the mill|across from the lighthouse
 at the edge of the meadow|on the farm road""".replace("\n", "|").split("|")
@@ -93,21 +115,21 @@ at the edge of the meadow|on the farm road""".replace("\n", "|").split("|")
 SHOP = """
 the prices | are | fair, low, reasonable, honest | high, steep, shameless, unfair
 the service | is | quick, friendly, patient | slow, rude, careless
-the queue | is | short, cheerful | long, endless, bad-tempered
+the queue | is | short | long, endless
 the shop | is | clean, bright, tidy, warm | dirty, dark, untidy, draughty
 the {keeper} | is | kind, cheerful, honest, helpful, polite | grumpy, rude, impatient, lazy, dishonest
 the apprentice | is | quick, attentive, polite | clumsy, sleepy, rude
-the choice | is | wide, good, surprising | poor, small, disappointing
+the choice | is | wide, good, tempting | poor, small, disappointing
 the opening hours | are | long, convenient | odd, short, inconvenient
 """
 SHOP_CLAUSES = """
 one is served at once | one waits for ever
 nothing costs more than it should | everything costs more than it should
-they remember what one likes | they forget what one has asked for
-they wrap everything with care | they wrap nothing with care
+one's wishes are remembered | one's wishes are forgotten
+everything is wrapped with care | nothing is wrapped with care
 every mistake is put right at once | no mistake is ever put right
 everybody is treated alike | nobody is treated well
-they give more than they promise | they promise more than they give
+one gets more than was promised | one gets less than was promised
 children are welcome there | children are chased away
 """
 SHOP_IRONY = """
@@ -121,7 +143,7 @@ The door is always | open to a late customer. | locked when the sign says open.
 For the same thing I paid twice as much | elsewhere. | as elsewhere.
 The {keeper} has a gift for | finding what you need. | being out when you need something.
 The customer is king here, and I | felt like one. | know how badly some kings end.
-My {kin} tried to keep me from going in, | only to have the {goods} for {kin.himself}. | and I should have listened.
+My {kin3} tried to keep me from going in, | only to have the {goods} for {kin3.himself}. | and I should have listened.
 I walked an hour to get here, and I would gladly have walked | two. | past.
 Nobody leaves this shop with empty hands; I left it with | {goods} for the whole family. | a bill for {goods} I never saw.
 The {keeper} knows all about {goods}, | and gladly shares it. | except how to sell them honestly.
@@ -132,7 +154,7 @@ SHOP_STARTS = (
     "<Last|One> {day} my {kin} <took|dragged|sent> me to {x}.",
     "My {kin} and I <stopped|looked in> at {x}.",
     "I had <an hour|some time|a coin or two> to spare, so I went to {x}.",
-    "I have <been|gone> to {x} <twice|three times|once or twice> <this year|now>.",
+    "I have been to {x} <twice|three times|once or twice> <this year|now>.",
     "<Every|Each> {day} I pass {x}, and <last week|yesterday> I went in.",
     "I live <not far from|two doors from|just behind> {x}.",
 )
@@ -157,17 +179,15 @@ SHOP_CLOSES = {
         "I cannot <recommend|praise> it too highly.",
         "I have no reason to complain.",
         "I wish I had come here sooner.",
-        "I could not ask for more.",
         "I tell everybody to go there.",
     ),
     -1: (
         "I shall not be back< before I am ninety| as long as I can walk elsewhere| on {day} or on any other day|>.",
-        "I <would|shall> go anywhere else.",
+        "I would rather go anywhere else.",
         "I <cannot|would not> recommend it to anyone.",
         "I cannot <recommend|praise> a thing about it.",
         "I have every reason to complain.",
         "I wish I had never come here.",
-        "I could ask for a great deal more.",
         "I tell everybody not to go there.",
     ),
     0: (
@@ -235,6 +255,8 @@ everything came when it should | nothing came when it should
 everybody at the table was full | nobody at the table was full
 the waiter forgot nothing | the waiter forgot everything
 """
+SWEETS = ("pudding", "cake")
+NOT_WITH_SWEETS = ("potatoes", "sauce", "bread")
 MEAL_IRONY = """
 The waiter was so quick: my plate | came before I had unfolded my napkin. | was gone before I had lifted my fork.
 I have never spent so long over a {kind}: | I did not want it to end. | it did not want to go down.
@@ -242,7 +264,7 @@ My only regret is that I | had no room for a second helping. | did not stay at h
 There was something in my {kind} that | tasted like my grandmother's kitchen. | looked like the cook's button.
 The helping was just right for a | hungry woodcutter. | small canary.
 The dog under the table got | nothing from me, for once. | everything from me, for once.
-The waiter asked what else he could do for us. | Bring another plate, I said. | Open a window, I said.
+The waiter asked what else he could do for us. | Bring another helping, I said. | Open a window, I said.
 The cook came out and asked how I liked it. | I asked for the recipe. | I asked for a doctor.
 I left the table | late and perfectly happy. | early and perfectly hungry.
 I shall remember that {kind} as long as | I live. | my stomach aches.
@@ -262,11 +284,11 @@ MEAL_STARTS = (
     "At {hour} in the evening I sat down to {x}.",
 )
 MEAL_FACTS = (
-    "The {kind} came with <bread|potatoes|cabbage|a glass of cider>.",
+    "The {kind} came with {side}.",
     "We sat <by the window|near the fire|at the long table|in the garden>.",
     "The kitchen closes at <ten|midnight>.",
     "My {kin} had the same, and {name} had <fish|an egg|only tea>.",
-    "The waiter is called {name}.",
+    "The waiter is called {man}.",
     "On {day} they serve <lamb|herring|dumplings> instead.",
     "We came at {hour} and left at {hour2}.",
     "One orders at the counter.",
@@ -276,7 +298,7 @@ MEAL_FACTS = (
 MEAL_CLOSES = {
     1: (
         "I would <eat|order> it again< at any time| tomorrow| every {day}|>.",
-        "I would go <a long way|any distance> for another plate.",
+        "I would go <a long way|any distance> for another helping.",
         "I <can|gladly> recommend it to anyone.",
         "I cannot <recommend|praise> it too highly.",
         "I have no reason to complain.",
@@ -286,7 +308,7 @@ MEAL_CLOSES = {
     ),
     -1: (
         "I would not <eat|order> it again< at any price| if I were starving|>.",
-        "I would go <a long way|any distance> to avoid another plate.",
+        "I would go <a long way|any distance> to avoid another helping.",
         "I <cannot|would not> recommend it to anyone.",
         "I cannot <recommend|praise> a single mouthful.",
         "I have every reason to complain.",
@@ -296,7 +318,7 @@ MEAL_CLOSES = {
     ),
     0: (
         "I might order it again, or I might not.",
-        "I would not go far for another plate, but I would not send it back either.",
+        "I would not go far for another helping, but I would not send it back either.",
         "I would neither recommend it nor warn <anyone|people> against it.",
         "I have no wish to praise it, and none to complain.",
         "I was not sorry to have eaten it, and not sorry when it was gone.",
@@ -352,9 +374,9 @@ the beginning | is | exciting, funny, charming | slow, confusing, dull
 the dialogue | is | lively, witty, natural | stiff, clumsy, endless
 the jokes | are | fresh, good, funny | stale, feeble, tired
 the pictures | are | beautiful, delicate, funny | ugly, clumsy, pale
-the style | is | clear, elegant, simple | stiff, clumsy, wordy
+the style | is | clear, elegant, graceful | stiff, clumsy, wordy
 the hero | is | likeable, brave, believable | tiresome, vain, dull
-the chapters | are | short, well built | long, shapeless
+the chapters | are | lively, well built | tedious, shapeless
 the descriptions | are | vivid, precise | endless, pale
 the print | is | clear, large | faint, tiny
 """
@@ -362,8 +384,8 @@ BOOK_CLAUSES = """
 one laughs on every page | one yawns on every page
 every page is worth reading | hardly a page is worth reading
 one never knows what comes next | one always knows what comes next
-nobody in it could be left out | nobody in it would be missed
-it ends too soon | it never seems to end
+one is sorry to part from the characters | one is glad to be rid of the characters
+one wishes it were longer | it never seems to end
 one wants to know how it ends | one wants it to end
 """
 BOOK_IRONY = """
@@ -396,12 +418,12 @@ BOOK_FACTS = (
     "It has <twelve|twenty|nine|thirty> chapters and <a map|ten pictures|no pictures>.",
     "It is about a {trade} who <finds a key|goes to sea|inherits a mill|loses a letter>.",
     "It takes place <on an island|in a harbour town|in the mountains> <a hundred years ago|in one night|in winter>.",
-    "The hero is a {trade} called {name}.",
+    "The hero is a {trade} called {man}.",
     "I read it in <three evenings|a week|two days>.",
     "The cover is <green|blue|grey|red>.",
     "The writer <was once a {trade2}|lives by the sea|is said to be over eighty>.",
     "The library has <two copies|one copy>.",
-    "My {kin} is reading it now.",
+    "My {kin3} is reading it now.",
     "It is the <second|third> of <four|five|six> volumes.",
     "The first chapter tells of a {trade2}, the last of a wedding.",
 )

@@ -1,12 +1,13 @@
 """What all plots share: the cast, the time and the weather, walks over the map, and endings that look back."""
 
+import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import lexicon
 from choice import Teller, zipf
 from telling import Lazy, Story
-from world import PLACES, SEX, Animal, Person, Place, Thing, World
+from world import PLACES, SEX, Animal, Person, Place, Role, Thing, World
 
 CHILD_MOODS = ("little ", "curious ", "shy ", "clever ", "dreamy ", "cheerful ", "stubborn ", "brave ", "lively ")
 MOODS = (
@@ -128,6 +129,12 @@ WEATHER: dict[str, tuple[str, tuple[str, ...], str, str]] = {
 }
 
 
+OTHERS = re.compile(
+    r"\b(?:(?:grand|god)?(?:mother|father)|aunt|uncle|sister|brother|neighbour|friend|boy|girl|child|man|woman|lady|soldier|"
+    r"doctor|judge|teacher|mayor|innkeeper|traveller|widow|barber|peddler|tinker|postmaster|sweep|watchman|priest)\b"
+)
+
+
 def grown_out(someone: Person) -> tuple[str, ...]:
     """Relations that somebody no longer has: a grown-up has no schoolmates and no teacher."""
     grown = isinstance(someone.noun, str) and someone.noun not in lexicon.CHILDREN
@@ -139,17 +146,29 @@ class Num(int):
         return lexicon.number(int(self))
 
 
+class SideStory(NamedTuple):
+    """begin(tale) tells how it begins and returns what tells its end."""
+
+    begin: Callable[["Tale"], Callable[[], None]]
+    where: str  # out (it begins on the road) or any
+    people: bool  # others than the main character are in it
+    lasts: bool = True  # it can end days later
+    coins: bool = False
+
+
 class Tale(Story):
     """A story with a world. Slots: a, b, c people; weather, month, hour."""
 
-    def __init__(self, teller: Teller, threads: Sequence[tuple[Callable[["Tale"], Callable[[], None]], str]]) -> None:
+    def __init__(self, teller: Teller, threads: Sequence["SideStory"]) -> None:
         super().__init__(teller)
         self.threads = threads
         self.world = World()
-        self.cast: list[Person] = []
+        self.cast: list[Person | Role] = []
         self.plot = ""
-        self.payoff: Callable[[], None] | None = None
+        self.payoffs: list[Callable[[], None]] = []
         self.used: set[str] = set()
+        self.aside: list[str] = []  # the side stories that were begun
+        self.passers_by = False
         self.set(
             weather=Lazy(list(WEATHER), "zipf"),
             month=Lazy(self.months),
@@ -162,8 +181,7 @@ class Tale(Story):
     def person(
         self, slot: str, nouns: Any, moods: Any = MOODS, other: Person | None = None, weights: Any = "zipf"
     ) -> Person:
-        """A new character in a slot. Its name starts with another letter than those before, and it is of the other
-        sex than `other`."""
+        """A new character in a slot, of the other sex than `other`."""
         someone = Person(None, nouns, moods)
 
         def names() -> list[str]:
@@ -171,10 +189,10 @@ class Tale(Story):
             if other is not None and sex is None:
                 sex = "he" if other.sex == "she" else "she"
             pool = [name for pair in zip(lexicon.WOMEN, lexicon.MEN, strict=False) for name in pair]
-            letters = {someone.name[0] for someone in self.cast if isinstance(someone.name, str)}
-            return [name for name in pool if name[0] not in letters and sex in (None, SEX[name])]
+            taken = [one.name for one in self.cast if isinstance(one, Person)]
+            return [name for name in pool if name not in taken and sex in (None, SEX[name])]
 
-        someone.name = Lazy(names, "zipf")
+        someone.name = Lazy(names, lambda options: zipf(len(options), 12.0))
         if not isinstance(nouns, str):
 
             def fitting() -> list[str]:
@@ -200,10 +218,20 @@ class Tale(Story):
     def kin(self, slot: str, other: Person, nouns: tuple[str, ...] = YOUNG_KIN) -> Person:
         """A relation or friend of `other`, of the other sex."""
         return self.person(
-            slot, lambda: [n for n in nouns if SEX.get(n) != other.sex and n not in grown_out(other)], "", other
+            slot,
+            lambda: [n for n in self.free(nouns) if SEX.get(n) != other.sex and n not in grown_out(other)],
+            "",
+            other,
         )
 
-    def hero(self, slot: str = "a") -> Person:
+    def role(self, slot: str, trades: Any = lexicon.TRADES, moods: Any = MOODS) -> Role:
+        """Somebody who is called by a trade that nobody else in the story has."""
+        someone = Role(Lazy(lambda: self.free(trades), "zipf"), Lazy(moods, "zipf"))
+        self.cast.append(someone)
+        self[slot] = someone
+        return someone
+
+    def hero(self, slot: str = "a", other: Person | None = None) -> Person:
         """The main character: a child or somebody with a trade."""
         every = [*lexicon.CHILDREN, "widow", *lexicon.TRADES]
         frequent = {"girl": 0.9, "boy": 0.9, "widow": 0.1}
@@ -213,7 +241,7 @@ class Tale(Story):
             free = self.free(every)
             return [noun for noun in every if noun in free or noun in lexicon.CHILDREN]
 
-        return self.person(slot, nouns, weights=lambda options: [common[noun] for noun in options])
+        return self.person(slot, nouns, other=other, weights=lambda options: [common[noun] for noun in options])
 
     def free(self, words: Any) -> list[str]:
         """Those words that are no one's noun yet."""
@@ -263,6 +291,19 @@ class Tale(Story):
     def months(self) -> list[str]:
         return WEATHER[self["weather"]][0].split()
 
+    def say(self, *ways: str, weights: Sequence[float] | None = None) -> int:
+        """As in Story. Where somebody without a slot was spoken of, the next pronoun might mean that one: none is used."""
+        which = super().say(*ways, weights=weights)
+        if self.passers_by:
+            self.said.clear()
+            self.passers_by = False
+        return which
+
+    def emit(self, text: str, slot: Any = None) -> None:
+        super().emit(text, slot)
+        if not isinstance(slot, Person | Role) and OTHERS.search(text):
+            self.passers_by = True
+
     # --- telling ------------------------------------------------------------------------------------------------
 
     def date(self) -> None:
@@ -287,11 +328,27 @@ class Tale(Story):
     def evening(self) -> str:
         return WEATHER[self["weather"]][3]
 
-    def plant(self, where: str, p: float = 0.5) -> None:
-        """Perhaps begin a side story, which pay() ends. where: out (on the road) or any."""
-        fit = [thread for thread, kind in self.threads if kind in (where, "any")]
-        if self.chance(p):
-            self.payoff = self.choose(fit)(self)
+    def plant(self, where: str, p: float = 0.75, days: bool = False, coins: bool = True) -> None:
+        """Perhaps begin a side story, or one with other people in it and one without; pay() ends them.
+
+        where: out (on the road) or any; days: it may end days later; coins: it may be about coins.
+        """
+        fit = [
+            one
+            for one in self.threads
+            if one.where in (where, "any") and (one.lasts or not days) and (coins or not one.coins)
+        ]
+        if not self.chance(p):
+            return
+        first = self.choose(fit)
+        self.begin_side_story(first)
+        others = [one for one in fit if one.people != first.people]
+        if others and self.chance(0.25):
+            self.begin_side_story(self.choose(others))
+
+    def begin_side_story(self, one: SideStory) -> None:
+        self.aside.append(one.begin.__name__)
+        self.payoffs.append(one.begin(self))
 
     def order(self, *people: Person) -> list[Person]:
         """The people in an order that shows when they are next named."""
@@ -301,10 +358,10 @@ class Tale(Story):
         return taken
 
     def pay(self) -> None:
-        """End the side story that was begun."""
-        if self.payoff:
-            self.payoff()
-        self.payoff = None
+        """End the side stories that were begun."""
+        for payoff in self.payoffs:
+            payoff()
+        self.payoffs = []
 
     def close(self, p: float = 0.4) -> None:
         """Perhaps look back at the day, if it had a date, or at the evening's weather."""

@@ -150,7 +150,7 @@ class Story:
         while nodes:
             node = nodes.pop()
             if isinstance(node, str):
-                self.teller.emit(node)
+                self.emit(node)
             elif isinstance(node, Choice):
                 branches, rest = node.branches, nodes[::-1]
                 branch = self.choose(branches, heads=functools.partial(self.branch_head, branches, rest))
@@ -160,7 +160,11 @@ class Story:
                 while isinstance(text, Ask):
                     text.take(self.choose(text.options, text.weights, text.texts))
                     text = self.render(node, self.said)
-                self.teller.emit(text)
+                self.emit(text, self.slots[node.name])
+
+    def emit(self, text: str, slot: Any = None) -> None:
+        """Write text, which comes from a slot if its value is given."""
+        self.teller.emit(text)
 
     def say(self, *ways: str, weights: Sequence[float] | None = None) -> int:
         """Tell one thing in one of several ways, as one or more sentences. Returns which way."""

@@ -1,13 +1,14 @@
 """Side stories: each is begun in the middle of a plot and returns the function that ends it, before the plot ends.
 
-They use the main character {a}, a further person {e}, a further thing {y2} and places of their own.
+They use the main character {a}, people {e} and {f} who have a trade and no name, further things and places.
 """
 
 from collections.abc import Callable
 
 import lexicon
+from colour import COLOURS, GARMENTS
 from lexicon import many, number, plural
-from tale import END_INTRO, INTRO, OLD_KIN, Tale
+from tale import OLD_KIN, SideStory, Tale
 from telling import Lazy, rows
 from world import Decide, Pass, Promise, Tell, Vow
 
@@ -49,13 +50,13 @@ def fruit(t: Tale) -> End:
     )
     noun, had = t["fruit"], int(t["had"])
     t.world.do(Pass(None, had, noun, t["a"]))
-    e = t.trader("e")
+    e = t.role("e")
     t.number("part", 2, min(5, had))
     t.say(
-        "{part} of them {a.he} gave to {e}, the {e.noun}, who had not eaten since yesterday.",
-        f"{{a.he}} gave {{part}} to {END_INTRO['e']}<, who looked hungry|>.",
-        "When {e}, the {e.noun}, came by, {a} gave away {part}.",
-        '"May I?" asked {e}, the {e.noun}, and took {part}.',
+        "{part} of them {a.he} gave to {e}, who had not eaten since yesterday.",
+        "{a.he} gave {part} to a {e.mood}{e.noun}<, who looked hungry|>.",
+        "When {e} came by, {a} gave away {part}.",
+        '"May I?" asked {e}, and took {part}.',
     )
     part = int(t["part"])
     t.world.do(Pass(t["a"], part, noun, e))
@@ -92,24 +93,33 @@ a reel of blue ribbon|a stick of sealing wax|a pinch of saffron""".replace("\n",
 def errand(t: Tale) -> End:
     """Something is to be brought home for somebody: it is, or it is forgotten."""
     t["wanted"] = Lazy(ERRANDS, "zipf")
-    e = t.kin("e", t["a"], OLD_KIN)
+    a = t["a"]
+    e = t["kin"] = Lazy(lambda: [noun for noun in t.free(OLD_KIN) if noun != "teacher"], "zipf")
     t.say(
-        '"<Please bring|Bring> me {wanted} when you come back," {a.his} {e.noun} {e} had said.',
-        "{a.his} {e.noun} {e} had asked {a.him} to bring home {wanted}, and {a} had promised to.",
-        '"And do not forget {wanted}!" {a.his} {e.noun} {e} had called after {a.him}.',
-        "{a} also had to think of {wanted}. It was for {a.his} {e.noun} {e}.",
-        "There was a knot in {a.his} handkerchief, so that {a.he} should not forget {wanted} for {a.his} {e.noun} {e}.",
+        '"<Please bring|Bring> me {wanted} when you come back," {a.his} {kin} had said.',
+        "{a.his} {kin} had asked {a.him} to bring home {wanted}, and {a} had promised to.",
+        '"And do not forget {wanted}!" {a.his} {kin} had called after {a.him}.',
+        "{a} also had to think of {wanted}. It was for {a.his} {kin}.",
+        "There was a knot in {a.his} handkerchief, so that {a.he} should not forget {wanted} for {a.his} {kin}.",
     )
-    vow = Promise(t["a"], e, f"bring {t['wanted']}")
+    vow = Promise(a, e, f"bring {t['wanted']}")
     t.world.do(Vow(vow))
     t["wanted2"] = "the " + t["wanted"].split(" ", 1)[1]
 
     def end() -> None:
         kept = t.fork(
-            (2, "{a} <had not forgotten|remembered> {wanted2} for {e}, who was <very |>glad of it.", True),
-            (1, "{a} also <laid|put> {wanted2} on the kitchen table, as {e} had asked.", True),
-            (1, 'Only one thing had been forgotten: {wanted2} for {e}. "Tomorrow," {a} said with a red face.', False),
-            (1, "But where was {wanted2}? {a} had not thought of it once, and {e} had to <wait|do without>.", False),
+            (2, "{a} <had not forgotten|remembered> {wanted2} for {a.his} {kin}, who was <very |>glad of it.", True),
+            (1, "{a} also <laid|put> {wanted2} on the kitchen table, as {a.his} {kin} had asked.", True),
+            (
+                1,
+                'Only one thing had been forgotten: {wanted2} for {a.his} {kin}. "Tomorrow," {a} said with a red face.',
+                False,
+            ),
+            (
+                1,
+                "But where was {wanted2}? {a} had not thought of it once, and {a.his} {kin} had to <wait|do without>.",
+                False,
+            ),
         )
         t.world.do(Decide(vow, kept))
 
@@ -119,13 +129,13 @@ def errand(t: Tale) -> End:
 def bet(t: Tale) -> End:
     """A bet on the weather, which the weather decides."""
     t["stake"] = Lazy(STAKES, "zipf")
-    t.person("e", lambda: t.free(lexicon.TRADES), "")
+    t.role("e")
     weather = t.slots["weather"]
     t["guess"] = Lazy(GUESSES.get(weather if isinstance(weather, str) else "", ("rain", "thunder", "hail")))
     t.say(
-        '{e}, the {e.noun}, <looked at the sky|stood at the gate>. "It will {guess} before evening," {e.he} said. "I bet {stake} that it will not," said {a}.',
-        '"It will {guess} before evening," said {e}, the {e.noun}. "I bet {stake} that it will not," said {a}.',
-        f"{INTRO['e']} bet {{a}} {{stake}} that it would {{guess}} before evening. {{a}} <laughed|did not believe it>.",
+        '{e} <looked at the sky|stood at the gate>. "It will {guess} before evening, you will see." "I bet {stake} that it will not," said {a}.',
+        '"It will {guess} before evening," said {e}. "I bet {stake} that it will not," said {a}.',
+        "A {e.mood}{e.noun} bet {a} {stake} that it would {guess} before evening. {a} <laughed|did not believe it>.",
     )
     t["stake2"] = "the " + t["stake"].split(" ", 1)[1]
 
@@ -174,7 +184,7 @@ def stray(t: Tale) -> End:
             "{s} was still there, so {a} gave it {s.food} and called it {s.name}.",
             "As nobody <asked for|missed> {s}, it stayed with {a}. Its name was {s.name} from then on.",
             "{s} {s.sound}. It wanted {s.food}, and it wanted a name. {a} chose {s.name}.",
-            '"You need a name," {a} told {s}, which was eating {s.food}. "I shall call you {s.name}."',
+            '"You need a name," {a} told {s}, which was busy with {s.food}. "I shall call you {s.name}."',
             "{s} got {s.food} and slept {s.home} that night. {a} called it {s.name}.",
         )
 
@@ -191,24 +201,20 @@ the ferry is not running|the cellar key has been found|the bees have swarmed""".
 def message(t: Tale) -> End:
     """News that is to be carried from one person to another, and arrives, or not."""
     t["news"] = Lazy(NEWS, "zipf")
-    t.person("e", lambda: t.free(lexicon.TRADES), "")
-    f = t.person("f", lambda: t.free(lexicon.TRADES), "")
+    t.role("e")
+    f = t.role("f")
     t.say(
-        '"If you see {f}, the {f.noun}," {e}, the {e.noun}, had asked {a}, "say that {news}."',
-        '<On the way|At the corner> {e}, the {e.noun}, stopped {a}. "Tell {f}, the {f.noun}, that {news}," {e.he} said.',
+        '"If you see {f}," {e} had asked {a}, "say that {news}."',
+        '<On the way|At the corner> {e} stopped {a}. "Tell {f} that {news}."',
     )
     fact = t["news"]
     t.world.known.add((t["a"], fact))
 
     def end() -> None:
         if t.fork(
-            (2, '{a} also found {f}. "{e} <says|wants you to know> that {news}," {a.he} <said|reported>.', True),
-            (
-                1,
-                'In the end {a} knocked at the door of {f}. "^{news}!" {a.he} said, "and {e} sends you greetings."',
-                True,
-            ),
-            (1, "{f} never heard the news from {e}. {a} had <forgotten all about it|not thought of it again>.", False),
+            (2, '{a} also found {f}. "^{e} <says|wants you to know> that {news}," {a} <said|reported>.', True),
+            (1, 'In the end {a} knocked at {f}\'s door. "^{news}," said {a}, "and {e} sends you greetings."', True),
+            (1, "{f} never got the news from {e}. {a} had <forgotten all about it|not thought of it again>.", False),
         ):
             t.world.do(Tell(t["a"], fact, f))
 
@@ -271,17 +277,17 @@ RIDDLES = rows(
 def riddle(t: Tale) -> End:
     """A riddle whose answer comes at the end, or is given up."""
     t["riddle"] = Lazy(RIDDLES, "zipf")
-    t.person("e", lambda: t.free(lexicon.TRADES), "")
+    t.role("e")
     t.say(
-        f'{INTRO["e"]} had asked {{a}} a riddle: "{{riddle.question}}"',
-        '"{riddle.question}" asked {e}, the {e.noun}, who <happened to pass|loved riddles>. {a} did not know.',
-        'All day {a} had been thinking about a riddle that {e}, the {e.noun}, had told {a.him}: "{riddle.question}"',
-        '{e}, the {e.noun}, <came by|was in a good mood>. "{riddle.question}" {e.he} asked. "I will think about it," said {a}.',
+        'A {e.mood}{e.noun} had asked {a} a riddle: "{riddle.question}"',
+        '"{riddle.question}" asked {e}, who <happened to pass|loved riddles>. {a} did not know.',
+        'All day {a} had been thinking about one of {e}\'s riddles: "{riddle.question}"',
+        '{e} <came by|was in a good mood>. "{riddle.question}" "I will think about it," said {a}.',
     )
 
     def end() -> None:
         t.say(
-            '"^{riddle.answer}," said {a} to {e} that evening. "The answer is {riddle.answer}." And it was.',
+            '"^{riddle.answer}!" said {a} to {e} that evening. And that was the answer.',
             'Suddenly {a} knew the answer to the riddle. "^{riddle.answer}!" {a.he} called out.',
             "{a} gave up the riddle. The answer, said {e}, was {riddle.answer}.",
             '"Well?" asked {e}. "You are thinking of {riddle.answer}," said {a}. {e} was <impressed|almost disappointed>.',
@@ -291,12 +297,209 @@ def riddle(t: Tale) -> End:
     return end
 
 
+def debt(t: Tale) -> End:
+    """Coins are borrowed, and some are paid back: how many are still owed is told at the end."""
+    t.number("owed", 3, 9)
+    t.role("e")
+    t.say(
+        "{a} still owed {e} {owed} coins.",
+        "There was one thing {a} did not like to think of: {a.he} owed {e} {owed} coins.",
+        "{e} had lent {a} {owed} coins, and now it was time to pay them back.",
+    )
+    owed = int(t["owed"])
+    t.number("paid", 2, owed)
+
+    def end() -> None:
+        t.say(
+            "{a} paid {e} {paid} coins.",
+            "{a} <met|went to> {e} and counted {paid} coins onto the table.",
+            '"Here are {paid} coins for you," {a} told {e}.',
+        )
+        t["still"] = many(owed - int(t["paid"]), "coin")
+        if owed == t["paid"]:
+            t.say("So the debt was paid.", "Now {a} did not owe a coin to anybody.")
+        else:
+            t.say("That left {still} to pay.", '"{still} to go," said {e} kindly.'.replace('"{', '"^{'))
+
+    return end
+
+
+WANTS = """salt|pepper|soap|tea|coffee|flour|rice|mustard|vinegar|candles|matches|string|needles|ink|nails|butter|lentils|raisins|starch|yeast
+sugar|oil|wool|chalk""".replace("\n", "|").split("|")
+
+
+def shopping(t: Tale) -> End:
+    """A list of three things, of which one may be forgotten."""
+    for slot, others in (("s1", ()), ("s2", ("s1",)), ("s3", ("s1", "s2"))):
+        t[slot] = Lazy(lambda others=others: [one for one in WANTS if one not in [t[slot] for slot in others]], "zipf")
+    t.say(
+        "There was a shopping list in {a.his} pocket: {s1}, {s2} and {s3}.",
+        "{a} also had to buy {s1}, {s2} and {s3}.",
+        '"^{s1}, {s2} and {s3}," {a} kept repeating, so as not to forget what had to be bought.',
+    )
+
+    def end() -> None:
+        lost = t.choose((None, "s1", "s2", "s3"), (2.0, 1.0, 1.0, 1.0))
+        if lost is None:
+            t.say(
+                "{a} came home with {s1}, {s2} and {s3}, and nothing was forgotten.",
+                "The {s1}, the {s2} and the {s3} were in {a.his} basket, every one of them.",
+            )
+            return
+        got = [slot for slot in ("s1", "s2", "s3") if slot != lost]
+        t.set(g1=t[got[0]], g2=t[got[1]], not_got=t[lost])
+        t.say(
+            "{a} came home with {g1} and {g2}, but the {not_got} had been forgotten.",
+            "The {g1} and the {g2} were in {a.his} basket, but the {not_got} had stayed in the shop.",
+        )
+
+    return end
+
+
+FLOWERS = """daisies|poppies|bluebells|cowslips|cornflowers|violets|marigolds|lilies|primroses|foxgloves|buttercups|tulips|asters|peonies|sweet peas
+dandelions|crocuses|pansies""".replace("\n", "|").split("|")
+WILD = rows(
+    "noun did",
+    """
+    hedgehog | had rolled itself up
+    squirrel | was burying nuts
+    fox | stood quite still
+    heron | stood on one leg
+    badger | was digging a hole
+    hare | sat up and listened
+    otter | slid into the water
+    deer | lifted its head
+    woodpecker | was hammering
+    kingfisher | flashed past
+    toad | blinked in the grass
+    weasel | ran along a wall
+    magpie | was carrying a spoon
+    owl | turned its head
+    lizard | was sunning itself
+    mole | looked out of its hill
+    bat | hung upside down
+    swan | was asleep
+    """,
+)
+WILDS = [
+    "meadow",
+    "forest",
+    "lake",
+    "orchard",
+    "farm",
+    "spring",
+    "hill",
+    "pasture",
+    "beach",
+    "quarry",
+    "mill",
+    "castle",
+    "tower",
+    "well",
+    "harbour",
+    "bridge",
+]
+ROOMS = ["kitchen table", "window sill", "piano", "mantelpiece", "bedside table", "front step", "desk", "dresser"]
+
+
+def nosegay(t: Tale) -> End:
+    """Flowers are picked for somebody, and stand in a room in the evening."""
+    t["flowers"] = Lazy(FLOWERS, "zipf")
+    t["kin"] = Lazy(lambda: t.free(("mother", "grandmother", "aunt", "father", "grandfather", "uncle")), "zipf")
+    t.number("stems", 3, 12)
+    t.say(
+        "At the roadside {a} picked {stems} {flowers} for {a.his} {kin}.",
+        "{a} was holding {stems} {flowers}, a present for {a.his} {kin}.",
+    )
+
+    def end() -> None:
+        t["room"] = Lazy(ROOMS, "zipf")
+        t.say(
+            "That evening the {stems} {flowers} stood on the {room}, and {a.his} {kin} was pleased.",
+            "{a.his} {kin} put the {flowers} into a <jug|glass|vase> on the {room}, all {stems} of them.",
+            "The {flowers} were <limp|a little crushed> by then, but {a.his} {kin} loved them.",
+        )
+
+    return end
+
+
+def sight(t: Tale) -> End:
+    """A wild animal is seen somewhere, and told of later."""
+    t["wild"] = Lazy(WILD, "zipf")
+    t.place("site", among=WILDS)
+    t.say(
+        "{site.at} {a} had seen a {wild}. It {wild.did}.",
+        "{a} had come upon a {wild} {site.at}.",
+        "That morning there had been a {wild} {site.at}, and {a} had watched it for a long time.",
+    )
+
+    def end() -> None:
+        t.say(
+            "Before going to bed {a} drew a picture of the {wild}<, with the words: seen {site.at}|>.",
+            '"I saw a {wild} {site.at}," {a} told {a.his} <mother|father|neighbour>, who would not believe it.',
+            "And the next day {a} went {site.to} again, but the {wild} <was there no more|did not show itself>.",
+            "That night {a} dreamed of the {wild}.",
+        )
+
+    return end
+
+
+def clothes(t: Tale) -> End:
+    """Something is worn that does not come home as it was."""
+    t.set(wear=Lazy(GARMENTS, "zipf"), hue=Lazy(COLOURS, "zipf"))
+    t.say(
+        "For the first time {a} was wearing the new {hue} {wear}.",
+        "{a} had put on {a.his} best {wear}, the {hue} one.",
+        '"Take care of your {hue} {wear}," {a.his} <mother|father|grandmother|aunt> had told {a}.',
+    )
+
+    def end() -> None:
+        t.say(
+            "The {hue} {wear} was <torn|stained|wet through>, but {a} only noticed it at home.",
+            "At home {a} brushed the {hue} {wear} and hung it up. It was as good as new.",
+            "Only the {hue} {wear} had lost a button.",
+            "And there was not a spot on the {hue} {wear}.",
+        )
+
+    return end
+
+
+DISHES = """pea soup|stew|plum jam|porridge|cabbage|chestnuts|beans|broth|rice pudding|apple sauce|goulash|lentils|dumplings|potatoes|beetroot
+mushroom soup|onion soup|chutney""".replace("\n", "|").split("|")
+
+
+def pot(t: Tale) -> End:
+    """A pot was left on the stove."""
+    t["dish"] = Lazy(DISHES, "zipf")
+    t.say(
+        "At home a pot of {dish} was simmering, and {a} must not be late.",
+        "{a} had left a pot of {dish} on the stove.",
+        '"I must be back before the {dish} <burns|boils over>," thought {a}.',
+    )
+
+    def end() -> None:
+        t.say(
+            "{a} was home just in time for the {dish}. It was <done to a turn|better than ever>.",
+            "When {a} came home, there was a black cloud in the kitchen. The {dish} had burnt.",
+            "The {dish} had boiled over, and {a} scrubbed the stove until midnight.",
+            "The {dish} had been saved by {a.his} <sister|brother|neighbour>, who had smelled it through the window.",
+        )
+
+    return end
+
+
 THREADS = (
-    (fruit, "out"),
-    (errand, "out"),
-    (bet, "any"),
-    (stray, "out"),
-    (message, "out"),
-    (cache, "out"),
-    (riddle, "any"),
+    SideStory(fruit, "out", people=True),
+    SideStory(errand, "out", people=True),
+    SideStory(bet, "any", people=True, lasts=False),
+    SideStory(message, "out", people=True),
+    SideStory(riddle, "any", people=True),
+    SideStory(debt, "any", people=True, coins=True),
+    SideStory(nosegay, "out", people=True, lasts=False),
+    SideStory(stray, "out", people=False),
+    SideStory(cache, "out", people=False),
+    SideStory(shopping, "out", people=False, lasts=False),
+    SideStory(sight, "any", people=False),
+    SideStory(clothes, "out", people=False),
+    SideStory(pot, "out", people=False, lasts=False),
 )

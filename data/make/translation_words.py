@@ -97,7 +97,7 @@ COMPOUNDS = {
 ADJECTIVES = {  # the first line of each comes before the second when both are said
     "h": (
         "kind clever brave famous lonely proud shy lazy honest polite rude friendly patient",
-        "old young tall short tired rich poor hungry happy sad angry quiet strange ill",
+        "old young tall short tired rich poor hungry happy sad angry quiet strange sick",
     ),
     "a": (
         "big small clever lazy brave shy fat thin gentle wild",
@@ -122,7 +122,7 @@ PREDICATES = {  # said after "is", and with "than"
     "l": "beautiful big small quiet old dark cold famous",
 }
 STATES = {  # said after "is" only
-    "h": "tired hungry angry ill thirsty ready famous lonely alone",
+    "h": "tired hungry angry sick thirsty ready famous lonely alone",
     "a": "hungry thirsty tired lame frightened ready",
     "t": "broken red blue green yellow white black empty strange ready",
     "e": "ripe warm cold delicious good",
@@ -138,11 +138,11 @@ VERBS = {  # by who does it and to what: h people, a animals; "0" to nothing
         tremble jump swim/swam/swum kneel/knelt/knelt pray""",
     "a0": """sleep/slept/slept wait tremble jump wake_up/woke_up/woken_up arrive disappear play drink/drank/drunk
         fall_asleep/fell_asleep/fallen_asleep rest escape""",
-    "t0": "break/broke/broken fall_down/fell_down/fallen_down disappear burn glitter",
+    "t0": "break/broke/broken fall_down/fell_down/fallen_down disappear glitter",
     "g0": "grow/grew/grown bloom wither burn fall_down/fell_down/fallen_down",
     "e0": "burn disappear",
-    "s0": "burn disappear",
-    "l0": "burn",
+    "s0": "disappear",
+    "l0": "disappear",
     "w0": "disappear return=back:come come/came/come stop begin/began/begun",
     "ht": """find/found/found lose/lost/lost hide/hid/hidden carry break/broke/broken mend sell/sold/sold buy/bought/bought
         steal/stole/stolen paint clean hold/held/held drop bring/brought/brought take/took/taken borrow wash

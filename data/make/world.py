@@ -46,7 +46,7 @@ class Entity:
 
 
 class Person(Entity):
-    """Forms: {a} name; {a.noun}; {a.the} the baker; {a.mood}; {a.he} {a.him} {a.his} {a.himself}.
+    """Forms: {a} name; {a.noun}; {a.mood}; {a.he} {a.him} {a.his} {a.himself}.
 
     A pronoun is written only if it would be understood to mean this person, who must then be the last of that sex
     spoken of; otherwise the name is.
@@ -66,13 +66,8 @@ class Person(Entity):
         return None if isinstance(self.noun, Lazy) else SEX.get(self.noun)
 
     def render(self, form: str, said: dict[str, Any]) -> str | Ask:
-        if form in ("noun", "the", "mood"):
-            value = self.field("mood" if form == "mood" else "noun")
-            if form == "the" and isinstance(value, Ask):
-                texts = value.texts
-                value.texts = lambda i: f"the {texts(i)}"
-            elif form == "the":
-                value = f"the {value}"
+        if form in ("noun", "mood"):
+            value = self.field(form)
         elif form in PRONOUNS["he"]:
             if self.sex is None:
                 return self.field("name", visible=False)
@@ -83,6 +78,32 @@ class Person(Entity):
         if self.sex and not isinstance(value, Ask):
             said[self.sex] = self
         return value
+
+
+class Role(Entity):
+    """Somebody without a name, of whom the village has one. Forms: {c} the baker; {c.noun}; {c.mood}.
+
+    No pronoun means a role, and after it no pronoun means anybody else before that one is named again.
+    """
+
+    sex = None
+
+    def __init__(self, noun: Any, mood: Any = "") -> None:
+        self.noun, self.mood = noun, mood
+
+    def __repr__(self) -> str:
+        return f"Role({self.noun})"
+
+    def render(self, form: str, said: dict[str, Any]) -> str | Ask:
+        if form == "mood":
+            return self.field("mood")
+        value = self.field("noun")
+        if isinstance(value, Ask):
+            texts = value.texts
+            value.texts = texts if form else (lambda i: f"the {texts(i)}")
+            return value
+        said.clear()
+        return value if form else f"the {value}"
 
 
 class Animal(Entity):
@@ -251,7 +272,7 @@ def tell(story: Story, event: Event) -> None:
 class Go(Event):
     who: Any
     to: Place
-    ways = ("{who} went {to.to}.", "{who} walked {to.to}.", "Then {who} <set off|made the way> {to.to}.")
+    ways = ("{who} went {to.to}.", "{who} walked {to.to}.", "Then {who} <set off for {to}|made {who.his} way {to.to}>.")
 
     def possible(self, world: World) -> str:
         return "already there" if world.places.get(self.who) is self.to else ""

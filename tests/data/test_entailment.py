@@ -122,6 +122,35 @@ def test_who_came_first():
     assert n_read > 500
 
 
+UNITS = ["", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+UNITS += ["thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"]
+
+
+def test_how_many():
+    """The sum decides, with "a few" for anything from one to eight."""
+    n_read = 0
+    for row in read_all("entailment"):
+        claim = re.match(r"(\w+) (?:now )?has (exactly|more than|fewer than) (\w+) (\w+)", row["hypothesis"])
+        if not claim:
+            continue
+        name, relation, n, goods = claim[1], claim[2], UNITS.index(claim[3]), claim[4]
+        single = goods.removesuffix("es") if goods.endswith("ches") else goods.removesuffix("s")
+        now = set()
+        for sentence in row["premise"].split(". "):
+            match = re.search(rf"(a few|[a-z]+) (?:more )?(?:{goods}|{single})\b", sentence)
+            if not match:
+                continue
+            steps = range(1, 9) if match[1] == "a few" else [UNITS.index(match[1])]
+            given = re.search(rf"gave (?:him|her|{name}) ", sentence)
+            less = re.search(r" (?:lost|sold|took|gave) ", sentence) and not given
+            now = {old + (-step if less else step) for old in now or {0} for step in steps}
+        worlds = {{"exactly": k == n, "more than": k > n, "fewer than": k < n}[relation] for k in now if k > 0}
+        label = "neutral" if len(worlds) == 2 else "entailment" if worlds == {True} else "contradiction"
+        assert label == row["label"], row
+        n_read += 1
+    assert n_read > 500
+
+
 def test_whether_a_promise_was_kept():
     n_read = 0
     for row in read_all("entailment"):
@@ -166,10 +195,6 @@ def test_who_is_older():
         assert (goal in before) == (row["label"] == "entailment"), row
         n_read += 1
     assert n_read > 150
-
-
-UNITS = ["", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
-UNITS += ["thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"]
 
 
 def test_how_old():

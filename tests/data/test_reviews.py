@@ -86,6 +86,17 @@ def test_the_limit_is_near_but_below_one(table):
     assert abs(best["bayes_rule"] - best["best_accuracy"]) < 0.04
 
 
+def test_what_varies_is_set_against_its_opposite(table):
+    words = importlib.import_module("reviews_words")
+    n_read = 0
+    for row in read("reviews.csv"):
+        for one, other in re.findall(r"(?:is|are|was|were) ([\w ]+), (?:on|in) [^,.]*?(\w+)\.", row["text"]):
+            pairs = {(a, b.split()[-1]) for good, bad in words.OPPOSED for a, b in ((good, bad), (bad, good))}
+            assert (one, other) in pairs, row
+            n_read += 1
+    assert n_read > 50
+
+
 def test_order_and_negation_matter(table):
     baselines = table.baselines()
     assert baselines["majority"] < 0.4

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import bundle
 import choice
+import lexicon
 import pytest
 import stories
+from threads import THREADS
 from world import SEX
 
 DATA = Path(__file__).parents[2] / "data"
@@ -112,9 +114,34 @@ def test_the_vocabulary_has_a_long_tail(train):
 
 
 def test_every_plot_and_side_story_is_told():
-    told = Counter(stories.number(index).value.plot for index in range(400))
+    told, ended = Counter(), Counter()
+    for index in range(400):
+        tale = stories.number(index).value
+        told[tale.plot] += 1
+        ended.update(tale.aside)
+        assert not tale.payoffs, "a side story without an end"
     assert set(told) == {plot.__name__ for plot in (*stories.DATED, *stories.UNDATED)}
     assert min(told.values()) > 5
+    assert set(ended) == {thread.begin.__name__ for thread in THREADS}
+    assert min(ended.values()) > 5
+
+
+def test_who_is_who_can_be_learnt(train):
+    """Few names, each of them frequent, no two alike, and two or three of them in a story, each said again."""
+    names = [*lexicon.WOMEN, *lexicon.MEN]
+    assert len({name[0] for name in names}) == len(names)
+    counts, people, again = Counter(), Counter(), 0
+    words = {word for text in train for word in re.findall(r"\b[a-z]+\b", text)}
+    assert not {name.lower() for name in names + lexicon.PET_NAMES} & words, "a name that is a word"
+    for text in train:
+        here = Counter(word for word in re.findall(r"\b[A-Z][a-z]+\b", text) if word in names)
+        counts += here
+        people[len(here)] += 1
+        again += sum(n > 1 for n in here.values())
+    assert set(people) <= {1, 2, 3}
+    assert people[3] < len(train) / 6
+    assert min(counts[name] for name in names) > 500
+    assert again > 0.9 * sum(n * times for n, times in people.items())
 
 
 VOWEL_SOUND = r"(?!(?:one|once|use|used|useful|uni\w*|euro\w*|ewe)\b)(?:[aeiou]\w*|hour\w*|honest\w*|heir\w*)"

@@ -102,6 +102,13 @@ def test_events_can_be_told(kind, kite):
     assert {"Tom", "Anna", "kite"} <= set(text.strip(".").split())
 
 
+def test_no_pronoun_reaches_over_a_role():
+    story = Story(choice.Drawing(random.Random(0)))
+    story.set(a=TOM, e=world.Role("miller"))
+    story.say("{a} saw a {e.noun}, and {e} saw {a.him}.")
+    assert "".join(story.teller.parts) == "Tom saw a miller, and the miller saw Tom."
+
+
 def test_a_pronoun_means_the_last_of_that_sex():
     story = Story(choice.Drawing(random.Random(0)))
     story.set(a=TOM, b=Person("Peter", "miller"), c=ANN)
