@@ -172,12 +172,34 @@ def _score_weights(score: ScoreName, width: int, rank: int) -> int:
 
 
 def _recurrent_weights(model: Recurrent, rows: int) -> _Weights:
-    gates = {"rnn": 1, "gru": 3, "lstm": 4}[model.cell]
-    width = model.d_model
-    layer = gates * width * (2 * width + 2)
-    stacks = 1 if model.shape == "decoder" else 2
-    head = rows * width * (0 if model.tie_embeddings else 1) + rows * model.head_bias
-    return _Weights(stacks * model.n_layers * layer, rows * width + head)
+    gates, parts = {"rnn": (1, 1), "gru": (3, 1), "lstm": (4, 2)}[model.cell]
+    width, attention = model.d_model, model.attention
+    matrices, biases = model.n_layers * 2 * gates * width**2, model.n_layers * 2 * gates * width
+    head = width
+    rest = 0
+    match model.shape:
+        case "bidirectional":
+            matrices, biases = 2 * matrices, 2 * biases
+        case "encoder-decoder" if model.bidirectional_encoder:
+            # two directions of half the width, and a bridge from their last states to the decoder's first
+            matrices += model.n_layers * 3 * gates * width**2 // 2
+            biases *= 2
+            rest += model.n_layers * parts * width * (width + 1)
+        case "encoder-decoder":
+            matrices, biases = 2 * matrices, 2 * biases
+        case "decoder":
+            pass
+    if attention is not None:
+        if attention.select not in ("sum", "mean"):
+            rest += _score_weights(attention.score, width, attention.rank or max(1, width // 4))
+        if attention.feed == "input":
+            matrices += gates * width**2
+        elif model.tie_embeddings:
+            rest += 2 * width**2
+        else:
+            head = 2 * width
+    rest += rows * (width + (0 if model.tie_embeddings else head) + model.head_bias)
+    return _Weights(matrices, biases + rest)
 
 
 def _activation_bytes(model: Model) -> int:

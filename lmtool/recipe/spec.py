@@ -237,12 +237,18 @@ class Attention(Spec):
     k: PositiveInt = 4
     """States that multi-hot selects."""
     feed: Literal["output", "input"] = "output"
-    """Where the context goes: beside the state into the output (Luong), or into the next update (Bahdanau)."""
+    """Where the context goes: beside the state into the output (Luong), or into the update of the first layer
+    (Bahdanau), which is for encoder-decoders."""
 
     @model_validator(mode="after")
-    def _rank_has_a_use(self) -> Self:
+    def _parts_have_a_use(self) -> Self:
+        mistakes = []
         if self.rank is not None and self.score != "reduced-rank":
-            raise ValueError(f"rank is for a reduced-rank score, not for score {self.score}")
+            mistakes.append(f"rank is for a reduced-rank score, not for score {self.score}")
+        if self.score != "dot" and self.select in ("sum", "mean"):
+            mistakes.append(f"score {self.score} has no use: select {self.select} takes all states alike")
+        if mistakes:
+            raise ValueError("\n".join(mistakes))
         return self
 
 
@@ -287,6 +293,10 @@ class Recurrent(Spec):
             mistakes.append(f"d_model {self.d_model} is odd; the two directions of the encoder have half of it each")
         if self.attention is not None and self.shape == "bidirectional":
             mistakes.append("attention is not for shape bidirectional")
+        if self.attention is not None and self.attention.feed == "input" and self.shape == "decoder":
+            mistakes.append(
+                "attention.feed input is for shape encoder-decoder; a decoder's states are not there before its updates"
+            )
         if mistakes:
             raise ValueError("\n".join(mistakes))
         return self
@@ -714,6 +724,10 @@ class Recipe(Spec):
                 mistakes.append("model.n_segments is below 2, but objective.next_sentence makes rows of two texts")
         if self.training.carry_state and (shape != " decoder" or self.model.kind != "recurrent"):
             mistakes.append(f"training.carry_state is for a recurrent decoder, not for a {self.model.kind}{shape}")
+        if self.training.carry_state and isinstance(self.model, Recurrent) and self.model.attention is not None:
+            mistakes.append("training.carry_state would carry all past states of model.attention, more at each step")
+        if self.training.carry_state and self.data.isolate_documents:
+            mistakes.append("training.carry_state reads on over the ends of documents; data.isolate_documents does not")
         sentinels = 0 if isinstance(self.tokenizer, TokenizerFile) else self.tokenizer.sentinels
         if isinstance(self.objective, SpanCorruption) and not sentinels and self.tokenizer.kind != "file":
             mistakes.append(

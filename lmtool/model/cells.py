@@ -1,0 +1,205 @@
+"""Recurrent layers: Elman networks, GRU and LSTM, over whole rows, over packed texts, or step by step.
+
+Shapes: B rows, T positions, I input width, D state width, G gates times D, M positions that hold text, R texts.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import PackedSequence
+
+State = tuple[Tensor, ...]
+"""(h_BD,), or (h_BD, c_BD) of an LSTM."""
+
+CellName = Literal["rnn", "gru", "lstm"]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Where the texts of a batch stand, when they do not fill their rows: padding, or several documents in a row.
+
+    A text is all that is kept of one document of one row, so padding between its tokens does not divide it. A
+    recurrence reads position `order_M[i]` (of B * T) of the longest text first, then of the others, then on to their
+    second tokens: the order of torch's PackedSequence, by which no padding ever enters.
+
+    flat_M: where each kept position stands in the batch. rank_M: which text it belongs to, texts numbered from the
+    longest on. place_M: its place in the text. last_B: the last text of each row, or R for a row without any.
+    length: T.
+    """
+
+    flat_M: Tensor
+    rank_M: Tensor
+    place_M: Tensor
+    last_B: Tensor
+    n_texts: int
+    length: int
+
+    @classmethod
+    def find(cls, tokens_BT: Tensor, keep_BT: Tensor | None, documents_BT: Tensor | None) -> Self | None:
+        """The texts of a batch; None when each fills its row."""
+        if documents_BT is None and (keep_BT is None or bool(keep_BT.all())):
+            return None
+        B, T = tokens_BT.shape
+        keep_BT = torch.ones_like(tokens_BT, dtype=torch.bool) if keep_BT is None else keep_BT
+        flat_M = keep_BT.flatten().nonzero()[:, 0]
+        # a text begins where the row or the document is another one than that of the kept position before
+        marks = [flat_M // T] if documents_BT is None else [flat_M // T, documents_BT.flatten()[flat_M]]
+        begins_M = torch.ones_like(flat_M, dtype=torch.bool)
+        begins_M[1:] = torch.stack([mark[1:] != mark[:-1] for mark in marks]).any(0)
+        text_M = begins_M.cumsum(0) - 1
+        n_texts = int(begins_M.sum())
+        lengths_R = torch.bincount(text_M, minlength=n_texts)
+        starts_R = lengths_R.cumsum(0) - lengths_R
+        rank_R = lengths_R.argsort(descending=True, stable=True).argsort()
+        # texts come in the order of their rows, so the last one of a row has the greatest number
+        last_B = torch.full((B,), n_texts, device=flat_M.device)
+        last_B.scatter_reduce_(0, flat_M // T, text_M, "amax", include_self=False)
+        last_B = F.pad(rank_R, (0, 1), value=n_texts)[last_B]
+        place_M = torch.arange(len(flat_M), device=flat_M.device) - starts_R[text_M]
+        return cls(flat_M, rank_R[text_M], place_M, last_B, n_texts, T)
+
+    @cached_property
+    def reversed(self) -> "Texts":
+        """The same texts, each read from its end."""
+        lengths_R = torch.bincount(self.rank_M, minlength=self.n_texts)
+        return replace(self, place_M=lengths_R[self.rank_M] - 1 - self.place_M)
+
+    @cached_property
+    def order_M(self) -> Tensor:
+        """The position that is read at each turn."""
+        return self.flat_M[(self.place_M * self.n_texts + self.rank_M).argsort()]
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """How many texts have a token at each place; on the CPU, where PackedSequence wants it."""
+        return torch.bincount(self.place_M).cpu()
+
+    def spread(self, out_MD: Tensor) -> Tensor:
+        """What was computed in this order, at its positions (B, T, D), and zeros at padding."""
+        out = out_MD.new_zeros(len(self.last_B) * self.length, out_MD.shape[1])
+        return out.index_copy(0, self.order_M, out_MD).view(len(self.last_B), self.length, -1)
+
+    def last(self, state_RD: Tensor) -> Tensor:
+        """Of the states at the ends of all texts, those of the last text of each row (B, D); zeros for empty rows."""
+        return torch.cat((state_RD, state_RD.new_zeros(1, state_RD.shape[1])))[self.last_B]
+
+
+class Cell(nn.Module):
+    """One recurrent layer, with torch's kernels, weights and initial weights.
+
+    "rnn": h_t = f(W x_t + b + U h_{t-1} + b') (Elman 1990). "gru": Cho et al. 2014, the reset gate inside the bracket
+    of U as in torch. "lstm": Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000.
+
+    A recurrence is computed in the type of its weights also under autocast, because rounding adds up over its steps.
+    """
+
+    def __init__(self, kind: CellName, nonlinearity: str, d_in: int, d_out: int) -> None:
+        super().__init__()
+        self.kind = kind
+        self.nonlinearity = nonlinearity
+        self.d_out = d_out
+        match kind:
+            case "rnn":
+                # torch has no sigmoid; the weights are the same
+                known = "tanh" if nonlinearity == "sigmoid" else nonlinearity
+                self.kernel: nn.RNNBase = nn.RNN(d_in, d_out, nonlinearity=known, batch_first=True)
+            case "gru":
+                self.kernel = nn.GRU(d_in, d_out, batch_first=True)
+            case "lstm":
+                self.kernel = nn.LSTM(d_in, d_out, batch_first=True)
+                # remember by default (Jozefowicz et al. 2015); the other bias is added to this one
+                nn.init.ones_(self._weights()[3][d_out : 2 * d_out])
+
+    def start(self, n_rows: int) -> State:
+        """The state before the first token: zeros."""
+        zeros = self._weights()[0].new_zeros(n_rows, self.d_out)
+        return (zeros, zeros.clone()) if self.kind == "lstm" else (zeros,)
+
+    def forward(self, x_BTI: Tensor, state: State | None, texts: Texts | None = None) -> tuple[Tensor, State]:
+        """States (B, T, D) after each input, and the one after the last.
+
+        state: before the first input; zeros when None. texts: read these, each from a state of zeros, so without
+        `state`; padding gets zeros.
+        """
+        with torch.autocast(x_BTI.device.type, enabled=False):
+            x_BTI = x_BTI.to(self._weights()[0].dtype)
+            if texts is None:
+                B, T, _ = x_BTI.shape
+                if self.nonlinearity == "sigmoid":
+                    return self._rows(x_BTI, self.start(B) if state is None else state)
+                out_BTD, last = self.kernel(x_BTI, None if state is None else _to_kernel(state))
+                return out_BTD, _from_kernel(last)
+            x_MI = x_BTI.flatten(0, 1)[texts.order_M]
+            if not len(x_MI):
+                return x_BTI.new_zeros(*x_BTI.shape[:2], self.d_out), self.start(len(x_BTI))
+            if self.nonlinearity == "sigmoid":
+                chunks = torch.split(self.project(x_MI), texts.sizes.tolist())
+                steps, ends = self._run(chunks, self.start(texts.n_texts))
+                out_MD = torch.cat(steps)
+            else:
+                packed, last = self.kernel(PackedSequence(x_MI, texts.sizes))
+                out_MD, ends = packed.data, _from_kernel(last)
+            return texts.spread(out_MD), tuple(texts.last(part) for part in ends)
+
+    def project(self, x: Tensor) -> Tensor:
+        """The part of the gates that depends on inputs alone (..., G), for `step`."""
+        weight, _, bias, _ = self._weights()
+        return F.linear(x, weight, bias)
+
+    def step(self, gates_BG: Tensor, state: State) -> State:
+        """The state after one input, which is given as `project` makes it."""
+        _, weight, _, bias = self._weights()
+        past_BG = F.linear(state[0], weight, bias)
+        match self.kind:
+            case "rnn":
+                return (getattr(torch, self.nonlinearity)(gates_BG + past_BG),)
+            case "gru":
+                reset, update, new = gates_BG.chunk(3, -1)
+                past_reset, past_update, past_new = past_BG.chunk(3, -1)
+                update = torch.sigmoid(update + past_update)
+                new = torch.tanh(new + torch.sigmoid(reset + past_reset) * past_new)
+                return (new + update * (state[0] - new),)
+            case "lstm":
+                enter, forget, new, leave = (gates_BG + past_BG).chunk(4, -1)
+                c_BD = torch.sigmoid(forget) * state[1] + torch.sigmoid(enter) * torch.tanh(new)
+                return torch.sigmoid(leave) * torch.tanh(c_BD), c_BD
+
+    def _weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Of inputs (G, I), of states (G, D), and the bias of each."""
+        weight_in, weight_past, bias_in, bias_past = self.kernel.all_weights[0]
+        return weight_in, weight_past, bias_in, bias_past
+
+    def _rows(self, x_BTI: Tensor, state: State) -> tuple[Tensor, State]:
+        steps, last = self._run(self.project(x_BTI).unbind(1), state)
+        return torch.stack(steps, 1), last
+
+    def _run(self, gates: Sequence[Tensor], state: State) -> tuple[list[Tensor], State]:
+        """The states h after each step, whose rows may become fewer from the end, and the last ones of all rows."""
+        steps, ended = [], []
+        for gates_BG in gates:
+            ended.append(tuple(part[len(gates_BG) :] for part in state))
+            state = self.step(gates_BG, tuple(part[: len(gates_BG)] for part in state))
+            steps.append(state[0])
+        ended.append(state)
+        return steps, tuple(torch.cat(parts) for parts in zip(*reversed(ended), strict=True))
+
+
+def _to_kernel(state: State) -> Tensor | tuple[Tensor, Tensor]:
+    """The state with torch's dimension of layers in front; alone, or a pair of an LSTM."""
+    parts = [part[None].contiguous() for part in state]
+    return parts[0] if len(parts) == 1 else (parts[0], parts[1])
+
+
+def _from_kernel(last: Tensor | tuple[Tensor, Tensor]) -> State:
+    return (last[0],) if isinstance(last, Tensor) else (last[0][0], last[1][0])
+
+
+def initialise_embedding(embedding: nn.Embedding) -> None:
+    """Normal with variance 1 / D, so that the logits of a tied head start out near zero."""
+    nn.init.normal_(embedding.weight, std=1 / math.sqrt(embedding.embedding_dim))
