@@ -1,6 +1,7 @@
 """Labelled examples: kinds of labels, every fault with its row and column, notices, and the split."""
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -411,3 +412,15 @@ def test_a_split_is_restored_from_its_row_numbers(tmp_path: Path) -> None:
     for damaged in (None, {}, {**saved, "test": saved["test"][1:]}, {**saved, "test": [*saved["test"][1:], 99]}):
         with pytest.raises(CheckpointError, match="does not fit"):
             restore_split(examples, damaged)
+
+
+def test_the_page_on_tables_names_every_fault_and_notice() -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "tables.md").read_text(encoding="utf-8")
+    source = "".join(
+        (root / "lmtool" / "text" / f"{name}.py").read_text() for name in ("delimited", "table", "examples")
+    )
+    found = set(re.findall(r'(?:\bFault|\bNotice|\.fault|\._fault)\(\s*"([^"]+)"', source))
+    assert {"ragged row", "unclosed quote", "label unseen in training", "heavy imbalance"} <= found
+    assert len(found) > 15
+    assert not [kind for kind in found if kind not in page]
