@@ -9,24 +9,33 @@ from numpy.typing import NDArray
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.objective import Cut, Example
-from lmtool.run.order import SampleOrder, StreamWindows, hash_key
+from lmtool.run.order import LaneOrder, SampleOrder, StreamWindows, hash_key
 from lmtool.text.store import TokenStore
 
 
 class Examples:
-    """Examples cut from a store, in an order that is a function of the seed."""
+    """Examples cut from a store, in an order that is a function of the seed.
 
-    def __init__(self, store: TokenStore, cut: Cut, seed: int) -> None:
+    lanes: rows of a batch that go on from one batch to the next; None where each row stands alone.
+    """
+
+    def __init__(self, store: TokenStore, cut: Cut, seed: int, lanes: int | None = None) -> None:
         self._store = store
         self._cut = cut
         self._seed = seed
         self._windows = StreamWindows(len(store), cut.step, seed)
-        self._order = SampleOrder(self._windows.n_windows, seed)
+        n_windows = self._windows.n_windows
+        self._order = SampleOrder(n_windows, seed) if lanes is None else LaneOrder(n_windows, lanes, seed)
 
     @property
     def per_epoch(self) -> int:
         """Examples in one pass over the store."""
-        return self._windows.n_windows
+        lanes = self._order
+        return lanes.n_steps * lanes.n_lanes if isinstance(lanes, LaneOrder) else self._windows.n_windows
+
+    def restarts(self, step: int) -> bool:
+        """True when the rows of this step (from 0) do not go on from those of the step before."""
+        return not isinstance(self._order, LaneOrder) or self._order.restarts(step)
 
     def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
         """The examples with these sample numbers, which count on from epoch to epoch."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lmtool.batch import Batch
+from lmtool.engine.carry import Continued, fresh, rows_of
 from lmtool.engine.count import count_part
 from lmtool.engine.device import Compute
 from lmtool.engine.distributed import World, peers_may_end
@@ -19,7 +20,7 @@ from lmtool.engine.examples import Examples
 from lmtool.engine.optimizer import Optimizers
 from lmtool.engine.schedule import multiplier
 from lmtool.errors import NumericalError, ResourceError
-from lmtool.model import LanguageModel, NGramModel
+from lmtool.model import DecodeState, LanguageModel, NGramModel
 from lmtool.objective import Objective
 from lmtool.recipe.spec import Recipe, Training
 from lmtool.run.order import hash_key, rank_samples
@@ -32,7 +33,8 @@ class Step:
     step: steps done so far. loss: mean over the step's targets, before the update. lr: peak rate times schedule.
     grad_norm: before clipping; like lr it is 0 for a model that counts. tokens: targets of the step, over all
     processes. seconds: the step took.
-    micro_batch: rows computed at once. stop: somebody asked for an end; the same in every process.
+    micro_batch: rows computed at once. stop: somebody asked for an end; the same in every process. carried: the state
+    that the next step's rows go on from, without which it cannot be done; None unless the recipe carries states.
     """
 
     step: int
@@ -43,6 +45,7 @@ class Step:
     seconds: float
     micro_batch: int
     stop: bool
+    carried: DecodeState | None = None
 
 
 class _LossModule(nn.Module):
@@ -53,8 +56,12 @@ class _LossModule(nn.Module):
         self.model = model
         self.objective = objective
 
-    def forward(self, batch: Batch) -> Tensor:
-        return self.objective.loss(self.model, batch).total
+    def forward(self, batch: Batch, before: DecodeState | None = None) -> tuple[Tensor, DecodeState | None]:
+        """The summed loss; and, where rows go on from the states `before`, the states after them."""
+        if before is None:
+            return self.objective.loss(self.model, batch).total, None
+        continued = Continued(self.model, before)
+        return self.objective.loss(continued, batch).total, continued.after
 
 
 def fit(
@@ -68,14 +75,17 @@ def fit(
     *,
     first_step: int = 0,
     micro_batch: int | None = None,
+    carried: DecodeState | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Step]:
     """Train `model` in place, from `first_step` to the recipe's last, and yield each step when it is done.
 
-    Step n is a function of weights, moments, recipe and n: samples, dropout and rates follow from the seed and n.
+    Step n is a function of weights, moments, carried states, recipe and n: samples, dropout and rates follow from the
+    seed and n.
 
     micro_batch: rows at once; by default `rows_at_once`. When memory runs out it is halved and the step done again; the
-    batch stays. A model that counts has no gradient: its steps go once through the text, see `count_part`.
+    batch stays. carried: what the last step before `first_step` left, when the recipe carries states. A model that
+    counts has no gradient: its steps go once through the text, see `count_part`.
 
     Raises NumericalError, before any weight changes, when a loss or gradient is not finite, and ResourceError when one
     row does not fit into memory or another process ends.
@@ -96,10 +106,16 @@ def fit(
     try:
         for step in range(first_step, training.steps):
             started = time.perf_counter()
+            before = None
+            if training.carry_state:
+                restarts = carried is None or examples.restarts(step)
+                before = fresh(model, training.batch_size, compute.device) if restarts else carried
             while True:
                 try:
                     batches = loader.batches(step, rows)
-                    total, count = _accumulate(module, optimizers, batches, recipe.seed, step, compute, world)
+                    total, count, carried = _accumulate(
+                        module, optimizers, batches, before, recipe.seed, step, compute, world
+                    )
                     break
                 except RuntimeError as error:
                     if not _out_of_memory(error):
@@ -120,7 +136,7 @@ def fit(
                 raise _not_finite("gradient", norm, step, loader)
             seconds = time.perf_counter() - started
             lr = optimizers.peak_rate * rate
-            yield Step(step + 1, total / n_targets, lr, norm, int(n_targets), seconds, rows, stops > 0)
+            yield Step(step + 1, total / n_targets, lr, norm, int(n_targets), seconds, rows, stops > 0, carried)
     finally:
         loader.close()
 
@@ -135,23 +151,31 @@ def _accumulate(
     module: nn.Module,
     optimizers: Optimizers,
     batches: list[Batch],
+    before: DecodeState | None,
     seed: int,
     step: int,
     compute: Compute,
     world: World,
-) -> tuple[float, int]:
-    """Pile up the gradients of this process's micro-batches; the summed loss and the number of targets."""
-    losses, count = [], 0
+) -> tuple[float, int, DecodeState | None]:
+    """Pile up the gradients of this process's micro-batches.
+
+    before: the states that the rows go on from, if they do.
+    Returns the summed loss, the number of targets, and the states after the rows.
+    """
+    losses, states, count, n_rows = [], [], 0, 0
     for index, batch in enumerate(batches):
+        n_before, n_rows = n_rows, n_rows + len(batch.tokens_BT)
+        part = None if before is None else rows_of(before, n_before, n_rows)
         torch.manual_seed(hash_key(seed, "step", step, world.rank, index))
         last = index == len(batches) - 1
         with peers_may_end() if last else world.alone(module):
             with compute.autocast():
-                total = module(batch.to(compute.device))
+                total, after = module(batch.to(compute.device), part)
             optimizers.backward(total)
         losses.append(total.detach())
+        states += [] if after is None else [after]
         count += batch.n_targets
-    return float(torch.stack(losses).sum(dtype=torch.float32)), count
+    return float(torch.stack(losses).sum(dtype=torch.float32)), count, DecodeState.join(states) if states else None
 
 
 class _Loader:

@@ -187,6 +187,12 @@ def _check(recipe: Recipe, compute: Compute, world: World, origins: Mapping[str,
             where="training.batch_size",
             fix=f"set it to a multiple of {world.size}",
         )
+    if recipe.training.carry_state and world.size > 1:
+        raise UsageError(
+            f"states are carried on in one process only, not in {world.size}",
+            where="training.carry_state",
+            fix="start lmtool without torchrun, or set it to false",
+        )
     _check_memory(recipe, compute, origins)
 
 

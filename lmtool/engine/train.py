@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Literal, Self
 
 import torch
+from torch import Tensor
 
 from lmtool.decoding.settings import Sample
 from lmtool.decoding.text import complete, write
+from lmtool.engine import carry
 from lmtool.engine.build import build_model, build_objective, load_weights
 from lmtool.engine.device import Compute
 from lmtool.engine.distributed import World
@@ -17,7 +19,7 @@ from lmtool.engine.examples import Examples
 from lmtool.engine.fit import Step, fit, rows_at_once
 from lmtool.engine.optimizer import Optimizers
 from lmtool.errors import CheckpointError, ResourceError
-from lmtool.model import LanguageModel, NGramModel
+from lmtool.model import DecodeState, LanguageModel, NGramModel
 from lmtool.recipe.spec import Evaluation, Recipe
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import Run
@@ -163,9 +165,14 @@ def train(
     objective = build_objective(recipe, prepared.tokenizer)
     optimizers = Optimizers(recipe.optimizer, lm, compute)
     progress, first_step = Progress(), 0
+    carried: DecodeState | None = None
     if checkpoint is not None:
         load_weights(lm, checkpoint)
-        optimizers.load_state(checkpoint.optimizer())
+        tensors = checkpoint.optimizer()
+        optimizers.load_state({name: tensors[name] for name in tensors if not name.startswith(carry.PREFIX)})
+        if recipe.training.carry_state:
+            like = carry.fresh(lm, recipe.training.batch_size, compute.device)
+            carried = carry.from_tensors(tensors, like, str(checkpoint.path))
         progress, first_step = Progress.read(checkpoint), checkpoint.step
     here = setup(recipe, compute, world)
     if progress.setup != here:
@@ -174,7 +181,8 @@ def train(
         progress.micro_batch = rows_at_once(recipe.training, world)
     progress.setup, progress.recipe = here, recipe.model_dump(mode="json")
     context, steps = recipe.model.context, recipe.training.steps
-    examples = Examples(prepared.train, objective.cut(context), recipe.seed)
+    lanes = recipe.training.batch_size if recipe.training.carry_state else None
+    examples = Examples(prepared.train, objective.cut(context), recipe.seed, lanes)
     validation = sample_spans(prepared.valid, context, recipe.evaluation.tokens, recipe.seed)
     batch_tokens, epochs = recipe.training.batch_size * context, steps * recipe.training.batch_size / examples.per_epoch
     if isinstance(lm, NGramModel):
@@ -203,6 +211,7 @@ def train(
         world,
         first_step=first_step,
         micro_batch=progress.micro_batch,
+        carried=carried,
         stop=stop,
     ):
         last = step.step
@@ -226,7 +235,8 @@ def train(
                 yield from keeper.log_sample(sampled)
                 yield sampled
         if last % recipe.checkpoint.every == 0 or last == steps or is_best or reason != "finished":
-            yield from keeper.save(last, lm, optimizers, progress)
+            moments = optimizers.state() | ({} if step.carried is None else carry.to_tensors(step.carried))
+            yield from keeper.save(last, lm, moments, progress)
         if reason != "finished":
             break
     keeper.close(reason)
@@ -261,14 +271,14 @@ class _Keeper:
                 yield Warned(f"{error.what} ({error.where}); training goes on")
             self._log_failed = True
 
-    def save(self, step: int, lm: LanguageModel, optimizers: Optimizers, progress: Progress) -> Iterator[Event]:
+    def save(self, step: int, lm: LanguageModel, moments: dict[str, Tensor], progress: Progress) -> Iterator[Event]:
         if self._run is None:
             return
         try:
             saved = self._run.save(
                 step,
                 lm.state_dict(),
-                optimizers.state(),
+                moments,
                 asdict(progress),
                 best_step=progress.best_step,
                 keep_last=self._keep_last,

@@ -3,7 +3,6 @@
 Shapes: B rows, T positions, I input width, D state width, G gates times D, M positions that hold text, R texts.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,13 +28,14 @@ class Texts:
     second tokens: the order of torch's PackedSequence, by which no padding ever enters.
 
     flat_M: where each kept position stands in the batch. rank_M: which text it belongs to, texts numbered from the
-    longest on. place_M: its place in the text. last_B: the last text of each row, or R for a row without any.
-    length: T.
+    longest on. place_M: its place in the text. first_B, last_B: the first and last text of each row, or R for a row
+    without any. length: T.
     """
 
     flat_M: Tensor
     rank_M: Tensor
     place_M: Tensor
+    first_B: Tensor
     last_B: Tensor
     n_texts: int
     length: int
@@ -57,12 +57,16 @@ class Texts:
         lengths_R = torch.bincount(text_M, minlength=n_texts)
         starts_R = lengths_R.cumsum(0) - lengths_R
         rank_R = lengths_R.argsort(descending=True, stable=True).argsort()
-        # texts come in the order of their rows, so the last one of a row has the greatest number
-        last_B = torch.full((B,), n_texts, device=flat_M.device)
-        last_B.scatter_reduce_(0, flat_M // T, text_M, "amax", include_self=False)
-        last_B = F.pad(rank_R, (0, 1), value=n_texts)[last_B]
+        # texts are numbered in the order of their rows at first
+        none_B = torch.full((B,), n_texts, device=flat_M.device)
+        first_B, last_B = (
+            F.pad(rank_R, (0, 1), value=n_texts)[
+                none_B.scatter_reduce(0, flat_M // T, text_M, which, include_self=False)
+            ]
+            for which in ("amin", "amax")
+        )
         place_M = torch.arange(len(flat_M), device=flat_M.device) - starts_R[text_M]
-        return cls(flat_M, rank_R[text_M], place_M, last_B, n_texts, T)
+        return cls(flat_M, rank_R[text_M], place_M, first_B, last_B, n_texts, T)
 
     @cached_property
     def reversed(self) -> "Texts":
@@ -85,9 +89,15 @@ class Texts:
         out = out_MD.new_zeros(len(self.last_B) * self.length, out_MD.shape[1])
         return out.index_copy(0, self.order_M, out_MD).view(len(self.last_B), self.length, -1)
 
-    def last(self, state_RD: Tensor) -> Tensor:
-        """Of the states at the ends of all texts, those of the last text of each row (B, D); zeros for empty rows."""
-        return torch.cat((state_RD, state_RD.new_zeros(1, state_RD.shape[1])))[self.last_B]
+    def begin(self, state_BD: Tensor) -> Tensor:
+        """The first states of all texts (R, D): the row's for the first text of a row, zeros for the others."""
+        state_RD = state_BD.new_zeros(self.n_texts + 1, state_BD.shape[1])
+        return state_RD.index_copy(0, self.first_B, state_BD)[:-1]
+
+    def end(self, state_RD: Tensor, state_BD: Tensor) -> Tensor:
+        """The last states of all rows (B, D): those of the last texts, or `state_BD` as it was for rows without any."""
+        last_BD = torch.cat((state_RD, state_RD.new_zeros(1, state_RD.shape[1])))[self.last_B]
+        return torch.where((self.last_B == self.n_texts)[:, None], state_BD, last_BD)
 
 
 class Cell(nn.Module):
@@ -121,31 +131,40 @@ class Cell(nn.Module):
         zeros = self._weights()[0].new_zeros(n_rows, self.d_out)
         return (zeros, zeros.clone()) if self.kind == "lstm" else (zeros,)
 
-    def forward(self, x_BTI: Tensor, state: State | None, texts: Texts | None = None) -> tuple[Tensor, State]:
-        """States (B, T, D) after each input, and the one after the last.
+    def forward(self, x_BTI: Tensor, state: State, texts: Texts | None = None) -> tuple[Tensor, State]:
+        """States (B, T, D) after each input, and the one after the last; `state` is the one before the first.
 
-        state: before the first input; zeros when None. texts: read these, each from a state of zeros, so without
-        `state`; padding gets zeros.
+        texts: read these, of which the first of each row goes on from `state` and the others start from zeros; padding
+        gets zeros.
         """
         with torch.autocast(x_BTI.device.type, enabled=False):
             x_BTI = x_BTI.to(self._weights()[0].dtype)
             if texts is None:
-                B, T, _ = x_BTI.shape
                 if self.nonlinearity == "sigmoid":
-                    return self._rows(x_BTI, self.start(B) if state is None else state)
-                out_BTD, last = self.kernel(x_BTI, None if state is None else _to_kernel(state))
-                return out_BTD, _from_kernel(last)
+                    steps, last = self._run(self.project(x_BTI).unbind(1), state)
+                    return torch.stack(steps, 1), last
+                out_BTD, after = self.kernel(x_BTI, _to_kernel(state))
+                return out_BTD, _from_kernel(after)
+            if not texts.n_texts:
+                return x_BTI.new_zeros(*x_BTI.shape[:2], self.d_out), state
             x_MI = x_BTI.flatten(0, 1)[texts.order_M]
-            if not len(x_MI):
-                return x_BTI.new_zeros(*x_BTI.shape[:2], self.d_out), self.start(len(x_BTI))
+            first = tuple(texts.begin(part) for part in state)
             if self.nonlinearity == "sigmoid":
-                chunks = torch.split(self.project(x_MI), texts.sizes.tolist())
-                steps, ends = self._run(chunks, self.start(texts.n_texts))
+                steps, last = self._run(torch.split(self.project(x_MI), texts.sizes.tolist()), first)
                 out_MD = torch.cat(steps)
             else:
-                packed, last = self.kernel(PackedSequence(x_MI, texts.sizes))
-                out_MD, ends = packed.data, _from_kernel(last)
-            return texts.spread(out_MD), tuple(texts.last(part) for part in ends)
+                packed, after = self.kernel(PackedSequence(x_MI, texts.sizes), _to_kernel(first))
+                out_MD, last = packed.data, _from_kernel(after)
+            ends = tuple(texts.end(part, before) for part, before in zip(last, state, strict=True))
+            return texts.spread(out_MD), ends
+
+    def backwards(self, x_BTI: Tensor, state: State, texts: Texts | None) -> tuple[Tensor, State]:
+        """The same, reading each row or text from its end: the state at t has read t and all after it."""
+        if texts is not None:
+            out_BTD, last = self(x_BTI, state, texts.reversed)
+            return out_BTD, last
+        out_BTD, last = self(x_BTI.flip(1), state)
+        return out_BTD.flip(1), last
 
     def project(self, x: Tensor) -> Tensor:
         """The part of the gates that depends on inputs alone (..., G), for `step`."""
@@ -175,10 +194,6 @@ class Cell(nn.Module):
         weight_in, weight_past, bias_in, bias_past = self.kernel.all_weights[0]
         return weight_in, weight_past, bias_in, bias_past
 
-    def _rows(self, x_BTI: Tensor, state: State) -> tuple[Tensor, State]:
-        steps, last = self._run(self.project(x_BTI).unbind(1), state)
-        return torch.stack(steps, 1), last
-
     def _run(self, gates: Sequence[Tensor], state: State) -> tuple[list[Tensor], State]:
         """The states h after each step, whose rows may become fewer from the end, and the last ones of all rows."""
         steps, ended = [], []
@@ -198,8 +213,3 @@ def _to_kernel(state: State) -> Tensor | tuple[Tensor, Tensor]:
 
 def _from_kernel(last: Tensor | tuple[Tensor, Tensor]) -> State:
     return (last[0],) if isinstance(last, Tensor) else (last[0][0], last[1][0])
-
-
-def initialise_embedding(embedding: nn.Embedding) -> None:
-    """Normal with variance 1 / D, so that the logits of a tied head start out near zero."""
-    nn.init.normal_(embedding.weight, std=1 / math.sqrt(embedding.embedding_dim))

@@ -149,3 +149,45 @@ class StreamWindows:
         phases = np.array([self.phase(int(epoch)) for epoch in epochs], dtype=np.int64)
         starts_S: IntArray = phases[where_S.reshape(epoch_S.shape)] + window_S * self.context
         return starts_S
+
+
+@dataclass(frozen=True)
+class LaneOrder:
+    """Windows in an order by which each row of a batch goes on where the same row of the batch before left off.
+
+    An epoch divides into one lane for each row, a stretch of adjoining windows. Those that are left over stand before
+    and behind the lanes, in another place each epoch.
+
+    n_items: windows of one epoch. n_lanes: rows of a batch. seed: the recipe's.
+    Raises DataError when there are fewer windows than lanes.
+    """
+
+    n_items: int
+    n_lanes: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.n_items < self.n_lanes:
+            raise DataError(
+                f"the text has {self.n_items} windows, but {self.n_lanes} rows of a batch are to read on in it",
+                where="training.carry_state",
+                fix=f"set training.batch_size to {self.n_items} or less, or model.context lower",
+            )
+
+    @property
+    def n_steps(self) -> int:
+        """Batches in one epoch, which is the windows of a lane."""
+        return self.n_items // self.n_lanes
+
+    def __call__(self, sample_S: IntArray) -> tuple[IntArray, IntArray]:
+        """The epochs (from 0) of samples with these numbers, and the windows (in range(n_items)) that they are."""
+        step_S, lane_S = np.divmod(sample_S, self.n_lanes)
+        epoch_S, place_S = np.divmod(step_S, self.n_steps)
+        epochs, where_S = np.unique(epoch_S, return_inverse=True)
+        n_offsets = self.n_items - self.n_steps * self.n_lanes + 1
+        offsets = np.array([hash_key(self.seed, "lanes", int(epoch)) % n_offsets for epoch in epochs], dtype=np.int64)
+        return epoch_S, offsets[where_S.reshape(epoch_S.shape)] + lane_S * self.n_steps + place_S
+
+    def restarts(self, step: int) -> bool:
+        """True when the rows of this batch (from 0) do not go on from those before."""
+        return step % self.n_steps == 0

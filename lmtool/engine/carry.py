@@ -1,0 +1,85 @@
+"""Truncated backpropagation through time (Williams and Peng 1990): what rows carry from one step to the next.
+
+The values of states go on, their gradients do not. Shapes: B rows, T positions, D model width.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from lmtool.batch import Batch
+from lmtool.errors import CheckpointError
+from lmtool.model import DecodeState, LanguageModel
+
+PREFIX = "carried/"
+"""Of the names of carried states among the tensors of a checkpoint."""
+
+
+class Continued(LanguageModel):
+    """A model whose rows go on from `before`; reading them leaves the state `after` them, without its gradient."""
+
+    def __init__(self, model: LanguageModel, before: DecodeState) -> None:
+        super().__init__()
+        self.model = model
+        self.vocab_size = model.vocab_size
+        self.context = model.context
+        self.before = before
+        self.after = before
+
+    def forward(self, batch: Batch) -> Tensor:
+        hidden, after = self.model.advance(batch.tokens_BT, self.before)
+        layers = tuple(tuple(tensor.detach() for tensor in layer) for layer in after.layers)
+        # of fixed size, so that it does not matter how much was read
+        self.after = replace(after, length=0, layers=layers)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.model.logits(hidden)
+
+    def head_parameters(self) -> tuple[Tensor, ...]:
+        return self.model.head_parameters()
+
+    def start(self, batch: Batch) -> DecodeState:
+        return self.model.start(batch)
+
+    def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+        return self.model.advance(tokens_BT, state)
+
+
+def fresh(model: LanguageModel, n_rows: int, device: torch.device) -> DecodeState:
+    """The state of rows that start anew."""
+    return model.start(Batch(torch.zeros(n_rows, 1, dtype=torch.int64, device=device)))
+
+
+def rows_of(state: DecodeState, start: int, stop: int) -> DecodeState:
+    """The state of some of the rows."""
+    return state[torch.arange(start, stop, device=state.layers[0][0].device)]
+
+
+def to_tensors(state: DecodeState) -> dict[str, Tensor]:
+    """A state by names that a checkpoint can hold."""
+    return {
+        f"{PREFIX}{layer}/{part}": tensor
+        for layer, parts in enumerate(state.layers)
+        for part, tensor in enumerate(parts)
+    }
+
+
+def from_tensors(tensors: Mapping[str, Tensor], like: DecodeState, where: str) -> DecodeState:
+    """The state that `to_tensors` gave, on the device of `like`.
+
+    like: a state of the same rows. where: the checkpoint. Raises CheckpointError when the tensors are not of that form.
+    """
+    found = []
+    for name, own in to_tensors(like).items():
+        if name not in tensors or tensors[name].shape != own.shape:
+            raise CheckpointError(
+                f"the checkpoint does not hold the states that rows carry on: no {name} of the right size",
+                where=where,
+                fix="resume from another checkpoint",
+            )
+        found.append(tensors[name].to(own))
+    parts = iter(found)
+    return replace(like, layers=tuple(tuple(next(parts) for _ in layer) for layer in like.layers))
