@@ -56,7 +56,12 @@ def evaluate(
     if not quiet:
         typer.echo(plain(f"{loaded.run_path}, step {loaded.step}, {loaded.compute.describe()}"), err=True)
     if as_json:
-        typer.echo(json.dumps(result.record() | {"limit_bits_per_byte": measured.limit}))
+        limits = {"limit_bits_per_byte": measured.limit} if result.unit == "token" else {}
+        typer.echo(json.dumps(result.record() | limits))
+        return
+    if result.unit == "pair":
+        typer.echo(f"loss             {result.loss:.4f} nats per pair")
+        typer.echo(f"pairs            {result.tokens:,}")
         return
     typer.echo(f"loss             {result.loss:.4f} nats per token")
     typer.echo(f"perplexity       {result.perplexity:.6g} per token, {_per_word(result)}")

@@ -3,13 +3,15 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lmtool import model, objective
 from lmtool.engine.device import Compute, resolve
 from lmtool.errors import CheckpointError
-from lmtool.model import LanguageModel, NGramModel
+from lmtool.model import LanguageModel, NGramModel, SkipGramModel
 from lmtool.objective import Objective, Vocabulary
 from lmtool.recipe.load import load
 from lmtool.recipe.spec import DeviceName, PrecisionName, Recipe
@@ -42,7 +44,8 @@ class Loaded:
 
     @property
     def objective(self) -> Objective:
-        return build_objective(self.recipe, self.tokenizer)
+        counts = self.model.counts_V.cpu().numpy() if isinstance(self.model, SkipGramModel) else None
+        return build_objective(self.recipe, self.tokenizer, counts)
 
 
 def build_model(recipe: Recipe, tokenizer: Tokenizer, compute: Compute) -> LanguageModel:
@@ -70,8 +73,8 @@ def vocabulary_rows(recipe: Recipe, tokenizer: Tokenizer) -> int:
     return rows
 
 
-def build_objective(recipe: Recipe, tokenizer: Tokenizer) -> Objective:
-    """What a model learns under this recipe."""
+def build_objective(recipe: Recipe, tokenizer: Tokenizer, counts: NDArray[np.int64] | None = None) -> Objective:
+    """What a model learns under this recipe. counts: of each id in the training text, for objectives that need it."""
     vocabulary = Vocabulary(
         size=tokenizer.vocab_size,
         pad=tokenizer.pad_id,
@@ -82,6 +85,7 @@ def build_objective(recipe: Recipe, tokenizer: Tokenizer) -> Objective:
         cls=tokenizer.cls_id,
         sentinels=tokenizer.sentinel_ids,
         specials=tokenizer.n_specials,
+        counts=counts,
     )
     return objective.build(recipe, vocabulary)
 

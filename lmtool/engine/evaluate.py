@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -41,6 +42,7 @@ class Perplexity:
     """How well a model predicts a text.
 
     nats: sum over the scored tokens of -log p(token | tokens before it). n_bytes, n_words: of the text that they spell.
+    unit: "pair" where what is scored are pairs of words, so that nothing but the loss has a meaning.
     """
 
     nats: float
@@ -49,10 +51,11 @@ class Perplexity:
     n_words: int
     context: int
     stride: int
+    unit: Literal["token", "pair"] = "token"
 
     @property
     def loss(self) -> float:
-        """Nats per token."""
+        """Nats per token, or per pair."""
         return self.nats / self.tokens
 
     @property
@@ -70,6 +73,8 @@ class Perplexity:
 
     def record(self) -> dict[str, float | int | None]:
         """The names that other programs read; None for what is no number or too large for one."""
+        if self.unit == "pair":
+            return {"loss": self.loss, "pairs": self.tokens, "context": self.context}
         return {
             "loss": self.loss,
             "perplexity": _finite(self.perplexity),
@@ -128,10 +133,9 @@ def mean_loss(
     compute: Compute,
     world: World,
 ) -> float:
-    """Nats per scored token of the spans, without label smoothing, computed by all processes together."""
-    nats = _nats(model, store, wanted[world.rank :: world.size], objective, compute)
-    total, count = world.sum((nats, sum(span.n_scored for span in wanted[world.rank :: world.size])), compute)
-    return total / count
+    """Nats per target of the spans, without label smoothing, computed by all processes together."""
+    total, count = world.sum(_nats(model, store, wanted[world.rank :: world.size], objective, compute), compute)
+    return total / max(1, count)
 
 
 def evaluate(
@@ -157,8 +161,10 @@ def evaluate(
         n_bytes -= len(tokenizer.decode([first]).encode()) if first != tokenizer.bos_id else 0
     if not wanted:
         raise DataError(f"the text has {len(store)} tokens, so there is none to predict", fix="give more text")
-    nats = _nats(model, store, wanted, objective, compute, report)
-    return Perplexity(nats, sum(span.n_scored for span in wanted), n_bytes, n_words, context, stride)
+    nats, n_targets = _nats(model, store, wanted, objective, compute, report)
+    if not n_targets:
+        raise DataError(f"the text has {len(store)} tokens, but no {objective.unit} to predict", fix="give more text")
+    return Perplexity(nats, n_targets, n_bytes, n_words, context, stride, objective.unit)
 
 
 @torch.inference_mode()
@@ -169,21 +175,25 @@ def _nats(
     objective: Objective,
     compute: Compute,
     report: Report = lambda stage, done, total: None,
-) -> float:
+) -> tuple[float, int]:
+    """The sum of -log p over the targets of the spans, and their number."""
     was_training = model.training
     model.eval()
     total = torch.zeros(
         (), dtype=torch.float32 if compute.device.type == "mps" else torch.float64, device=compute.device
     )
+    n_targets = torch.zeros((), dtype=torch.int64, device=compute.device)
     done, whole = 0, sum(span.n_scored for span in wanted)
     for group in _batches(wanted):
         rows = [(store.read(span.start, span.stop), span.first - span.start) for span in group]
         with compute.autocast():
-            total += objective.score(model, objective.collate_spans(rows).to(compute.device)).total
+            loss = objective.score(model, objective.collate_spans(rows).to(compute.device))
+        total += loss.total
+        n_targets += loss.count
         done += sum(span.n_scored for span in group)
         report("measuring", done, whole)
     model.train(was_training)
-    return float(total)
+    return float(total), int(n_targets)
 
 
 def _batches(wanted: Sequence[Span]) -> Iterator[list[Span]]:

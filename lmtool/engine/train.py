@@ -8,8 +8,9 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from lmtool.decoding.settings import Sample
-from lmtool.decoding.text import complete, write
+from lmtool.decoding.prompts import form_of
+from lmtool.decoding.settings import MaskPredict, Sample, Settings
+from lmtool.decoding.text import Options, complete, write
 from lmtool.engine import carry
 from lmtool.engine.build import build_model, build_objective, load_weights
 from lmtool.engine.device import Compute
@@ -19,7 +20,7 @@ from lmtool.engine.examples import Examples
 from lmtool.engine.fit import Step, fit, rows_at_once
 from lmtool.engine.optimizer import Optimizers
 from lmtool.errors import CheckpointError, ResourceError
-from lmtool.model import DecodeState, LanguageModel, NGramModel
+from lmtool.model import DecodeState, LanguageModel, NGramModel, SkipGramModel
 from lmtool.recipe.spec import Evaluation, Recipe
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import Run
@@ -162,7 +163,11 @@ def train(
     """
     keeper = _Keeper(run, recipe.checkpoint.keep_last)
     lm = build_model(recipe, prepared.tokenizer, compute)
-    objective = build_objective(recipe, prepared.tokenizer)
+    counts = None
+    if isinstance(lm, SkipGramModel):
+        counts = prepared.train.counts()
+        lm.take_counts(counts)
+    objective = build_objective(recipe, prepared.tokenizer, counts)
     optimizers = Optimizers(recipe.optimizer, lm, compute)
     progress, first_step = Progress(), 0
     carried: DecodeState | None = None
@@ -313,11 +318,15 @@ def _record(step: Step, valid_loss: float | None, progress: Progress) -> dict[st
 def _samples(run: Run | None, lm: LanguageModel, prepared: Prepared, recipe: Recipe, step: int) -> Iterator[Sampled]:
     if run is None or not recipe.evaluation.prompts:
         return
-    settings = Sample(seed=recipe.seed, max_new_tokens=recipe.evaluation.sample_tokens)
-    documents = prepared.data.split == "document"
-    pieces = write(lm, prepared.tokenizer, recipe.evaluation.prompts, settings, documents=documents, truncate=True)
-    for completion in complete(pieces):
-        yield Sampled(step, completion.prompt, completion.text)
+    n_tokens = recipe.evaluation.sample_tokens
+    settings: Settings
+    if lm.reads == "both":
+        settings, options = MaskPredict(seed=recipe.seed), Options(length=n_tokens, overflow="cut")
+    else:
+        settings, options = Sample(seed=recipe.seed, max_new_tokens=n_tokens), Options(overflow="cut")
+    form = form_of(recipe, documents=prepared.data.split == "document")
+    for completion in complete(write(lm, prepared.tokenizer, recipe.evaluation.prompts, settings, options, form=form)):
+        yield Sampled(step, completion.prompt, completion.text.removeprefix(completion.prompt))
 
 
 def _setup_changes(before: dict[str, object], now: dict[str, object]) -> str:

@@ -3,10 +3,11 @@
 from lmtool.errors import RecipeError
 from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel, Memory
 from lmtool.model.ngram import NGramModel
+from lmtool.model.skipgram import SkipGramModel
 from lmtool.model.transformer import TransformerDecoder
-from lmtool.recipe.spec import Model, NGram, Transformer
+from lmtool.recipe.spec import Model, NGram, SkipGram, Transformer
 
-__all__ = ["DecodeState", "KeyValue", "LanguageModel", "Memory", "NGramModel", "build"]
+__all__ = ["DecodeState", "KeyValue", "LanguageModel", "Memory", "NGramModel", "SkipGramModel", "build"]
 
 
 def build(spec: Model, vocab_size: int) -> LanguageModel:
@@ -16,5 +17,7 @@ def build(spec: Model, vocab_size: int) -> LanguageModel:
             return TransformerDecoder(spec, vocab_size)
         case NGram():
             return NGramModel(spec, vocab_size)
+        case SkipGram():
+            return SkipGramModel(spec, vocab_size)
         case _:
             raise RecipeError([f"model.kind: {spec.kind} is not there yet"])

@@ -3,9 +3,10 @@
 from lmtool.errors import RecipeError
 from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
 from lmtool.objective.causal import CausalObjective
-from lmtool.recipe.spec import Causal, Recipe
+from lmtool.objective.skipgram import SkipGramObjective
+from lmtool.recipe.spec import Causal, Recipe, SkipGramWindow
 
-__all__ = ["CausalObjective", "Cut", "Example", "Loss", "Objective", "Vocabulary", "build"]
+__all__ = ["CausalObjective", "Cut", "Example", "Loss", "Objective", "SkipGramObjective", "Vocabulary", "build"]
 
 
 def build(recipe: Recipe, vocabulary: Vocabulary) -> Objective:
@@ -13,5 +14,7 @@ def build(recipe: Recipe, vocabulary: Vocabulary) -> Objective:
     match recipe.objective:
         case Causal() as spec:
             return CausalObjective(spec, vocabulary.bos, recipe.data.isolate_documents)
+        case SkipGramWindow() as spec:
+            return SkipGramObjective(spec, vocabulary)
         case spec:
             raise RecipeError([f"objective.kind: {spec.kind} is not there yet"])

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,7 +76,12 @@ class Vocabulary:
 
 
 class Objective(ABC):
-    """What a model learns, without anything that changes: the same for all steps and processes."""
+    """What a model learns, without anything that changes: the same for all steps and processes.
+
+    unit: what a target is.
+    """
+
+    unit: ClassVar[Literal["token", "pair"]] = "token"
 
     @abstractmethod
     def cut(self, context: int) -> Cut:

@@ -82,6 +82,13 @@ class TokenStore:
             shard += 1
         return tokens
 
+    def counts(self) -> NDArray[np.int64]:
+        """How often each id of the vocabulary stands in the store."""
+        counts = np.zeros(self.vocab_size, dtype=np.int64)
+        for shard in self._shards:
+            counts += np.bincount(shard, minlength=self.vocab_size)
+        return counts
+
     def document(self, i: int) -> tuple[int, int]:
         """Start and stop of document i's tokens."""
         if not 0 <= i < self.n_documents:

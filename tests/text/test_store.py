@@ -68,6 +68,7 @@ def check(store: TokenStore, made: list[EncodedChunk]) -> None:
         assert (store.n_bytes[i], store.n_words[i]) == (n_bytes, n_words)
     everything = [token for ids, _, _ in documents for token in ids]
     assert store.read(0, len(store)).tolist() == everything
+    assert store.counts().tolist() == [everything.count(token) for token in range(store.vocab_size)]
     assert store.total_bytes == sum(n for _, n, _ in documents)
     assert store.total_words == sum(n for _, _, n in documents)
 

@@ -1,0 +1,58 @@
+"""Skip-gram: a vector for each word as a centre, and another as a neighbour (Mikolov et al. 2013).
+
+Shapes: B rows, T positions, D model width, V vocabulary.
+"""
+
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from lmtool.batch import Batch
+from lmtool.errors import UsageError
+from lmtool.model.language_model import DecodeState, LanguageModel
+from lmtool.recipe.spec import SkipGram
+
+
+class SkipGramModel(LanguageModel):
+    """p(o | c) = softmax over the vocabulary of u_o . v_c: which words stand near a word, wherever near.
+
+    counts_V: how often each id stands in the training text, from which noise is drawn.
+    """
+
+    reads: ClassVar[Literal["past", "source", "both"]] = "both"
+    counts_V: Tensor
+
+    def __init__(self, spec: SkipGram, vocab_size: int) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+        self.context = None
+        self.centres = nn.Embedding(vocab_size, spec.d_model)
+        self.neighbours = nn.Embedding(vocab_size, spec.d_model)
+        self.register_buffer("counts_V", torch.zeros(vocab_size, dtype=torch.int64))
+        for table in (self.centres, self.neighbours):
+            nn.init.uniform_(table.weight, -0.5 / spec.d_model, 0.5 / spec.d_model)
+
+    def take_counts(self, counts: NDArray[np.int64]) -> None:
+        """Keep how often each id of the tokenizer stands in the training text; rows beyond it count 0."""
+        self.counts_V[: len(counts)] = torch.from_numpy(counts)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The centre vectors of the tokens (B, T, D), which nothing around them changes."""
+        hidden: Tensor = self.centres(batch.tokens_BT)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores (..., V) of every word as a neighbour."""
+        return hidden @ self.neighbours.weight.T
+
+    def head_parameters(self) -> tuple[Tensor, ...]:
+        return (self.neighbours.weight,)
+
+    def start(self, batch: Batch) -> DecodeState:
+        raise UsageError("a skip-gram model has no next token", fix="see what it knows with lmtool neighbors")
+
+    def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+        raise UsageError("a skip-gram model has no next token", fix="see what it knows with lmtool neighbors")

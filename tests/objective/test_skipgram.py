@@ -1,0 +1,207 @@
+"""Skip-gram: which pairs a text gives, and losses and gradients against loops and closed forms."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmtool.batch import IGNORE, Batch
+from lmtool.errors import DataError, UsageError
+from lmtool.model import SkipGramModel, build
+from lmtool.objective import Example, SkipGramObjective, Vocabulary
+from lmtool.objective import skipgram as module
+from lmtool.recipe.spec import SkipGram, SkipGramWindow
+from tests.reference import skipgram as reference
+
+EXACT: dict[str, float] = {"rtol": 1e-10, "atol": 1e-10}
+V, SPECIALS, BOS, EOS, UNK = 20, 7, 1, 2, 3
+COUNTS = np.array([0, 9, 9, 50, 0, 0, 0, *range(1, 13), 0])
+
+
+def objective(counts: Any = COUNTS, **keys: Any) -> SkipGramObjective:
+    vocabulary = Vocabulary(V, 0, BOS, EOS, 4, 5, 6, (), SPECIALS, counts)
+    return SkipGramObjective(SkipGramWindow.model_validate({"kind": "skip-gram", **keys}), vocabulary)
+
+
+def model(d_model: int = 5) -> SkipGramModel:
+    built = build(SkipGram(kind="skipgram", d_model=d_model), V).double()
+    assert isinstance(built, SkipGramModel)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in built.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return built
+
+
+def example(tokens: list[int], seed: int = 0) -> Example:
+    return Example(np.array(tokens, dtype=np.int64), np.random.Generator(np.random.PCG64(seed)))
+
+
+def pairs_of(batch: Batch) -> list[tuple[int, int]]:
+    assert batch.targets_BT is not None
+    return [
+        (int(centre), int(o))
+        for (centre,), row in zip(batch.tokens_BT.tolist(), batch.targets_BT.tolist(), strict=True)
+        for o in row
+        if o != IGNORE
+    ]
+
+
+texts = st.lists(st.sampled_from([BOS, EOS, UNK, *range(SPECIALS, V - 1)]), max_size=25)
+
+
+@settings(max_examples=60, deadline=None)
+@given(tokens=texts, window=st.integers(1, 4), seed=st.integers(0, 99))
+def test_pairs_are_those_of_the_windows(tokens: list[int], window: int, seed: int) -> None:
+    """Special tokens are left out, documents do not mix, and a reach from 1 to the window is drawn for each word."""
+    words = [t for t in tokens if t >= SPECIALS]
+    documents = [sum(t == BOS for t in tokens[: i + 1]) for i, t in enumerate(tokens) if t >= SPECIALS]
+    reaches = np.random.Generator(np.random.PCG64(seed))
+    reaches.random(len(words))  # what subsampling draws
+    reach = reaches.integers(1, window, len(words), endpoint=True).tolist()
+    batch = objective(window=window, subsample=0.0).collate([example(tokens, seed)])
+    assert sorted(pairs_of(batch)) == sorted(reference.window_pairs(words, documents, reach))
+    assert batch.n_targets == len(pairs_of(batch))
+
+
+def test_reaches_are_drawn_evenly() -> None:
+    tokens = [7, 8, 9, 10] * 3000
+    batch = objective(window=3, subsample=0.0).collate([example(tokens)])
+    assert batch.targets_BT is not None
+    found = Counter((batch.targets_BT[10:-10] != IGNORE).sum(1).tolist())
+    for reach in (1, 2, 3):
+        assert found[2 * reach] / sum(found.values()) == pytest.approx(1 / 3, abs=0.02)
+
+
+def test_noise_has_the_power_of_the_counts_and_no_special_tokens() -> None:
+    batch = objective(negatives=40, subsample=0.0).collate([example([7, 8] * 1000)])
+    assert batch.negatives_BK is not None
+    found = np.bincount(batch.negatives_BK.flatten(), minlength=V) / batch.negatives_BK.numel()
+    wanted = np.where(np.arange(V) >= SPECIALS, COUNTS**0.75, 0)
+    np.testing.assert_allclose(found, wanted / wanted.sum(), atol=0.005)
+
+
+def test_frequent_words_are_left_out_as_often_as_they_should() -> None:
+    """sqrt(t / f) + t / f of the occurrences stay (word2vec.c)."""
+    t = 0.05
+    tokens = list(range(SPECIALS, V - 1)) * 800
+    batch = objective(subsample=t, negatives=0).collate([example(tokens)])
+    stayed = Counter(batch.tokens_BT[:, 0].tolist())
+    for word in range(SPECIALS, V - 1):
+        share = COUNTS[word] / COUNTS[SPECIALS:].sum()
+        assert stayed[word] / 800 == pytest.approx(min(1, (t / share) ** 0.5 + t / share), abs=0.06)
+
+
+def test_no_split_changes_a_batch() -> None:
+    examples = [[BOS, 7, 8, 9, 7, EOS], [9, 9, 10, 11], [BOS, EOS], [12, 13, 7]]
+    whole = objective().collate([example(tokens, i) for i, tokens in enumerate(examples)])
+    parts = [objective().collate([example(tokens, i)]) for i, tokens in enumerate(examples)]
+    for name in ("tokens_BT", "targets_BT", "negatives_BK"):
+        assert torch.equal(getattr(whole, name), torch.cat([getattr(part, name) for part in parts]))
+
+
+def test_measuring_is_the_same_every_time_and_leaves_nothing_out() -> None:
+    spans = [(np.array([BOS, 7, 8, 9, 10, EOS]), 1), (np.array([9, 8, 7]), 1)]
+    one, two = (objective(subsample=1e-9).collate_spans(spans) for _ in range(2))
+    assert one.tokens_BT[:, 0].tolist() == [7, 8, 9, 10, 9, 8, 7]
+    for name in ("targets_BT", "negatives_BK"):
+        assert torch.equal(getattr(one, name), getattr(two, name))
+
+
+BATCH = Batch(
+    torch.tensor([[7], [9], [7], [12]]),
+    torch.tensor([[8, 9, IGNORE], [IGNORE, 7, IGNORE], [IGNORE, IGNORE, IGNORE], [7, 7, 12]]),
+    negatives_BK=torch.tensor([[8, 15], [9, 9], [10, 11], [12, 7]]),
+)
+
+
+def test_softmax_is_minus_log_p_and_its_gradient_expected_less_observed() -> None:
+    built = model()
+    loss = objective(negatives=0).loss(built, Batch(BATCH.tokens_BT, BATCH.targets_BT))
+    v, u = built.centres.weight.detach().numpy(), built.neighbours.weight.detach().numpy()
+    expected, by_v, by_u = reference.full_softmax(v, u, pairs_of(BATCH))
+    assert int(loss.count) == 6
+    torch.testing.assert_close(loss.total, torch.tensor(expected, dtype=torch.float64), **EXACT)
+    loss.total.backward()
+    torch.testing.assert_close(built.centres.weight.grad, torch.from_numpy(by_v), **EXACT)
+    torch.testing.assert_close(built.neighbours.weight.grad, torch.from_numpy(by_u), **EXACT)
+
+
+def test_softmax_in_chunks_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, chunked = model(), model()
+    batch = Batch(BATCH.tokens_BT, BATCH.targets_BT)
+    one = objective(negatives=0).loss(whole, batch).total
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", V)
+    two = objective(negatives=0).loss(chunked, batch).total
+    one.backward()
+    two.backward()
+    torch.testing.assert_close(one, two)
+    for a, b in zip(whole.parameters(), chunked.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+@pytest.mark.parametrize("cached_rows", [1, 3, 256])
+def test_negative_sampling_equals_loops_and_closed_form(cached_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CACHED_ROWS", cached_rows)
+    built = model()
+    loss = objective().loss(built, BATCH)
+    assert BATCH.targets_BT is not None
+    assert BATCH.negatives_BK is not None
+    triples = [
+        (int(centre), o, noise)
+        for (centre,), row, noise in zip(
+            BATCH.tokens_BT.tolist(), BATCH.targets_BT.tolist(), BATCH.negatives_BK.tolist(), strict=True
+        )
+        for o in row
+        if o != IGNORE
+    ]
+    v, u = built.centres.weight.detach().numpy(), built.neighbours.weight.detach().numpy()
+    expected, by_v, by_u = reference.negative_sampling(v, u, triples)
+    assert int(loss.count) == 6
+    torch.testing.assert_close(loss.total, torch.tensor(expected, dtype=torch.float64), **EXACT)
+    loss.total.backward()
+    torch.testing.assert_close(built.centres.weight.grad, torch.from_numpy(by_v), **EXACT)
+    torch.testing.assert_close(built.neighbours.weight.grad, torch.from_numpy(by_u), **EXACT)
+
+
+def test_negative_sampling_equals_autograd_of_the_formula() -> None:
+    built = model()
+    assert BATCH.targets_BT is not None
+    assert BATCH.negatives_BK is not None
+    v, u = (table.weight.detach().clone().requires_grad_() for table in (built.centres, built.neighbours))
+    total = torch.zeros((), dtype=torch.float64)
+    for c, row, noise in zip(BATCH.tokens_BT[:, 0], BATCH.targets_BT, BATCH.negatives_BK, strict=True):
+        for o in row[row != IGNORE]:
+            total = total - (u[o] @ v[c]).sigmoid().log() - (-(u[noise] @ v[c])).sigmoid().log().sum()
+    total.backward()
+    objective().loss(built, BATCH).total.backward()
+    torch.testing.assert_close(built.centres.weight.grad, v.grad, **EXACT)
+    torch.testing.assert_close(built.neighbours.weight.grad, u.grad, **EXACT)
+
+
+def test_a_batch_without_pairs_has_no_loss_and_no_gradient() -> None:
+    built = model()
+    for negatives in (0, 5):
+        wanted = objective(negatives=negatives)
+        loss = wanted.loss(built, wanted.collate([example([BOS, EOS, UNK])]))
+        assert (float(loss.total.detach()), int(loss.count)) == (0.0, 0)
+        loss.total.backward()
+
+
+def test_a_text_without_words_is_refused() -> None:
+    with pytest.raises(DataError, match="no word"):
+        objective(np.array([0, 5, 5, 70] + [0] * (V - 4)))
+
+
+def test_targets_are_needed() -> None:
+    with pytest.raises(ValueError, match="without targets"):
+        objective().loss(model(), Batch(BATCH.tokens_BT))
+
+
+def test_there_is_no_next_token() -> None:
+    with pytest.raises(UsageError, match="no next token"):
+        model().start(BATCH)
