@@ -1,3 +1,31 @@
-"""lmtool: pretrain, fine-tune, decode and look at every kind of language model."""
+"""lmtool: pretrain, fine-tune, decode and look at every kind of language model.
+
+from lmtool import Sample, load
+
+for event in load("last").generate(["Once upon a time"], Sample(temperature=0.8)):
+    print(event.text, end="")
+"""
+
+from importlib import import_module
+from typing import Any
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "load": "lmtool.engine.writing",
+    "Greedy": "lmtool.decoding.settings",
+    "Sample": "lmtool.decoding.settings",
+    "Beam": "lmtool.decoding.settings",
+    "MaskPredict": "lmtool.decoding.settings",
+}
+"""What can be imported from here, and where it is; found when it is asked for, since importing torch takes seconds."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,25 +1,92 @@
 """Logit filters, pure functions from logits to logits with -inf for tokens that may not be chosen; and the draw.
 
-Filters are applied in the order temperature, top-k, top-p, the order of Hugging Face Transformers: so top-p measures
-probability at the given temperature, among the tokens that top-k left. Among equal logits the lowest ids stay.
+They are applied in the order of Hugging Face Transformers. First those that every strategy has (`steer`): bias,
+repetition penalty, repeated n-grams, the end token before its time. Then those of sampling (`apply`): temperature,
+top-k, top-p, min-p, typical-p: so top-p measures probability at the given temperature, among the tokens that top-k
+left. Among equal logits the lowest ids stay.
 
 Shapes: B rows, V vocabulary.
 """
 
+from collections.abc import Collection, Sequence
+
 import torch
 from torch import Tensor
 
-from lmtool.decoding.settings import Sample
+from lmtool.decoding.settings import Limits, LogitBias, MaskPredict, Sample
 
 
-def apply(logits_BV: Tensor, settings: Sample) -> Tensor:
-    """All filters of `settings`, in the documented order."""
+def steer(
+    logits_BV: Tensor,
+    settings: Limits,
+    texts: Sequence[Sequence[int]],
+    n_written: Sequence[int],
+    end_ids: Collection[int],
+) -> Tensor:
+    """The filters of `settings` that every strategy has, in the documented order.
+
+    texts: the ids of each row so far, prompt and all. n_written: how many of them are new.
+    """
+    if settings.logit_bias:
+        logits_BV = logit_bias(logits_BV, settings.logit_bias, texts)
+    if settings.repetition_penalty != 1:
+        logits_BV = repetition_penalty(logits_BV, settings.repetition_penalty, texts)
+    if settings.no_repeat_ngram:
+        logits_BV = no_repeat_ngram(logits_BV, settings.no_repeat_ngram, texts)
+    if end_ids and min(n_written) < settings.min_new_tokens:
+        early = [i for i, n in enumerate(n_written) if n < settings.min_new_tokens]
+        logits_BV = _without(logits_BV, [(i, token) for i in early for token in end_ids])
+    return logits_BV
+
+
+def apply(logits_BV: Tensor, settings: Sample | MaskPredict) -> Tensor:
+    """The filters of sampling, in the documented order."""
     logits_BV = temperature(logits_BV, settings.temperature)
     if settings.top_k is not None:
         logits_BV = top_k(logits_BV, settings.top_k)
     if settings.top_p is not None:
         logits_BV = top_p(logits_BV, settings.top_p)
+    if settings.min_p is not None:
+        logits_BV = min_p(logits_BV, settings.min_p)
+    if settings.typical_p is not None:
+        logits_BV = typical_p(logits_BV, settings.typical_p)
     return logits_BV
+
+
+def logit_bias(logits_BV: Tensor, biases: LogitBias, texts: Sequence[Sequence[int]] | None = None) -> Tensor:
+    """Each bias added to the logit of the last id of its sequence, in the rows that end with the ids before it.
+
+    texts: the ids of each row so far; not needed for sequences of one id.
+    """
+    added_BV = torch.zeros_like(logits_BV)
+    for ids, bias in biases:
+        before = tuple(ids[:-1])
+        for i in range(len(logits_BV)):
+            if not before or (texts is not None and tuple(texts[i][-len(before) :]) == before):
+                added_BV[i, ids[-1]] += bias
+    return logits_BV + added_BV
+
+
+def repetition_penalty(logits_BV: Tensor, penalty: float, texts: Sequence[Sequence[int]]) -> Tensor:
+    """Logits of tokens in the text so far, divided by the penalty where positive, else multiplied (Keskar et al. 2019).
+
+    The paper divides all; multiplying negative ones, as Transformers does, keeps a penalty from becoming a reward.
+    """
+    there_BV = torch.zeros_like(logits_BV, dtype=torch.bool)
+    for i, text in enumerate(texts):
+        there_BV[i, list(set(text))] = True
+    penalised_BV = torch.where(logits_BV < 0, logits_BV * penalty, logits_BV / penalty)
+    return torch.where(there_BV, penalised_BV, logits_BV)
+
+
+def no_repeat_ngram(logits_BV: Tensor, n: int, texts: Sequence[Sequence[int]]) -> Tensor:
+    """Without tokens that would make the last n ones a sequence that the text holds already (Paulus et al. 2018)."""
+    repeated = []
+    for i, text in enumerate(texts):
+        last = list(text[len(text) - n + 1 :])
+        starts = range(len(text) - n + 1)
+        repeated += [(i, text[j + n - 1]) for j in starts if list(text[j : j + n - 1]) == last]
+    return _without(logits_BV, repeated)
 
 
 def temperature(logits_BV: Tensor, t: float) -> Tensor:
@@ -62,6 +129,29 @@ def top_p(logits_BV: Tensor, p: float) -> Tensor:
     return logits_BV.masked_fill(~keep_BV, -torch.inf)
 
 
+def min_p(logits_BV: Tensor, p: float) -> Tensor:
+    """The tokens at least p times as probable as the most probable one (Nguyen et al. 2025)."""
+    mass_BV = logits_BV.softmax(-1, dtype=torch.float64)
+    return logits_BV.masked_fill(mass_BV < p * mass_BV.amax(-1, keepdim=True), -torch.inf)
+
+
+def typical_p(logits_BV: Tensor, p: float) -> Tensor:
+    """The smallest set of tokens whose probability reaches p and whose -log p is nearest to the entropy; never empty.
+
+    Locally typical sampling (Meister et al. 2023). Of tokens equally near the lowest ids stay.
+    """
+    if p == 1:
+        return logits_BV
+    logprobs_BV = logits_BV.log_softmax(-1, dtype=torch.float64)
+    mass_BV = logprobs_BV.exp()
+    entropy_B1 = -torch.where(mass_BV > 0, mass_BV * logprobs_BV, 0.0).sum(-1, keepdim=True)
+    near_BV, order_BV = (logprobs_BV + entropy_B1).abs().sort(dim=-1, stable=True)
+    sorted_BV = mass_BV.gather(-1, order_BV)
+    # A token of probability 0 is infinitely far from the entropy, and comes last.
+    keep_BV = (sorted_BV.cumsum(-1) - sorted_BV < p) & near_BV.isfinite()
+    return logits_BV.masked_fill(~keep_BV.scatter(-1, order_BV, keep_BV), -torch.inf)
+
+
 def draw(logits_BV: Tensor, uniform_B: Tensor) -> Tensor:
     """Ids (B,) drawn from softmax(logits) by inverting its distribution function at float64 `uniform_B` in [0, 1).
 
@@ -78,3 +168,11 @@ def _highest(scores_BV: Tensor, lowest_B1: Tensor, n: Tensor | int) -> Tensor:
     tied_BV = scores_BV == lowest_B1
     room_B1 = n - above_BV.sum(-1, keepdim=True)
     return above_BV | (tied_BV & (tied_BV.cumsum(-1) <= room_B1))
+
+
+def _without(logits_BV: Tensor, places: Sequence[tuple[int, int]]) -> Tensor:
+    """-inf at these (row, token)."""
+    if not places:
+        return logits_BV
+    rows_N, tokens_N = torch.tensor(places, device=logits_BV.device).T
+    return logits_BV.index_put((rows_N, tokens_N), logits_BV.new_tensor(-torch.inf))

@@ -1,145 +1,107 @@
 """Prompts of token ids in, tokens out, one event for each: prefill, cached steps, and rows that come and go.
 
-Shapes: B rows, T positions of a prompt, D model width, V vocabulary.
+Shapes: B rows, V vocabulary.
 """
 
-import hashlib
+import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain, filterfalse, groupby, islice
-from typing import Literal
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import filterfalse, islice
 
 import torch
-from torch import Tensor
 
-from lmtool.batch import Batch
-from lmtool.decoding import filters
-from lmtool.decoding.settings import Greedy, Sample, Settings
-from lmtool.errors import NumericalError, UsageError
+from lmtool.decoding.beam import BeamSearch
+from lmtool.decoding.chain import Chain
+from lmtool.decoding.reader import Overflow, Prompt, Reader
+from lmtool.decoding.request import Event, Request, Strategy, random_key
+from lmtool.decoding.settings import Beam, Greedy, Sample
+from lmtool.errors import UsageError
 from lmtool.model.language_model import DecodeState, LanguageModel
 
-
-@dataclass(frozen=True)
-class Event:
-    """One token written.
-
-    prompt, sample: which request, counted from 0.
-    token: its id.
-    logprob: its natural log-probability under the model's own distribution, before any temperature or filter.
-    finish: why the request ends with this token: "end" for an end token, "length" for max_new_tokens; None before.
-    """
-
-    prompt: int
-    sample: int
-    token: int
-    logprob: float
-    finish: Literal["end", "length"] | None
+__all__ = ["Event", "Generation", "Prompt", "generate"]
 
 
 def generate(
     model: LanguageModel,
-    prompts: Sequence[Sequence[int]],
-    settings: Settings,
+    prompts: Sequence[Prompt | Sequence[int]],
+    settings: Greedy | Sample | Beam,
     *,
     n: int = 1,
+    first: int = 0,
     end_ids: Collection[int] = (),
     banned_ids: Collection[int] = (),
-    truncate: bool = False,
+    ends: Callable[[int, Sequence[int]], bool] | None = None,
+    overflow: Overflow = "refuse",
     max_rows: int = 16,
+    details: bool = False,
 ) -> "Generation":
     """Continue each prompt `n` times; an iterator of events, in which the requests take turns.
 
     The tokens of a request are a function of the model, the settings, the prompt and the number of the sample. Other
-    requests, their order and `max_rows`, the most requests in work at once, change nothing but the rounding of sums.
-    A prompt that stands k times in `prompts` is a prompt with k * n samples.
+    requests, their order and `max_rows`, the most rows in work at once, change nothing but the rounding of sums. With
+    `max_rows` 1 each request is alone, and they do not change even that. A prompt that stands k times in `prompts` is
+    a prompt with k * n samples. A beam search has one sample, whose texts come when it is done, best first.
 
     A model reads at most `model.context` tokens. When prompt and written tokens outgrow it, the older ones are
     dropped and the last half of the context is read anew, so that text can be of any length.
 
+    prompts: ids alone are a prompt without a source.
+    first: the number of the first sample.
     end_ids: tokens that end a request. They are events too.
     banned_ids: tokens that are never chosen.
-    truncate: cut prompts longer than the context from the left.
+    ends: of a beam search, whether a text of the prompt of this number ends with these ids written.
+    overflow: what becomes of prompts longer than the context; see `Reader.fit`.
+    details: give events their rank, and what the filters removed.
 
     The model is in evaluation mode while the iterator runs.
 
-    Raises UsageError when a prompt is empty, longer than the context, or holds an id that the model does not know.
-    Iterating raises NumericalError when the model's logits are not finite.
+    Raises UsageError when the model has no next token, and as `Reader.fit` does. Iterating raises NumericalError when
+    the model's logits are not finite, and UsageError when the filters leave no token to choose.
     """
-    places = [f"prompt {i} of {len(prompts)}" if len(prompts) > 1 else "" for i in range(1, len(prompts) + 1)]
-    cut = [_fit(model, list(prompt), truncate, where) for prompt, where in zip(prompts, places, strict=True)]
+    if model.reads == "both":
+        raise UsageError(
+            f"a model that reads both sides has no next token, which {settings.name} needs",
+            fix="fill masks with --strategy mask-predict",
+        )
     if n < 1 or max_rows < 1:
         raise UsageError(f"{n} samples of each prompt, {max_rows} at once", fix="ask for at least 1 of each")
-    return Generation(model, _requests(cut, settings, n), settings, end_ids, banned_ids, max_rows)
+    reader = Reader(model)
+    places = [f"prompt {i} of {len(prompts)}" if len(prompts) > 1 else "" for i in range(1, len(prompts) + 1)]
+    fitting = [
+        reader.fit(prompt if isinstance(prompt, Prompt) else Prompt(tuple(prompt)), overflow, where)
+        for prompt, where in zip(prompts, places, strict=True)
+    ]
+    banned = torch.tensor(sorted(banned_ids), dtype=torch.long, device=reader.device)
+    strategy: Strategy
+    if isinstance(settings, Beam):
+        strategy = BeamSearch(settings, end_ids, banned, details, ends)
+    else:
+        strategy = Chain(settings, end_ids, banned, details)
+    return Generation(model, reader, strategy, _requests(fitting, settings.seed, n, first), max_rows)
 
 
-def _fit(model: LanguageModel, prompt: list[int], truncate: bool, where: str) -> list[int]:
-    if not prompt:
-        raise UsageError("the prompt has no tokens", where=where, fix="start from the token that begins a text")
-    if not 0 <= min(prompt) <= max(prompt) < model.vocab_size:
-        raise UsageError(f"the prompt has ids outside 0..{model.vocab_size - 1}, the model's vocabulary", where=where)
-    if model.context is None or len(prompt) <= model.context:
-        return prompt
-    if not truncate:
-        raise UsageError(
-            f"the prompt has {len(prompt)} tokens, but the model's context is {model.context}",
-            where=where,
-            fix="shorten it, or cut it from the left with --truncate",
-        )
-    return prompt[-model.context :]
-
-
-@dataclass
-class _Request:
-    """A request in work.
-
-    window: the tokens that the model sees: the prompt and what was written, or the end of that.
-    key: seeds the request's randomness.
-    """
-
-    prompt: int
-    sample: int
-    window: list[int]
-    key: bytes
-    n_written: int = 0
-    finish: Literal["end", "length"] | None = None
-
-    def uniform(self) -> float:
-        """The random number in [0, 1) for the next token: 53 bits of SHA-256(key, number of the token)."""
-        digest = hashlib.sha256(self.key + self.n_written.to_bytes(8, "big")).digest()
-        return (int.from_bytes(digest[:8], "big") >> 11) * 2.0**-53
-
-
-def _requests(prompts: list[list[int]], settings: Settings, n: int) -> Iterator[_Request]:
-    """All requests in order. The key is SHA-256 of "seed sample id id id ...", decimal numbers apart by a space."""
+def _requests(prompts: list[Prompt], seed: int, n: int, first: int) -> Iterator[Request]:
+    """All requests in order; equal prompts share one count of samples."""
     seen: Counter[tuple[int, ...]] = Counter()
-    for i, ids in enumerate(prompts):
+    for i, prompt in enumerate(prompts):
+        ids = (*(prompt.source or ()), *prompt.tokens)
         for sample in range(n):
-            words = (settings.seed, seen[tuple(ids)] + sample, *ids)
-            key = hashlib.sha256(" ".join(map(str, words)).encode()).digest()
-            yield _Request(i, sample, list(ids), key)
-        seen[tuple(ids)] += n
+            number = first + seen[ids] + sample
+            yield Request(i, sample, number, prompt, random_key(seed, number, ids))
+        seen[ids] += n
 
 
 class Generation(Iterator[Event]):
     """The events of `generate`, in the order in which they come about."""
 
     def __init__(
-        self,
-        model: LanguageModel,
-        requests: Iterator[_Request],
-        settings: Settings,
-        end_ids: Collection[int],
-        banned_ids: Collection[int],
-        max_rows: int,
+        self, model: LanguageModel, reader: Reader, strategy: Strategy, requests: Iterator[Request], max_rows: int
     ) -> None:
         self._model = model
-        self._settings = settings
-        self._end_ids = frozenset(end_ids)
-        self._device = next(chain(model.parameters(), model.buffers())).device
-        self._banned = torch.tensor(sorted(banned_ids), dtype=torch.long, device=self._device)
+        self._reader = reader
+        self._strategy = strategy
         self._stopped: set[tuple[int, int]] = set()
-        self._events = self._run(requests, max_rows)
+        self._events = self._run(requests, max(1, max_rows // strategy.rows_each))
 
     def __next__(self) -> Event:
         return next(self._events)
@@ -148,97 +110,46 @@ class Generation(Iterator[Event]):
         """End a request whose last event has just come, or that has not begun: no more events of it follow."""
         self._stopped.add((prompt, sample))
 
-    def _is_stopped(self, row: _Request) -> bool:
-        return (row.prompt, row.sample) in self._stopped
+    def _is_stopped(self, request: Request | Event) -> bool:
+        return (request.prompt, request.sample) in self._stopped
 
-    def _run(self, waiting: Iterator[_Request], max_rows: int) -> Iterator[Event]:
+    def _run(self, waiting: Iterator[Request], at_once: int) -> Iterator[Event]:
         was_training = self._model.training
         self._model.eval()
         try:
-            rows: list[_Request] = []  # row i of `state` has read all but the last token of rows[i].window
-            unread: list[_Request] = []  # whose window is new
-            state = None
+            reading: list[Request] = []  # their rows are those of `state`, which has read all but their last tokens
+            unread: list[Request] = []  # the windows of their rows are new
+            state: DecodeState | None = None
             while True:
-                unread += islice(filterfalse(self._is_stopped, waiting), max_rows - len(rows) - len(unread))
-                if not rows and not unread:
+                for request in islice(filterfalse(self._is_stopped, waiting), at_once - len(reading) - len(unread)):
+                    request.began = time.perf_counter()
+                    self._strategy.begin(request)
+                    unread.append(request)
+                if not reading and not unread:
                     return
-                logits_BV, state = self._advance(rows, state, unread)
-                rows += unread
-                tokens, logprobs = self._choose(logits_BV, rows)
-                for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
-                    row.window.append(token)
-                    row.n_written += 1
-                    row.finish = self._finish(row, token)
-                    yield Event(row.prompt, row.sample, token, logprob, row.finish)
-                stay, unread = [], []
-                for i, row in enumerate(rows):
-                    if row.finish or self._is_stopped(row):
-                        continue
-                    if self._model.context is not None and len(row.window) > self._model.context:
-                        row.window = row.window[-max(1, self._model.context // 2) :]
-                        unread.append(row)
-                    else:
-                        stay.append(i)
-                if len(stay) < len(rows):
-                    rows = [rows[i] for i in stay]
-                    state = state[torch.tensor(stay, device=self._device)].trimmed() if rows else None
+                last = [row.window.tokens[-1] for request in reading for row in request.rows]
+                windows = [row.window for request in unread for row in request.rows]
+                logits_BV, state = self._reader.read(last, state, windows)
+                requests = reading + unread
+                counts = [len(request.rows) for request in requests]
+                parents, events = self._strategy.step(logits_BV, requests)
+                yield from filterfalse(self._is_stopped, events)
+                reading, unread, kept, start = [], [], [], 0
+                for request, own, count in zip(requests, parents, counts, strict=True):
+                    if request.rows and not self._is_stopped(request):
+                        if self._reader.has_room(request.rows[0].window):
+                            reading.append(request)
+                            kept += [start + parent for parent in own]
+                        else:
+                            self._slide(request)
+                            unread.append(request)
+                    start += count
+                if not kept:
+                    state = None
+                elif kept != list(range(start)):
+                    state = state[torch.tensor(kept, device=self._reader.device)].trimmed()
         finally:
             self._model.train(was_training)
 
-    def _finish(self, row: _Request, token: int) -> Literal["end", "length"] | None:
-        if token in self._end_ids:
-            return "end"
-        return "length" if row.n_written == self._settings.max_new_tokens else None
-
-    @torch.inference_mode()
-    def _advance(
-        self, rows: list[_Request], state: DecodeState | None, unread: list[_Request]
-    ) -> tuple[Tensor, DecodeState]:
-        """Logits (B, V) of the next token of `rows`, then of `unread`, and the state of all of them."""
-        hiddens, states = [], []
-        if state is not None:
-            tokens_B1 = torch.tensor([row.window[-1:] for row in rows], device=self._device)
-            hidden_B1D, state = self._model.advance(tokens_B1, state)
-            hiddens.append(hidden_B1D[:, -1])
-            states.append(state)
-        if unread:
-            hidden_BD, state = self._read([tuple(row.window) for row in unread])
-            hiddens.append(hidden_BD)
-            states.append(state)
-        # In bfloat16 many logits would be equal, and rounding would choose among them.
-        with torch.autocast(self._device.type, enabled=False):
-            logits_BV = self._model.logits(torch.cat(hiddens)).float()
-        return logits_BV, _join(states)
-
-    def _read(self, windows: list[tuple[int, ...]]) -> tuple[Tensor, DecodeState]:
-        """Read whole windows: equal ones once, and those of one length together, so that no padding ever enters."""
-        distinct = sorted(dict.fromkeys(windows), key=len)
-        hiddens, states = [], []
-        for _, group in groupby(distinct, key=len):
-            tokens_BT = torch.tensor(list(group), device=self._device)
-            hidden_BTD, state = self._model.advance(tokens_BT, self._model.start(Batch(tokens_BT)))
-            hiddens.append(hidden_BTD[:, -1])
-            states.append(state)
-        index = {window: i for i, window in enumerate(distinct)}
-        rows_B = torch.tensor([index[window] for window in windows], device=self._device)
-        return torch.cat(hiddens)[rows_B], _join(states)[rows_B]
-
-    @torch.inference_mode()
-    def _choose(self, logits_BV: Tensor, rows: list[_Request]) -> tuple[list[int], list[float]]:
-        if logits_BV.device.type == "mps":  # which has no float64
-            logits_BV = logits_BV.cpu()
-        if not logits_BV.amax(-1).isfinite().all():
-            raise NumericalError("the model's logits are not finite", fix="generate from an earlier checkpoint")
-        logprobs_BV = logits_BV.log_softmax(-1)
-        allowed_BV = logits_BV.index_fill(-1, self._banned.to(logits_BV.device), -torch.inf)
-        match self._settings:
-            case Greedy():
-                ids_B = allowed_BV.argmax(-1)
-            case Sample() as settings:
-                uniform_B = torch.tensor([row.uniform() for row in rows], dtype=torch.float64, device=logits_BV.device)
-                ids_B = filters.draw(filters.apply(allowed_BV, settings), uniform_B)
-        return ids_B.tolist(), logprobs_BV.gather(-1, ids_B[:, None])[:, 0].tolist()
-
-
-def _join(states: list[DecodeState]) -> DecodeState:
-    return states[0] if len(states) == 1 else DecodeState.join(states)
+    def _slide(self, request: Request) -> None:
+        request.rows = [row.with_window(self._reader.slid(row.window)) for row in request.rows]

@@ -6,33 +6,50 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lmtool.decoding.generate import Event, Generation, generate
-from lmtool.decoding.prompts import encode_prompt
-from lmtool.decoding.settings import Settings
+from lmtool.decoding.maskpredict import Filled, fill
+from lmtool.decoding.prompts import Form, frame, frame_masks
+from lmtool.decoding.reader import Overflow, Prompt
+from lmtool.decoding.settings import Beam, Greedy, MaskPredict, Sample, Settings
 from lmtool.errors import UsageError
 from lmtool.model.language_model import LanguageModel
 from lmtool.text.decoder import StreamDecoder
 from lmtool.text.tokenizer import Tokenizer
+
+FinishReason = Literal["end", "stop", "length", "time", "filled"]
 
 
 @dataclass(frozen=True)
 class Completion:
     """What became of one request.
 
-    prompt: its text. sample: which sample of the prompt, from 0.
-    text: what follows the prompt, without special tokens, up to a stop string. prompt + text reads on.
-    tokens: all ids written, an end token and those that spell a stop string included.
+    prompt: its text. sample: which sample of the prompt, from 0; of a beam search the rank of the text.
+    draw: the number of the sample as it enters the randomness: a prompt that comes again goes on counting.
+    text: what follows the prompt or answers it, without special tokens, up to a stop string; it begins with the prefix.
+        Of mask-predict the whole text, prompt and all.
+    tokens: all ids written, an end token and those that spell a stop string included; of mask-predict those of the
+        masks.
     logprobs: their natural log-probabilities under the model's own distribution, before any temperature or filter.
+    ranks: place of each token in that distribution, from 1. removed: the probability there of all tokens that the
+        filters removed. Both None unless they are asked for.
+    score: of a beam search, what the text is ranked by; else None.
+    steps: how many tokens the model was asked for, or how often it read a text with masks.
     seed: as in the settings.
-    finish_reason: "end" for an end token, "stop" for a stop string, "length" for max_new_tokens.
+    finish_reason: "end" for an end token, "stop" for a stop string, "length" for max_new_tokens, "time" for max_time,
+        "filled" for masks.
     """
 
     prompt: str
     sample: int
+    draw: int
     text: str
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
+    ranks: tuple[int, ...] | None
+    removed: tuple[float, ...] | None
+    score: float | None
+    steps: int
     seed: int
-    finish_reason: Literal["end", "stop", "length"]
+    finish_reason: FinishReason
 
 
 @dataclass(frozen=True)
@@ -47,52 +64,171 @@ class Piece:
     completion: Completion | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What is asked for beside prompts and settings.
+
+    n: samples of each prompt. first: the number of the first one.
+    stop: strings that end a text and are cut off it. The first to be complete counts.
+    prefix: how every text has to begin.
+    overflow: what becomes of prompts longer than the context; see `Reader.fit`. Of mask-predict, "cut" fills fewer
+        tokens behind the prompt.
+    mask: a text that stands for a mask in prompts. length: masks behind the prompt. Both for mask-predict.
+    details: tell ranks, and what the filters removed.
+    max_rows: most rows computed together; with 1 not even rounding depends on other requests.
+    """
+
+    n: int = 1
+    first: int = 0
+    stop: tuple[str, ...] = ()
+    prefix: str = ""
+    overflow: Overflow = "refuse"
+    mask: str | None = None
+    length: int = 0
+    details: bool = False
+    max_rows: int = 16
+
+    def __post_init__(self) -> None:
+        if not all(self.stop):
+            raise UsageError("a stop string is empty", fix="give it at least one character")
+        if self.length < 0 or self.n < 1:
+            raise UsageError(f"length is {self.length}, n is {self.n}", fix="ask for at least 1 of each")
+
+
 def write(
     model: LanguageModel,
     tokenizer: Tokenizer,
     prompts: Sequence[str],
     settings: Settings,
+    options: Options | None = None,
     *,
-    documents: bool,
-    n: int = 1,
-    stop: Sequence[str] = (),
-    truncate: bool = False,
+    form: Form,
 ) -> Iterator[Piece]:
-    """Continue each prompt `n` times; text as it comes about, the requests in turns.
+    """Continue or answer each prompt, or fill its masks; text as it comes about, the requests in turns.
 
     Pieces hold whole characters, and never a part of what may become a stop string. Special tokens other than the end
-    are never chosen, nor ids that the tokenizer does not have.
+    are never chosen, nor ids that the tokenizer does not have. A beam search and mask-predict give whole texts.
 
-    documents: the model was trained on documents between [BOS] and [EOS]: a prompt starts with one, the other ends
-        its text.
-    stop: strings that end a text and are cut off it. The first to be complete counts.
-    truncate: cut prompts longer than the context from the left.
+    form: how the model saw text in training. Documents and answers end with [EOS].
 
-    Raises UsageError as `generate` does, and when a stop string is empty.
+    Raises UsageError as `generate` and `fill` do, and when options contradict the strategy.
     """
-    if not all(stop):
-        raise UsageError("a stop string is empty", fix="give it at least one character")
-    prompt_ids = [encode_prompt(tokenizer, prompt, documents=documents) for prompt in prompts]
-    end_ids = {tokenizer.eos_id} if documents else set()
+    options = options or Options()
     without_text = {*range(tokenizer.n_specials), *range(tokenizer.vocab_size, model.vocab_size)}
+    if isinstance(settings, MaskPredict):
+        return _fill(model, tokenizer, prompts, settings, options, form, without_text)
+    return _write(model, tokenizer, prompts, settings, options, form, without_text)
+
+
+def _write(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    settings: Greedy | Sample | Beam,
+    options: Options,
+    form: Form,
+    without_text: set[int],
+) -> Iterator[Piece]:
+    if options.mask is not None or options.length:
+        raise UsageError(
+            f"masks are not for {settings.name}, which writes from left to right",
+            fix="leave --mask and --length out, or choose --strategy mask-predict",
+        )
+    framed = [frame(tokenizer, prompt, form, reads=model.reads, prefix=options.prefix) for prompt in prompts]
+    end_ids = {tokenizer.eos_id} if form.documents or form.answers else set()
+
+    def stream_after(prompt: Prompt) -> StreamDecoder:
+        stream = tokenizer.stream()
+        for token in prompt.text:  # so that a space between prompt and text becomes part of the text
+            stream.push(token)
+        stream.flush()
+        return stream
+
+    def ends(prompt: int, written: Sequence[int]) -> bool:
+        stream, stop = stream_after(framed[prompt]), StopStrings(options.stop)
+        for token in written:
+            stop.push(stream.push(token))
+        return stop.stopped
+
     generation = generate(
         model,
-        prompt_ids,
+        framed,
         settings,
-        n=n,
+        n=options.n,
+        first=options.first,
         end_ids=end_ids,
         banned_ids=without_text - end_ids,
-        truncate=truncate,
+        ends=ends if options.stop else None,
+        overflow=options.overflow,
+        max_rows=options.max_rows,
+        details=options.details,
     )
 
     def begin(event: Event) -> _Writer:
-        stream = tokenizer.stream()
-        for token in prompt_ids[event.prompt]:  # so that a space between prompt and text becomes part of the text
-            stream.push(token)
-        stream.flush()
-        return _Writer(prompts[event.prompt], event.sample, settings.seed, stream, StopStrings(stop))
+        stop = StopStrings(options.stop)
+        stream = stream_after(framed[event.prompt])
+        return _Writer(prompts[event.prompt], settings.seed, options.prefix, stream, stop)
 
-    return _pieces(generation, begin, n)
+    return _pieces(generation, begin, settings.num_return if isinstance(settings, Beam) else options.n)
+
+
+def _fill(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    settings: MaskPredict,
+    options: Options,
+    form: Form,
+    without_text: set[int],
+) -> Iterator[Piece]:
+    if options.stop or options.prefix:
+        raise UsageError(
+            "mask-predict does not write from left to right: it takes no stop string and no prefix",
+            fix="leave them out",
+        )
+    texts = []
+    for prompt in prompts:
+        ids = frame_masks(tokenizer, prompt, form, placeholder=options.mask, length=options.length)
+        if options.overflow != "refuse" and model.context is not None and len(ids) > model.context:
+            length = max(1, options.length - (len(ids) - model.context))
+            ids = frame_masks(tokenizer, prompt, form, placeholder=options.mask, length=length)
+        texts.append(ids)
+    filled = fill(
+        model,
+        texts,
+        tokenizer.mask_id,
+        settings,
+        n=options.n,
+        first=options.first,
+        banned_ids=without_text,
+        max_rows=options.max_rows,
+    )
+
+    def completed(result: Filled) -> Completion:
+        tokens = [choice.token for choice in result.choices]
+        coming, stream = iter(tokens), tokenizer.stream()
+        ids = [next(coming) if token == tokenizer.mask_id else token for token in texts[result.prompt]]
+        return Completion(
+            prompt=prompts[result.prompt],
+            sample=result.sample,
+            draw=result.draw,
+            text="".join(map(stream.push, ids)) + stream.flush(),
+            tokens=tuple(tokens),
+            logprobs=tuple(choice.logprob for choice in result.choices),
+            ranks=tuple(choice.rank for choice in result.choices) if options.details else None,
+            removed=tuple(choice.removed for choice in result.choices) if options.details else None,
+            score=None,
+            steps=result.steps,
+            seed=settings.seed,
+            finish_reason="filled",
+        )
+
+    def pieces() -> Iterator[Piece]:
+        for result in filled:
+            completion = completed(result)
+            yield Piece(result.prompt * options.n + result.sample, completion.text, completion)
+
+    return pieces()
 
 
 def complete(pieces: Iterable[Piece]) -> Iterator[Completion]:
@@ -105,6 +241,8 @@ def complete(pieces: Iterable[Piece]) -> Iterator[Completion]:
         while following in done:
             yield done.pop(following)
             following += 1
+    # A beam search of a tiny vocabulary may have found fewer texts than were asked for, which leaves gaps.
+    yield from (done[request] for request in sorted(done))
 
 
 def visible(text: str) -> str:
@@ -152,31 +290,45 @@ class _Writer:
     """One request while it is written."""
 
     prompt: str
-    sample: int
     seed: int
+    prefix: str
     stream: StreamDecoder
     stop: StopStrings
     text: str = ""
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
 
     def push(self, event: Event) -> str:
         """The text to show after one more token."""
-        self.tokens.append(event.token)
-        self.logprobs.append(event.logprob)
-        shown = "" if event.finish == "end" else self.stop.push(self.stream.push(event.token))
+        shown = "" if self.events else self.prefix
+        self.events.append(event)
+        if event.finish != "end":
+            shown += self.stop.push(self.stream.push(event.token))
         if event.finish and not self.stop.stopped:
             shown += self.stop.push(self.stream.flush()) + self.stop.flush()
         self.text += shown
         return shown
 
-    def completion(self, finish: Literal["end", "length"] | None) -> Completion | None:
-        """The whole, when `finish` or a stop string ends it."""
-        reason = "stop" if self.stop.stopped else finish
+    def completion(self) -> Completion | None:
+        """The whole, when its last token or a stop string ends it."""
+        last = self.events[-1]
+        reason = "stop" if self.stop.stopped else last.finish
         if reason is None:
             return None
+        ranks = tuple(event.rank for event in self.events if event.rank is not None)
+        removed = tuple(event.removed for event in self.events if event.removed is not None)
         return Completion(
-            self.prompt, self.sample, self.text, tuple(self.tokens), tuple(self.logprobs), self.seed, reason
+            prompt=self.prompt,
+            sample=last.sample,
+            draw=last.draw,
+            text=self.text,
+            tokens=tuple(event.token for event in self.events),
+            logprobs=tuple(event.logprob for event in self.events),
+            ranks=ranks or None,
+            removed=removed or None,
+            score=last.score,
+            steps=last.steps,
+            seed=self.seed,
+            finish_reason=reason,
         )
 
 
@@ -186,7 +338,7 @@ def _pieces(generation: Generation, begin: Callable[[Event], _Writer], n: int) -
         request = event.prompt * n + event.sample
         writer = writers[request] if request in writers else writers.setdefault(request, begin(event))
         shown = writer.push(event)
-        completion = writer.completion(event.finish)
+        completion = writer.completion()
         if completion is not None:
             generation.stop(event.prompt, event.sample)
             del writers[request]

@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,15 +12,19 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+import lmtool
 from lmtool.cli.generate import generate
+from lmtool.decoding.prompts import Form
 from lmtool.decoding.settings import Greedy, Sample
-from lmtool.decoding.text import complete, write
+from lmtool.decoding.text import Options, complete, write
+from lmtool.engine import build
 from lmtool.engine.device import Compute
 from lmtool.errors import UsageError
 from tests.decoding.models import HistoryModel
 from tests.decoding.test_text import ByteTokenizer, ScriptModel
 
 HASH = "ab" * 32
+RECIPE = SimpleNamespace(model=None, objective=None, data=SimpleNamespace(split="document"))
 
 
 @pytest.fixture
@@ -27,21 +32,23 @@ def load(monkeypatch):
     """Put a model in place of all runs; gives the list of what was asked for."""
     asked = []
 
-    def put(model, warnings=()):
+    def put(model, warnings=(), recipe=RECIPE):
         def load_run(ref, *, device, precision):
             asked.append((ref, device, precision))
+            compute = Compute(torch.device("cpu"), "float32")
             return SimpleNamespace(
                 model=model,
                 tokenizer=ByteTokenizer(),
-                recipe=SimpleNamespace(data=SimpleNamespace(split="document")),
-                compute=Compute(torch.device("cpu"), "float32"),
+                recipe=recipe,
+                compute=compute,
+                device=compute.device,
                 run_path=Path("runs/some-run"),
                 step=500,
                 checkpoint_hash=HASH,
                 warnings=warnings,
             )
 
-        monkeypatch.setitem(sys.modules, "lmtool.engine.build", SimpleNamespace(load_run=load_run))
+        monkeypatch.setattr(build, "load_run", load_run)
         return asked
 
     return put
@@ -58,7 +65,8 @@ def history_model():
 
 
 def expected(prompts, settings, **options):
-    return list(complete(write(history_model(), ByteTokenizer(), prompts, settings, documents=True, **options)))
+    pieces = write(history_model(), ByteTokenizer(), prompts, settings, Options(**options), form=Form(documents=True))
+    return list(complete(pieces))
 
 
 def test_json_has_one_record_a_line(load):
@@ -68,28 +76,35 @@ def test_json_has_one_record_a_line(load):
     records = [json.loads(line) for line in result.stdout.splitlines()]
     settings = Sample(max_new_tokens=20, seed=3)
     for record, completion in zip(records, expected(["one", "two"], settings, n=2), strict=True):
-        assert record == {
-            "prompt": completion.prompt,
-            "sample": completion.sample,
-            "text": completion.text,
-            "tokens": list(completion.tokens),
-            "logprobs": list(completion.logprobs),
-            "seed": 3,
-            "finish_reason": completion.finish_reason,
-            "run": "runs/some-run",
-            "step": 500,
-            "checkpoint": HASH,
-        }
+        assert (
+            record.items()
+            >= {
+                "prompt": completion.prompt,
+                "sample": completion.sample,
+                "text": completion.text,
+                "tokens": list(completion.tokens),
+                "logprobs": list(completion.logprobs),
+                "seed": 3,
+                "finish_reason": completion.finish_reason,
+                "run": "runs/some-run",
+                "step": 500,
+                "checkpoint": HASH,
+                "device": "cpu",
+                "precision": "float32",
+                "version": lmtool.__version__,
+            }.items()
+        )
+        assert record["settings"] == {"strategy": "sample", **asdict(settings), "logit_bias": []}
 
 
 def test_all_options_reach_their_places(load):
     asked = load(history_model())
     options = (
-        "--temperature 0.5 --top-k 9 --top-p 0.9 --max-new-tokens 30 --seed 4 --stop a --stop bc --truncate --json"
+        "--temperature 0.5 --top-k 9 --top-p 0.9 --max-new-tokens 30 --seed 4 --stop a --stop bc --overflow cut --json"
     )
     result = call("x" * 40, *options.split(), "--run", "runs/other", "--device", "cpu", "--precision", "float32")
     settings = Sample(temperature=0.5, top_k=9, top_p=0.9, max_new_tokens=30, seed=4)
-    (completion,) = expected(["x" * 40], settings, stop=["a", "bc"], truncate=True)
+    (completion,) = expected(["x" * 40], settings, stop=("a", "bc"), overflow="cut")
     assert json.loads(result.stdout)["tokens"] == list(completion.tokens)
     assert asked == [("runs/other", "cpu", "float32")]
 

@@ -253,7 +253,7 @@ def test_prompts_that_the_model_cannot_read_are_refused_before_any_work():
 def test_truncate_keeps_the_end_of_the_prompt():
     model = HistoryModel(context=5)
     settings = Sample(max_new_tokens=9)
-    cut = collect(generate(model, PROMPTS, settings, truncate=True))
+    cut = collect(generate(model, PROMPTS, settings, overflow="cut"))
     assert cut[2, 0] == collect(generate(model, [PROMPTS[2][-5:]], settings))[0, 0]
 
 

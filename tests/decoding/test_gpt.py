@@ -17,8 +17,8 @@ from tests.reference import decoding as reference
 VOCAB_SIZE = 23
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 0], [2, 2, 2], [3, 1], [9] * 16]
 NAMES = {
-    r"transformer\.wte\.weight": "stack.embedding.weight",
-    r"transformer\.wpe\.weight": "stack.position.table.weight",
+    r"transformer\.wte\.weight": "inputs.tokens.weight",
+    r"transformer\.wpe\.weight": "inputs.position.table.weight",
     r"transformer\.h\.(\d+)\.ln_1\.(\w+)": "stack.sublayers.{0}.norm.{1}",
     r"transformer\.h\.(\d+)\.attn\.c_attn\.(\w+)": "stack.sublayers.{0}.mixer.qkv.{1}",
     r"transformer\.h\.(\d+)\.attn\.c_proj\.(\w+)": "stack.sublayers.{0}.mixer.out.{1}",

@@ -39,7 +39,7 @@ def test_choose_keeps_what_is_given_and_the_defaults_of_the_rest():
     assert choose(temperature=0.5, top_k=4, top_p=0.9, max_new_tokens=7, seed=0) == Sample(
         temperature=0.5, top_k=4, top_p=0.9, max_new_tokens=7, seed=0
     )
-    assert choose(greedy=True, temperature=0, max_new_tokens=7, seed=2) == Greedy(max_new_tokens=7, seed=2)
+    assert choose("greedy", temperature=0, max_new_tokens=7, seed=2) == Greedy(max_new_tokens=7, seed=2)
     assert choose(temperature=0, top_k=40, seed=1) == Sample(temperature=0, top_k=40, seed=1)
 
 
@@ -50,10 +50,10 @@ def test_without_a_seed_each_choice_has_another():
 @pytest.mark.parametrize("values", [{"temperature": 0.5}, {"top_k": 4}, {"top_p": 0.5}], ids=str)
 def test_greedy_contradicts_sampling(values):
     with pytest.raises(UsageError, match="greedy contradicts"):
-        choose(greedy=True, **values)
+        choose("greedy", **values)
 
 
-@pytest.mark.parametrize("values", [{"greedy": True}, {"temperature": 0}, {"top_k": 1}], ids=str)
+@pytest.mark.parametrize("values", [{"strategy": "greedy"}, {"temperature": 0}, {"top_k": 1}], ids=str)
 def test_several_samples_need_chance(values):
     with pytest.raises(UsageError, match="3 samples"):
         choose(n=3, **values)

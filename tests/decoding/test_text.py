@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmtool.decoding.prompts import Form
 from lmtool.decoding.settings import Greedy, Sample
-from lmtool.decoding.text import StopStrings, complete, visible, write
+from lmtool.decoding.text import Options, StopStrings, complete, visible, write
 from lmtool.errors import UsageError
 from lmtool.recipe.spec import BpeTokenizer
 from lmtool.text.decoder import ByteDecoder, WordDecoder
@@ -18,11 +19,15 @@ SPECIAL = 7
 class ByteTokenizer:
     """Seven special tokens, then one for each byte."""
 
-    bos_id, eos_id, n_specials = 1, 2, SPECIAL
+    kind = "bpe"
+    bos_id, eos_id, mask_id, sep_id, cls_id, n_specials = 1, 2, 4, 5, 6, SPECIAL
     vocab_size = SPECIAL + 256
 
     def encode(self, text):
         return [SPECIAL + byte for byte in text.encode()]
+
+    def piece(self, token):
+        return f"<{token}>" if token < SPECIAL else chr(token - SPECIAL)
 
     def stream(self):
         return ByteDecoder([b""] * SPECIAL + [bytes([i]) for i in range(256)])
@@ -61,7 +66,7 @@ def scripted(text, end=False, **options):
         script = [*script, tokenizer.eos_id, *tokenizer.encode("not this")]
     model = ScriptModel(script, n_prompt=2 if end else 1)
     settings = Greedy(max_new_tokens=len(script) if not end else 1000, seed=4)
-    pieces = list(write(model, tokenizer, [">"], settings, documents=end, **options))
+    pieces = list(write(model, tokenizer, [">"], settings, Options(**options), form=Form(documents=end)))
     assert all(piece.completion is None for piece in pieces[:-1])
     return [piece.text for piece in pieces], pieces[-1].completion
 
@@ -118,7 +123,7 @@ def test_a_character_cut_by_the_length_is_replaced_at_the_end_only():
     ],
 )
 def test_stop_strings_are_cut_off_and_never_shown_in_part(text, stop, expected, finish):
-    pieces, completion = scripted(text, stop=stop)
+    pieces, completion = scripted(text, stop=tuple(stop))
     assert "".join(pieces) == completion.text == expected
     assert completion.finish_reason == finish
     shown = ""
@@ -128,12 +133,12 @@ def test_stop_strings_are_cut_off_and_never_shown_in_part(text, stop, expected, 
 
 
 def test_writing_goes_no_further_than_the_stop_string():
-    _, completion = scripted("one. two", stop=["."])
+    _, completion = scripted("one. two", stop=(".",))
     assert completion.tokens == tuple(ByteTokenizer().encode("one."))
 
 
 def test_a_stop_string_may_be_held_back_until_the_end_token():
-    pieces, completion = scripted("so EN", end=True, stop=["END"])
+    pieces, completion = scripted("so EN", end=True, stop=("END",))
     assert completion.text == "so EN"
     assert completion.finish_reason == "end"
     assert pieces == ["s", "o", " ", "", "", "EN"]
@@ -164,7 +169,7 @@ def test_of_several_stop_strings_in_one_piece_the_first_to_be_complete_counts():
 
 def test_empty_stop_strings_are_refused():
     with pytest.raises(UsageError, match="empty"):
-        scripted("one", stop=["a", ""])
+        scripted("one", stop=("a", ""))
 
 
 def test_completions_come_in_order_and_equal_those_alone():
@@ -172,21 +177,21 @@ def test_completions_come_in_order_and_equal_those_alone():
     tokenizer = ByteTokenizer()
     prompts = ["one", "", "zwei", "o", "zwei"]
     settings = Sample(max_new_tokens=60, temperature=1.2, seed=9)
-    options = {"documents": True, "n": 3, "stop": ["q", "xy"]}
-    together = list(complete(write(model, tokenizer, prompts, settings, **options)))
+    options = Options(n=3, stop=("q", "xy"))
+    together = list(complete(write(model, tokenizer, prompts, settings, options, form=Form(documents=True))))
     assert [(c.prompt, c.sample) for c in together] == [(prompt, i) for prompt in prompts for i in range(3)]
     assert len({len(c.tokens) for c in together}) > 1
     for completion in together[:12]:
-        alone = complete(write(model, tokenizer, [completion.prompt], settings, **options))
+        alone = complete(write(model, tokenizer, [completion.prompt], settings, options, form=Form(documents=True)))
         assert completion in list(alone)
     order = random.Random(1).sample(prompts, len(prompts))
-    again = list(complete(write(model, tokenizer, order, settings, **options)))
+    again = list(complete(write(model, tokenizer, order, settings, options, form=Form(documents=True))))
     assert {(c.prompt, c.text) for c in again} == {(c.prompt, c.text) for c in together}
 
 
 def test_completions_do_not_wait_for_later_ones():
     model = TableModel([[1 / 263] * 263] * 263)
-    pieces = write(model, ByteTokenizer(), ["a", "b"] * 100, Sample(max_new_tokens=2), documents=False)
+    pieces = write(model, ByteTokenizer(), ["a", "b"] * 100, Sample(max_new_tokens=2), form=Form())
     completions = complete(pieces)
     assert next(completions).prompt == "a"
     assert next(pieces).request < 20
@@ -205,7 +210,7 @@ def test_prompts_begin_as_in_training(prompt, documents, expected):
             return super().start(batch)
 
     model = Watching(ByteTokenizer.vocab_size)
-    list(write(model, ByteTokenizer(), [prompt], Greedy(max_new_tokens=1), documents=documents))
+    list(write(model, ByteTokenizer(), [prompt], Greedy(max_new_tokens=1), form=Form(documents=documents)))
     assert seen == [expected]
 
 
@@ -214,7 +219,9 @@ def test_tokens_without_text_are_never_chosen(documents):
     size = ByteTokenizer.vocab_size + 30
     model = TableModel([[1 / size] * size] * size)
     settings = Sample(max_new_tokens=500, temperature=1.0)
-    completions = list(complete(write(model, ByteTokenizer(), ["a"], settings, documents=documents, n=20)))
+    completions = list(
+        complete(write(model, ByteTokenizer(), ["a"], settings, Options(n=20), form=Form(documents=documents)))
+    )
     chosen = {token for completion in completions for token in completion.tokens}
     allowed = set(range(SPECIAL, ByteTokenizer.vocab_size)) | ({ByteTokenizer.eos_id} if documents else set())
     assert chosen == allowed
@@ -223,14 +230,14 @@ def test_tokens_without_text_are_never_chosen(documents):
 def test_the_text_of_words_goes_on_where_the_prompt_ended():
     tokenizer = WordTokenizer()
     model = ScriptModel(tokenizer.encode("a time ."), tokenizer.vocab_size, n_prompt=2)
-    (completion,) = complete(write(model, tokenizer, ["once upon"], Greedy(max_new_tokens=3), documents=False))
+    (completion,) = complete(write(model, tokenizer, ["once upon"], Greedy(max_new_tokens=3), form=Form()))
     assert completion.text == " a time."
 
 
 def test_nothing_of_the_prompt_comes_again_in_the_text():
     tokenizer = WordTokenizer()
     model = ScriptModel(tokenizer.encode("a time"), tokenizer.vocab_size, n_prompt=2)
-    (completion,) = complete(write(model, tokenizer, ["once '"], Greedy(max_new_tokens=2), documents=False))
+    (completion,) = complete(write(model, tokenizer, ["once '"], Greedy(max_new_tokens=2), form=Form()))
     assert completion.text == "a time"
 
 
@@ -239,7 +246,7 @@ def test_a_trained_tokenizer_gives_whole_text():
     tokenizer = Tokenizer.train(BpeTokenizer(vocab_size=300, sentinels=3), texts)
     model = HistoryModel(tokenizer.vocab_size + 5, context=30)
     settings = Sample(max_new_tokens=100, temperature=5.0)
-    pieces = list(write(model, tokenizer, ["日本", "plain"], settings, documents=True, n=5))
+    pieces = list(write(model, tokenizer, ["日本", "plain"], settings, Options(n=5), form=Form(documents=True)))
     for completion in complete(pieces):
         assert completion.text == tokenizer.decode(completion.tokens)
     for request in range(10):
@@ -248,17 +255,20 @@ def test_a_trained_tokenizer_gives_whole_text():
 
 def test_prompts_that_are_no_text_are_refused():
     with pytest.raises(UsageError, match="not UTF-8"):
-        write(HistoryModel(300), ByteTokenizer(), ["caf\udce9"], Greedy(), documents=False)
+        write(HistoryModel(300), ByteTokenizer(), ["caf\udce9"], Greedy(), form=Form())
 
 
 def test_prompts_too_long_are_refused_or_cut():
     model = HistoryModel(ByteTokenizer.vocab_size, context=4)
     with pytest.raises(UsageError, match="9 tokens, but the model's context is 4") as error:
-        write(model, ByteTokenizer(), ["ok", "123456789"], Greedy(), documents=False)
+        write(model, ByteTokenizer(), ["ok", "123456789"], Greedy(), form=Form())
     assert error.value.where == "prompt 2 of 2"
     settings = Sample(max_new_tokens=10)
     cut, short = (
-        [c.text for c in complete(write(model, ByteTokenizer(), [prompt], settings, documents=False, truncate=True))]
+        [
+            c.text
+            for c in complete(write(model, ByteTokenizer(), [prompt], settings, Options(overflow="cut"), form=Form()))
+        ]
         for prompt in ("123456789", "6789")
     )
     assert cut == short

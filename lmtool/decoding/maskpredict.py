@@ -1,0 +1,221 @@
+"""Mask-predict: tokens for the masks of a text, by a model that reads both sides of them.
+
+Shapes: B rows, T positions, N positions asked for, V vocabulary.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby, islice
+
+import torch
+from torch import Tensor
+
+from lmtool.batch import Batch
+from lmtool.decoding import filters
+from lmtool.decoding.request import check_finite, mass_removed, nothing_left, random_key, ranks, uniform
+from lmtool.decoding.settings import MaskPredict
+from lmtool.errors import UsageError
+from lmtool.model.language_model import LanguageModel
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One token in place of a mask. rank, removed: as in `Event`, when it was chosen."""
+
+    token: int
+    logprob: float
+    rank: int
+    removed: float
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A text whose masks are filled.
+
+    prompt, sample: which request. draw: the number of the sample as it enters the randomness.
+    choices: one for each mask, in their order. steps: how many times the model read the text.
+    """
+
+    prompt: int
+    sample: int
+    draw: int
+    choices: tuple[Choice, ...]
+    steps: int
+
+
+_Search = Generator[tuple[list[int], list[int]], Tensor, list[Choice]]
+"""Yields a text and the positions whose logits (N, V) it wants, is sent them, and returns the choices."""
+
+
+def fill(
+    model: LanguageModel,
+    texts: Sequence[Sequence[int]],
+    mask_id: int,
+    settings: MaskPredict,
+    *,
+    n: int = 1,
+    first: int = 0,
+    banned_ids: Collection[int] = (),
+    max_rows: int = 16,
+) -> Iterator[Filled]:
+    """Fill the masks of each text `n` times; results as they are done.
+
+    A result is a function of the model, the settings, the text and the number of the sample, as in `generate`. Texts
+    of one length are computed together, so that no padding ever enters.
+
+    first: the number of the first sample. banned_ids: tokens that are never chosen; the mask itself never is.
+
+    Raises UsageError when the model does not read both sides, and when a text has no mask or is longer than the
+    context. Iterating raises NumericalError when the model's logits are not finite.
+    """
+    if model.reads != "both":
+        raise UsageError(
+            "mask-predict is for models that read both sides, and this one does not",
+            fix="leave --strategy out, or choose greedy, sample or beam",
+        )
+    for i, ids in enumerate(texts, 1):
+        where = f"prompt {i} of {len(texts)}" if len(texts) > 1 else ""
+        if mask_id not in ids:
+            raise UsageError("the prompt has no mask to fill", where=where, fix="put a mask where a token is wanted")
+        if model.context is not None and len(ids) > model.context:
+            raise UsageError(
+                f"the prompt has {len(ids)} tokens with its masks, but the model's context is {model.context}",
+                where=where,
+                fix="shorten it, or ask for fewer tokens",
+            )
+    return _run(model, texts, mask_id, settings, n, first, sorted({*banned_ids, mask_id}), max_rows)
+
+
+@dataclass
+class _Work:
+    prompt: int
+    sample: int
+    draw: int
+    search: _Search
+    ids: list[int]
+    wanted: list[int]
+    steps: int = 0
+
+
+def _run(
+    model: LanguageModel,
+    texts: Sequence[Sequence[int]],
+    mask_id: int,
+    settings: MaskPredict,
+    n: int,
+    first: int,
+    banned_ids: Sequence[int],
+    max_rows: int,
+) -> Iterator[Filled]:
+    device = next(chain(model.parameters(), model.buffers())).device
+
+    def begin() -> Iterator[_Work]:
+        seen: Counter[tuple[int, ...]] = Counter()
+        for i, text in enumerate(texts):
+            ids = tuple(text)
+            places = [place for place, token in enumerate(ids) if token == mask_id]
+            for sample in range(n):
+                draw = first + seen[ids] + sample
+                if settings.by == "confidence":
+                    search = _by_confidence(list(ids), places, mask_id, settings, banned_ids)
+                else:
+                    key = random_key(settings.seed, draw, ids)
+                    search = _gibbs(list(ids), places, mask_id, settings, banned_ids, key)
+                yield _Work(i, sample, draw, search, *next(search))
+            seen[ids] += n
+
+    was_training = model.training
+    model.eval()
+    try:
+        waiting, working = begin(), list[_Work]()
+        while True:
+            working += islice(waiting, max_rows - len(working))
+            if not working:
+                return
+            going_on = []
+            for _, equal in groupby(sorted(working, key=lambda work: len(work.ids)), key=lambda work: len(work.ids)):
+                group = list(equal)
+                for work, logits_NV in zip(group, _read(model, group, device), strict=True):
+                    work.steps += 1
+                    try:
+                        work.ids, work.wanted = work.search.send(logits_NV)
+                        going_on.append(work)
+                    except StopIteration as done:
+                        yield Filled(work.prompt, work.sample, work.draw, tuple(done.value), work.steps)
+            working = going_on
+    finally:
+        model.train(was_training)
+
+
+@torch.inference_mode()
+def _read(model: LanguageModel, works: Sequence[_Work], device: torch.device) -> list[Tensor]:
+    """The logits (N, V) that each of them wants; their texts have one length."""
+    tokens_BT = torch.tensor([work.ids for work in works], device=device)
+    hidden_BTD = model(Batch(tokens_BT))
+    wanted = [hidden_BTD[i, torch.tensor(work.wanted, device=device)] for i, work in enumerate(works)]
+    with torch.autocast(device.type, enabled=False):
+        logits_NV = model.logits(torch.cat(wanted)).float()
+    if logits_NV.device.type == "mps":  # which has no float64
+        logits_NV = logits_NV.cpu()
+    check_finite(logits_NV)
+    return list(torch.split(logits_NV, [len(work.wanted) for work in works]))
+
+
+def _by_confidence(
+    ids: list[int], places: list[int], mask_id: int, settings: MaskPredict, banned_ids: Sequence[int]
+) -> _Search:
+    """Ghazvininejad et al. 2019: round t of T masks the N (T - t) / T least probable tokens anew and predicts them."""
+    chosen: dict[int, Choice] = {}
+    masked = places
+    for done in range(settings.rounds):
+        if done:
+            n_masked = len(places) * (settings.rounds - done) // settings.rounds
+            masked = sorted(sorted(places, key=lambda place: chosen[place].logprob)[:n_masked])
+            if not masked:
+                break
+        for place in masked:
+            ids[place] = mask_id
+        logits_NV = yield ids, masked
+        allowed_NV = _allowed(logits_NV, settings, banned_ids)
+        choices = _choices(logits_NV, allowed_NV, allowed_NV.argmax(-1))
+        for place, choice in zip(masked, choices, strict=True):
+            ids[place], chosen[place] = choice.token, choice
+    return [chosen[place] for place in places]
+
+
+def _gibbs(
+    ids: list[int], places: list[int], mask_id: int, settings: MaskPredict, banned_ids: Sequence[int], key: bytes
+) -> _Search:
+    """Wang and Cho 2019: a token at a time, drawn given all others; each round every mask once, in a random order."""
+    chosen: dict[int, Choice] = {}
+    n_drawn = 0
+    for _ in range(settings.rounds):
+        order = sorted(range(len(places)), key=lambda i: uniform(key, n_drawn + i))
+        n_drawn += len(places)
+        for i in order:
+            ids[places[i]] = mask_id
+            logits_1V = yield ids, [places[i]]
+            filtered_1V = filters.apply(_allowed(logits_1V, settings, banned_ids), settings)
+            number = torch.tensor([uniform(key, n_drawn)], dtype=torch.float64, device=filtered_1V.device)
+            n_drawn += 1
+            (chosen[places[i]],) = _choices(logits_1V, filtered_1V, filters.draw(filtered_1V, number))
+            ids[places[i]] = chosen[places[i]].token
+    return [chosen[place] for place in places]
+
+
+def _allowed(logits_NV: Tensor, settings: MaskPredict, banned_ids: Sequence[int]) -> Tensor:
+    """The logits with -inf for what may not be chosen."""
+    allowed_NV = logits_NV.index_fill(-1, torch.tensor(banned_ids, device=logits_NV.device), -torch.inf)
+    if settings.logit_bias:
+        allowed_NV = filters.logit_bias(allowed_NV, settings.logit_bias)
+    if (allowed_NV.amax(-1) == -torch.inf).any():
+        raise nothing_left()
+    return allowed_NV
+
+
+def _choices(logits_NV: Tensor, allowed_NV: Tensor, ids_N: Tensor) -> list[Choice]:
+    logprobs_NV = logits_NV.log_softmax(-1)
+    logprobs = logprobs_NV.gather(-1, ids_N[:, None])[:, 0].tolist()
+    parts = zip(ids_N.tolist(), logprobs, ranks(logprobs_NV, ids_N), mass_removed(logprobs_NV, allowed_NV), strict=True)
+    return [Choice(*part) for part in parts]
