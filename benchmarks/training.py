@@ -91,8 +91,8 @@ def same_weights(source: LanguageModel, config: GPT2Config, attention: str) -> G
     config._attn_implementation = attention
     model = GPT2LMHeadModel(config)
     own = source.state_dict()
-    renamed = {"transformer.wte.weight": own["stack.embedding.weight"], "lm_head.weight": own["stack.embedding.weight"]}
-    renamed["transformer.wpe.weight"] = own["stack.position.table.weight"]
+    renamed = {"transformer.wte.weight": own["inputs.tokens.weight"], "lm_head.weight": own["inputs.tokens.weight"]}
+    renamed["transformer.wpe.weight"] = own["inputs.position.table.weight"]
     for kind in ("weight", "bias"):
         renamed[f"transformer.ln_f.{kind}"] = own[f"stack.norm.{kind}"]
         for layer in range(config.n_layer):

@@ -1,11 +1,19 @@
 """Models: tokens to hidden states to logits. They know nothing of data, training or files."""
 
 from lmtool.errors import RecipeError
+from lmtool.model.bidirectional import BidirectionalModel
 from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel, Memory
 from lmtool.model.ngram import NGramModel
+from lmtool.model.recurrent import RecurrentDecoder
+from lmtool.model.seq2seq import RecurrentEncoderDecoder
 from lmtool.model.skipgram import SkipGramModel
-from lmtool.model.transformer import TransformerDecoder
-from lmtool.recipe.spec import Model, NGram, SkipGram, Transformer
+from lmtool.model.transformer import (
+    TransformerDecoder,
+    TransformerEncoder,
+    TransformerEncoderDecoder,
+    TransformerPrefix,
+)
+from lmtool.recipe.spec import Model, NGram, Recurrent, SkipGram, Transformer
 
 __all__ = ["DecodeState", "KeyValue", "LanguageModel", "Memory", "NGramModel", "SkipGramModel", "build"]
 
@@ -15,9 +23,21 @@ def build(spec: Model, vocab_size: int) -> LanguageModel:
     match spec:
         case Transformer(shape="decoder"):
             return TransformerDecoder(spec, vocab_size)
+        case Transformer(shape="prefix"):
+            return TransformerPrefix(spec, vocab_size)
+        case Transformer(shape="encoder"):
+            return TransformerEncoder(spec, vocab_size)
+        case Transformer(shape="encoder-decoder"):
+            return TransformerEncoderDecoder(spec, vocab_size)
         case NGram():
             return NGramModel(spec, vocab_size)
         case SkipGram():
             return SkipGramModel(spec, vocab_size)
+        case Recurrent(shape="decoder"):
+            return RecurrentDecoder(spec, vocab_size)
+        case Recurrent(shape="encoder-decoder"):
+            return RecurrentEncoderDecoder(spec, vocab_size)
+        case Recurrent():
+            return BidirectionalModel(spec, vocab_size)
         case _:
             raise RecipeError([f"model.kind: {spec.kind} is not there yet"])

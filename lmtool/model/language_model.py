@@ -135,7 +135,8 @@ class LanguageModel(nn.Module, ABC):
 
     The two are apart so that losses can work in chunks and never hold all logits at once.
 
-    vocab_size: number of logits. context: most positions it can read, or None where there is no limit.
+    vocab_size: number of logits. context: positions it is meant to read, or None where there is no limit. longest: most
+        positions it can read, however well, or None where there is no limit.
     reads: what the prediction at a position may depend on. "past": the tokens up to it. "source": these, and all of a
         source; `start` reads the source, which for a prefix LM is the prefix. "both": all tokens of the row; such a
         model has no next token, so `start` and `advance` are not for it.
@@ -143,6 +144,7 @@ class LanguageModel(nn.Module, ABC):
 
     vocab_size: int
     context: int | None
+    longest: int | None = None
     reads: ClassVar[Literal["past", "source", "both"]] = "past"
 
     @abstractmethod

@@ -1,6 +1,6 @@
-"""Parts that Transformers are made of: norms, positions, the position-wise feed-forward network.
+"""Parts that Transformers are made of: norms, inputs, heads, the position-wise feed-forward network.
 
-Shapes: B rows, T positions, D model width. P is B, or 1 where all rows have the same positions.
+Shapes: B rows, T positions, D model width, V vocabulary. P is B, or 1 where all rows have the same positions.
 """
 
 import math
@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from lmtool.model.attention import Attend, JoinedLinear, Mixer
 from lmtool.model.language_model import LayerState
-from lmtool.recipe.spec import LearnedPosition, Norm, SinusoidalPosition, Transformer
+from lmtool.model.positions import build_position
+from lmtool.recipe.spec import Norm, Transformer
 
 
 def build_norm(spec: Norm, width: int, bias: bool) -> nn.Module:
@@ -23,74 +24,95 @@ def build_norm(spec: Norm, width: int, bias: bool) -> nn.Module:
             return nn.RMSNorm(width, eps=spec.eps)
 
 
-class LearnedPositions(nn.Module):
-    """A trained vector for each position."""
-
-    def __init__(self, size: int, d_model: int) -> None:
-        super().__init__()
-        self.table = nn.Embedding(size, d_model)
-
-    def forward(self, x_BTD: Tensor, positions_PT: Tensor) -> Tensor:
-        summed: Tensor = x_BTD + self.table(positions_PT)
-        return summed
-
-
-class SinusoidalPositions(nn.Module):
-    """PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) the cosine of the same (Vaswani et al. 2017)."""
-
-    def __init__(self, d_model: int) -> None:
-        super().__init__()
-        self.d_model = d_model
-
-    def forward(self, x_BTD: Tensor, positions_PT: Tensor) -> Tensor:
-        # float64, because float32 loses the fast waves' phase at far positions; mps has none
-        wide = torch.float32 if x_BTD.device.type == "mps" else torch.float64
-        exponents = torch.arange(0, self.d_model, 2, device=x_BTD.device, dtype=wide) / self.d_model
-        angles = positions_PT[..., None] * 10000.0**-exponents
-        waves = torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)
-        return x_BTD + waves.to(x_BTD.dtype)
-
-
-def build_position(spec: Transformer) -> nn.Module | None:
-    """The module that adds positions to embeddings, or None when none are added."""
-    match spec.position:
-        case LearnedPosition(size=size):
-            return LearnedPositions(size or spec.context, spec.d_model)
-        case SinusoidalPosition():
-            return SinusoidalPositions(spec.d_model)
-        case _:
-            return None
-
-
 class FeedForward(Mixer):
-    """Position-wise feed-forward network: W2 f(W1 x), or SwiGLU's W2 (silu(W1 x) * W3 x) (Shazeer 2020)."""
+    """Position-wise feed-forward network: W2 f(W1 x), or gated W2 (f(W1 x) * W3 x) (Shazeer 2020)."""
 
     def __init__(self, d_model: int, d_ff: int, activation: str, bias: bool, dropout: float) -> None:
         super().__init__()
         self.activation = activation
         self.dropout = dropout
-        self.up = JoinedLinear(d_model, (d_ff, d_ff) if activation == "swiglu" else (d_ff,), bias)
+        self.up = JoinedLinear(d_model, (d_ff, d_ff) if activation in ("swiglu", "geglu") else (d_ff,), bias)
         self.out = nn.Linear(d_ff, d_model, bias=bias)
 
     def start(self, n_rows: int) -> LayerState:
         return ()
 
     def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> tuple[Tensor, LayerState | None]:
-        inner = self._activate(self.up(x_BTD))
+        inner = activate(self.up(x_BTD), self.activation)
         return self.out(F.dropout(inner, self.dropout, self.training)), past
 
-    def _activate(self, inner: Tensor) -> Tensor:
-        match self.activation:
-            case "relu":
-                return F.relu(inner)
-            case "gelu":
-                return F.gelu(inner)
-            case "gelu-tanh":
-                return F.gelu(inner, approximate="tanh")
-        gate, value = inner.chunk(2, -1)
-        return F.silu(gate) * value
+
+class Inputs(nn.Module):
+    """Token ids to the vectors that a stack reads: embedding, segment and position, and their norm and dropout."""
+
+    def __init__(self, spec: Transformer, vocab_size: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocab_size, spec.d_model)
+        self.segments = nn.Embedding(spec.n_segments, spec.d_model) if spec.n_segments else None
+        self.position = build_position(spec)
+        self.norm = build_norm(spec.norm, spec.d_model, spec.bias) if spec.norm.embedding else nn.Identity()
+        self.scale = math.sqrt(spec.d_model) if spec.scale_embedding else 1.0
+        self.dropout = spec.dropout
+        initialise(self, spec)
+
+    def forward(self, tokens_BT: Tensor, positions_PT: Tensor, segments_BT: Tensor | None = None) -> Tensor:
+        """Vectors (B, T, D). Without segments all tokens belong to the first one."""
+        x_BTD: Tensor = self.tokens(tokens_BT) * self.scale
+        if self.segments is not None:
+            x_BTD = x_BTD + (self.segments.weight[0] if segments_BT is None else self.segments(segments_BT))
+        if self.position is not None:
+            x_BTD = self.position(x_BTD, positions_PT)
+        return F.dropout(self.norm(x_BTD), self.dropout, self.training)
 
 
-def embedding_scale(spec: Transformer) -> float:
-    """What embeddings are multiplied by before positions are added."""
-    return math.sqrt(spec.d_model) if spec.scale_embedding else 1.0
+class Head(nn.Module):
+    """Hidden states to logits: the embedding matrix again, or one of its own; BERT transforms the states first."""
+
+    def __init__(self, spec: Transformer, vocab_size: int, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self.scale = spec.d_model**-0.5 if spec.scale_head else 1.0
+        self.activation = spec.activation
+        self.dense = nn.Linear(spec.d_model, spec.d_model) if spec.head_transform else None
+        self.norm = build_norm(spec.norm, spec.d_model, spec.bias) if spec.head_transform else None
+        self.own = None if spec.tie_embeddings else nn.Parameter(torch.empty(vocab_size, spec.d_model))
+        self.bias = nn.Parameter(torch.zeros(vocab_size)) if spec.head_bias else None
+        # in a tuple, so that it is no parameter of the head as well
+        self._embedding = (embedding,)
+        initialise(self, spec)
+        if self.own is not None:
+            nn.init.normal_(self.own, std=spec.init.std)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Logits (..., V) of states (..., D)."""
+        if self.dense is not None and self.norm is not None:
+            hidden = self.norm(activate(self.dense(hidden), self.activation))
+        if self.scale != 1.0:
+            hidden = hidden * self.scale
+        return F.linear(hidden, self._embedding[0].weight if self.own is None else self.own, self.bias)
+
+    def used(self) -> tuple[Tensor, ...]:
+        """All parameters that `forward` uses."""
+        shared = (self._embedding[0].weight,) if self.own is None else ()
+        return (*shared, *self.parameters())
+
+
+def activate(inner: Tensor, activation: str) -> Tensor:
+    """The nonlinearity; of gated ones, the first half of the last dimension is the gate, the other the value."""
+    match activation:
+        case "relu":
+            return F.relu(inner)
+        case "gelu":
+            return F.gelu(inner)
+        case "gelu-tanh":
+            return F.gelu(inner, approximate="tanh")
+    gate, value = inner.chunk(2, -1)
+    return (F.silu(gate) if activation == "swiglu" else F.gelu(gate, approximate="tanh")) * value
+
+
+def initialise(part: nn.Module, spec: Transformer) -> None:
+    """Normal matrices and embeddings, zero biases (Radford et al. 2019)."""
+    for module in part.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=spec.init.std)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)

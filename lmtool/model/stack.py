@@ -1,18 +1,21 @@
-"""The Stack: embedding, sublayers, final norm. Every Transformer is one or two of these under different masks.
+"""The Stack: sublayers and final norm. Every Transformer is one or two of these under different masks.
 
-Shapes: B rows, T positions, D model width. P is B, or 1 where all rows have the same positions.
+Shapes: B rows, T positions, S positions so far, D model width. P is B, or 1 where all rows have the same positions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmtool.batch import Mask
-from lmtool.model.attention import Attend, Mixer, SelfAttention
-from lmtool.model.language_model import LayerState
-from lmtool.model.parts import FeedForward, build_norm, build_position, embedding_scale
-from lmtool.recipe.spec import Transformer
+from lmtool.model.attention import Attend, CrossAttention, Mixer, SelfAttention
+from lmtool.model.language_model import LayerState, Memory
+from lmtool.model.parts import FeedForward, build_norm, initialise
+from lmtool.model.positions import build_attention_position
+from lmtool.model.scores import Score, build_score
+from lmtool.recipe.spec import Transformer, WindowPattern
 
 
 class Sublayer(nn.Module):
@@ -33,64 +36,106 @@ class Sublayer(nn.Module):
 
 
 class Stack(nn.Module):
-    """Token ids to hidden states."""
+    """Vectors to hidden states.
 
-    def __init__(self, spec: Transformer, vocab_size: int) -> None:
+    causal: positions see those before them only. source: each layer also attends to a source.
+    """
+
+    def __init__(self, spec: Transformer, causal: bool, source: bool = False) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(vocab_size, spec.d_model)
-        self.scale = embedding_scale(spec)
-        self.position = build_position(spec)
-        self.dropout = spec.dropout
+        self.causal = causal
+        self.pattern = spec.pattern if isinstance(spec.pattern, WindowPattern) else None
+        self.position = build_attention_position(spec, both_sides=not causal)
         pre = spec.norm.place == "pre"
         self.sublayers = nn.ModuleList(
             Sublayer(mixer, build_norm(spec.norm, spec.d_model, spec.bias), pre, spec.dropout)
             for _ in range(spec.n_layers)
-            for mixer in self._mixers(spec)
+            for mixer in _mixers(spec, source)
         )
         self.norm = build_norm(spec.norm, spec.d_model, spec.bias) if pre else nn.Identity()
-        self._initialise(spec)
-
-    @staticmethod
-    def _mixers(spec: Transformer) -> Sequence[Mixer]:
-        n_kv_heads = spec.n_kv_heads or spec.n_heads
-        return (
-            SelfAttention(spec.d_model, spec.n_heads, n_kv_heads, spec.bias, spec.dropout),
-            FeedForward(spec.d_model, spec.d_ff or 4 * spec.d_model, spec.activation, spec.bias, spec.ffn_dropout),
-        )
-
-    def _initialise(self, spec: Transformer) -> None:
-        """Normal matrices, zero biases, and smaller projections into the stream (Radford et al. 2019)."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=spec.init.std)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
+        initialise(self, spec)
         if spec.init.scale_residual:
-            for mixer in self._mixers_in_order():
+            # smaller projections into the stream (Radford et al. 2019)
+            for mixer in self._mixers():
                 nn.init.normal_(mixer.out.weight, std=spec.init.std * len(self.sublayers) ** -0.5)
 
-    def start(self, n_rows: int) -> tuple[LayerState, ...]:
-        """The state of every sublayer before the first token."""
-        return tuple(mixer.start(n_rows) for mixer in self._mixers_in_order())
+    def _mixers(self) -> Iterator[Mixer]:
+        return (module for module in self.modules() if isinstance(module, Mixer))
 
-    def _mixers_in_order(self) -> list[Mixer]:
-        return [module for module in self.modules() if isinstance(module, Mixer)]
+    def start(self, n_rows: int, source_BSD: Tensor | None = None) -> tuple[LayerState, ...]:
+        """The state of every sublayer before the first token."""
+        return tuple(
+            mixer.read(source_BSD)
+            if isinstance(mixer, CrossAttention) and source_BSD is not None
+            else mixer.start(n_rows)
+            for mixer in self._mixers()
+        )
+
+    def sources(self, source_BSD: Tensor) -> tuple[LayerState | None, ...]:
+        """What of the state belongs to the source: all that training has of it."""
+        return tuple(mixer.read(source_BSD) if isinstance(mixer, CrossAttention) else None for mixer in self._mixers())
+
+    def mask(
+        self,
+        prefix_B: Tensor | None = None,
+        keep_BS: Tensor | None = None,
+        documents_BS: Tensor | None = None,
+    ) -> Mask:
+        """Who sees whom in this stack."""
+        if self.pattern is None:
+            return Mask(self.causal, prefix_B=prefix_B, keep_BS=keep_BS, documents_BS=documents_BS)
+        return Mask(
+            self.causal,
+            self.pattern.size,
+            self.pattern.dilation,
+            self.pattern.global_tokens,
+            prefix_B,
+            keep_BS,
+            documents_BS,
+        )
 
     def forward(
-        self, tokens_BT: Tensor, positions_PT: Tensor, mask: Mask, past: tuple[LayerState, ...] | None, n_past: int
-    ) -> tuple[Tensor, tuple[LayerState, ...] | None]:
-        """Hidden states (B, T, D) of the tokens, which follow `n_past` positions that `past` remembers.
+        self,
+        x_BTD: Tensor,
+        positions_PS: Tensor,
+        mask: Mask,
+        past: Sequence[LayerState | None] | None = None,
+        source_mask: Mask | None = None,
+    ) -> tuple[Tensor, tuple[LayerState | None, ...]]:
+        """Hidden states (B, T, D) of the vectors, which follow what `past` remembers; and what to remember.
 
-        mask covers all n_past + T positions. Without `past` nothing is kept.
+        positions_PS: of all positions, remembered ones first; mask covers all of them, source_mask the source.
         """
-        x_BTD = self.embedding(tokens_BT) * self.scale
-        if self.position is not None:
-            x_BTD = self.position(x_BTD, positions_PT)
-        x_BTD = F.dropout(x_BTD, self.dropout, self.training)
-        T = tokens_BT.shape[1]
-        attend = Attend(mask, T, n_past + T, tokens_BT.device)
+        T, S = x_BTD.shape[1], positions_PS.shape[1]
+        past = past or (None,) * len(self.sublayers)
+        source = None
+        if source_mask is not None:
+            n_source = next(state.k_BNSH.shape[2] for state in past if isinstance(state, Memory))
+            source = Attend(source_mask, T, n_source, x_BTD.device, _no_positions(n_source, T, x_BTD.device))
+        attend = Attend(mask, T, S, x_BTD.device, positions_PS, self.position, source)
         now = []
-        for layer, sublayer in enumerate(self.sublayers):
-            x_BTD, state = sublayer(x_BTD, attend, None if past is None else past[layer])
+        for sublayer, state in zip(self.sublayers, past, strict=True):
+            x_BTD, state = sublayer(x_BTD, attend, state)
             now.append(state)
-        return self.norm(x_BTD), None if past is None else tuple(now)
+        return self.norm(x_BTD), tuple(now)
+
+
+def _no_positions(n_source: int, n_queries: int, device: torch.device) -> Tensor:
+    """A source has its positions in its vectors; only their number counts here."""
+    return torch.zeros(1, max(n_source, n_queries), dtype=torch.int64, device=device)
+
+
+def _mixers(spec: Transformer, source: bool) -> Sequence[Mixer]:
+    n_kv_heads = spec.n_kv_heads or spec.n_heads
+    sizes = (spec.d_model, spec.n_heads, n_kv_heads, spec.bias, spec.dropout)
+    mixers: list[Mixer] = [SelfAttention(*sizes, _score(spec))]
+    if source:
+        mixers.append(CrossAttention(*sizes, _score(spec)))
+    d_ff = spec.d_ff or 4 * spec.d_model
+    mixers.append(FeedForward(spec.d_model, d_ff, spec.activation, spec.bias, spec.ffn_dropout))
+    return mixers
+
+
+def _score(spec: Transformer) -> Score:
+    width = spec.d_model // spec.n_heads
+    return build_score(spec.score, spec.n_heads, width, spec.rank or width)

@@ -1,58 +1,190 @@
-"""The decoder-only Transformer language model: GPT (Radford et al. 2018, 2019).
+"""The Transformers: decoder (GPT), prefix LM, encoder (BERT), encoder-decoder (Vaswani et al. 2017, T5).
 
-Shapes: B rows, T positions, S positions so far, D model width, V vocabulary.
+Shapes: B rows, T positions, S positions so far or of a source, D model width, V vocabulary.
 """
+
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmtool.batch import Batch, Mask
-from lmtool.model.language_model import DecodeState, LanguageModel
+from lmtool.errors import UsageError
+from lmtool.model.language_model import DecodeState, LanguageModel, LayerState
+from lmtool.model.parts import Head, Inputs, initialise
+from lmtool.model.positions import longest
 from lmtool.model.stack import Stack
 from lmtool.recipe.spec import Transformer
 
 
-class TransformerDecoder(LanguageModel):
-    """A Stack under a causal mask, and a head over the vocabulary."""
+class TransformerModel(LanguageModel):
+    """What all Transformers share: inputs and a head."""
 
     def __init__(self, spec: Transformer, vocab_size: int) -> None:
         super().__init__()
         self.vocab_size = vocab_size
         self.context = spec.context
-        self.stack = Stack(spec, vocab_size)
-        self.head = None if spec.tie_embeddings else nn.Linear(spec.d_model, vocab_size, bias=False)
-        self.head_bias = nn.Parameter(torch.zeros(vocab_size)) if spec.head_bias else None
-        if self.head is not None:
-            nn.init.normal_(self.head.weight, std=spec.init.std)
-
-    def forward(self, batch: Batch) -> Tensor:
-        mask = Mask(causal=True, keep_BS=batch.keep_BT, documents_BS=batch.documents_BT)
-        hidden: Tensor
-        hidden, _ = self.stack(batch.tokens_BT, positions_in_text(batch), mask, None, 0)
-        return hidden
+        self.longest = longest(spec)
+        self.inputs = Inputs(spec, vocab_size)
+        self.head = Head(spec, vocab_size, self.inputs.tokens)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, *self.head_parameters())
+        scores: Tensor = self.head(hidden)
+        return scores
 
     def head_parameters(self) -> tuple[Tensor, ...]:
-        weight = self.stack.embedding.weight if self.head is None else self.head.weight
-        return (weight,) if self.head_bias is None else (weight, self.head_bias)
+        return self.head.used()
+
+
+class TransformerDecoder(TransformerModel):
+    """A causal Stack: GPT (Radford et al. 2018, 2019)."""
+
+    def __init__(self, spec: Transformer, vocab_size: int) -> None:
+        super().__init__(spec, vocab_size)
+        self.stack = Stack(spec, causal=True)
+
+    def forward(self, batch: Batch) -> Tensor:
+        mask = self.stack.mask(batch.prefix_B, batch.keep_BT, batch.documents_BT)
+        positions_PT = positions_in_text(batch)
+        hidden: Tensor
+        hidden, _ = self.stack(self.inputs(batch.tokens_BT, positions_PT), positions_PT, mask)
+        return hidden
 
     def start(self, batch: Batch) -> DecodeState:
         return DecodeState(0, None, self.stack.start(len(batch.tokens_BT)))
 
     def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+        return self._advance(tokens_BT, state, None)
+
+    def _advance(self, tokens_BT: Tensor, state: DecodeState, prefix_B: Tensor | None) -> tuple[Tensor, DecodeState]:
         n_positions = state.length + tokens_BT.shape[1]
-        slots_S = torch.arange(n_positions, device=tokens_BT.device)
-        positions = slots_S[None, state.length :]
-        keep_BS = None
-        if state.padding_B is not None:
-            keep_BS = slots_S >= state.padding_B[:, None]
-            positions = positions - state.padding_B[:, None]
-        mask = Mask(causal=True, keep_BS=keep_BS)
-        hidden, layers = self.stack(tokens_BT, positions, mask, state.layers, state.length)
+        positions_PS, keep_BS = _places(n_positions, state.padding_B, tokens_BT.device)
+        mask = self.stack.mask(prefix_B, keep_BS)
+        x_BTD = self.inputs(tokens_BT, positions_PS[:, state.length :])
+        hidden, layers = self.stack(x_BTD, positions_PS, mask, state.layers)
         return hidden, DecodeState(n_positions, state.padding_B, layers)
+
+
+class TransformerPrefix(TransformerDecoder):
+    """A decoder whose row has a prefix that all its positions see (Raffel et al. 2020; Dong et al. 2019)."""
+
+    reads: ClassVar[Literal["past", "source", "both"]] = "source"
+
+    def start(self, batch: Batch) -> DecodeState:
+        """The state behind the prefix, which is `batch.source_BS`; padding of it is moved to the front."""
+        state = super().start(batch)
+        source_BS, keep_BS = batch.source_BS, batch.source_keep_BS
+        if source_BS is None or not source_BS.shape[1]:
+            return state
+        if keep_BS is not None and not keep_BS.all():
+            # a stable sort of False before True
+            order_BS = keep_BS.long().argsort(dim=1, stable=True)
+            source_BS = source_BS.gather(1, order_BS)
+            state = DecodeState(0, (~keep_BS).sum(1), state.layers)
+        prefix_B = torch.full((len(source_BS),), source_BS.shape[1], device=source_BS.device)
+        _, state = self._advance(source_BS, state, prefix_B)
+        return state
+
+
+class TransformerEncoder(TransformerModel):
+    """A Stack that sees both sides: BERT (Devlin et al. 2019)."""
+
+    reads: ClassVar[Literal["past", "source", "both"]] = "both"
+
+    def __init__(self, spec: Transformer, vocab_size: int) -> None:
+        super().__init__(spec, vocab_size)
+        self.stack = Stack(spec, causal=False)
+        self.pooler = nn.Linear(spec.d_model, spec.d_model) if spec.next_sentence_head else None
+        self.next_sentence = nn.Linear(spec.d_model, 2) if spec.next_sentence_head else None
+        for part in (self.pooler, self.next_sentence):
+            if part is not None:
+                initialise(part, spec)
+
+    def forward(self, batch: Batch) -> Tensor:
+        mask = self.stack.mask(keep_BS=batch.keep_BT, documents_BS=batch.documents_BT)
+        positions_PT = positions_in_text(batch)
+        x_BTD = self.inputs(batch.tokens_BT, positions_PT, batch.segments_BT)
+        hidden: Tensor
+        hidden, _ = self.stack(x_BTD, positions_PT, mask)
+        return hidden
+
+    def next_sentence_logits(self, hidden_BTD: Tensor) -> Tensor:
+        """Scores (B, 2) of "does not follow" and "follows", from tanh of a dense layer on the first position.
+
+        Raises ValueError when the recipe gave no such head.
+        """
+        if self.pooler is None or self.next_sentence is None:
+            raise ValueError("the model has no next_sentence_head")
+        scores: Tensor = self.next_sentence(torch.tanh(self.pooler(hidden_BTD[:, 0])))
+        return scores
+
+    def start(self, batch: Batch) -> DecodeState:
+        raise _no_next_token()
+
+    def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+        raise _no_next_token()
+
+
+def _no_next_token() -> UsageError:
+    return UsageError(
+        "an encoder sees both sides and has no next token to predict", fix="let it fill in masked tokens instead"
+    )
+
+
+class TransformerEncoderDecoder(TransformerModel):
+    """A Stack that reads a source from both sides, and a causal one that attends to it (Vaswani et al. 2017).
+
+    Both share the embedding, and a table of learned positions.
+    """
+
+    reads: ClassVar[Literal["past", "source", "both"]] = "source"
+
+    def __init__(self, spec: Transformer, vocab_size: int) -> None:
+        super().__init__(spec, vocab_size)
+        self.encoder = Stack(spec, causal=False)
+        self.decoder = Stack(spec, causal=True, source=True)
+
+    def encode(self, batch: Batch) -> Tensor:
+        """Hidden states (B, S, D) of the source. Raises ValueError when the batch has none."""
+        if batch.source_BS is None:
+            raise ValueError("a batch without a source")
+        source = Batch(batch.source_BS, keep_BT=batch.source_keep_BS, segments_BT=None)
+        positions_PS = positions_in_text(source)
+        x_BSD = self.inputs(source.tokens_BT, positions_PS)
+        hidden: Tensor
+        hidden, _ = self.encoder(x_BSD, positions_PS, self.encoder.mask(keep_BS=source.keep_BT))
+        return hidden
+
+    def forward(self, batch: Batch) -> Tensor:
+        past = self.decoder.sources(self.encode(batch))
+        positions_PT = positions_in_text(batch)
+        mask = self.decoder.mask(keep_BS=batch.keep_BT, documents_BS=batch.documents_BT)
+        x_BTD = self.inputs(batch.tokens_BT, positions_PT)
+        hidden: Tensor
+        hidden, _ = self.decoder(x_BTD, positions_PT, mask, past, Mask(keep_BS=batch.source_keep_BS))
+        return hidden
+
+    def start(self, batch: Batch) -> DecodeState:
+        layers: tuple[LayerState, ...] = self.decoder.start(len(batch.tokens_BT), self.encode(batch))
+        return DecodeState(0, None, layers, batch.source_keep_BS)
+
+    def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+        n_positions = state.length + tokens_BT.shape[1]
+        positions_PS, keep_BS = _places(n_positions, state.padding_B, tokens_BT.device)
+        mask = self.decoder.mask(keep_BS=keep_BS)
+        x_BTD = self.inputs(tokens_BT, positions_PS[:, state.length :])
+        source_mask = Mask(keep_BS=state.source_keep_BS)
+        hidden, layers = self.decoder(x_BTD, positions_PS, mask, state.layers, source_mask)
+        return hidden, DecodeState(n_positions, state.padding_B, layers, state.source_keep_BS)
+
+
+def _places(n_positions: int, padding_B: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Positions (1 or B, S) of all slots, counted behind the padding in front, and which slots are text."""
+    slots_1S = torch.arange(n_positions, device=device)[None]
+    if padding_B is None:
+        return slots_1S, None
+    return slots_1S - padding_B[:, None], slots_1S >= padding_B[:, None]
 
 
 def positions_in_text(batch: Batch) -> Tensor:

@@ -144,12 +144,12 @@ def _transformer_weights(model: Transformer, rows: int) -> _Weights:
         rest += attentions * 2 * (width + kv_width) + networks * (into * inner + width)
     match model.position:
         case LearnedPosition(size=size):
-            rest += stacks * (size or model.context) * width
+            rest += (size or model.context) * width
         case RelativePosition(buckets=buckets):
             rest += stacks * buckets * heads
         case _:
             pass
-    rest += stacks * norm * ((model.norm.place == "pre") + model.norm.embedding) + model.n_segments * width
+    rest += norm * (stacks * (model.norm.place == "pre") + model.norm.embedding) + model.n_segments * width
     rest += rows * width * (1 if model.tie_embeddings else 2) + rows * model.head_bias
     if model.head_transform:
         rest += width * (width + 1) + norm

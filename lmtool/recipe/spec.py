@@ -214,8 +214,12 @@ class Transformer(Spec):
             mistakes.append(f"d_model {self.d_model} is odd; sinusoidal positions come in pairs")
         if isinstance(self.position, RotaryPosition) and self.d_model // self.n_heads % 2:
             mistakes.append(f"n_heads {self.n_heads} gives heads of an odd width; rotary positions come in pairs")
-        if isinstance(self.position, RotaryPosition) and self.score == "additive":
-            mistakes.append("score additive compares sums, which rotary positions do not turn; take another of the two")
+        if isinstance(self.position, RotaryPosition) and self.score not in ("dot", "scaled-dot"):
+            mistakes.append(f"score {self.score} transforms what rotary positions have turned; take dot or scaled-dot")
+        if isinstance(self.pattern, WindowPattern) and self.score == "additive":
+            mistakes.append("score additive is not for a window; take another of the two")
+        if self.score not in ("dot", "scaled-dot") and self.n_kv_heads not in (None, self.n_heads):
+            mistakes.append(f"n_kv_heads {self.n_kv_heads} shares keys, which score {self.score} has for each head")
         if self.rank is not None and self.score != "reduced-rank":
             mistakes.append(f"rank is for a reduced-rank score, not for score {self.score}")
         if self.next_sentence_head and self.shape != "encoder":

@@ -163,7 +163,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(fields: dict[str, Any], v
     models = [gpt(), gpt()]
     both = [Optimizers(spec_of(fields), model, CPU) for model in models]
     good, bad, last = drawn_gradients(models[0], 3)
-    bad["head.weight"][3, 2] = value
+    bad["head.own"][3, 2] = value
     for model, optimizers in zip(models, both, strict=True):
         set_gradients(model, good)
         optimizers.update(1.0, 1.0, 1.0)
@@ -211,7 +211,7 @@ def test_state_names_moment_and_parameter() -> None:
     optimizers.update(1.0, 1.0, None)
     names = set(optimizers.state())
     assert "momentum/stack.sublayers.0.mixer.qkv.weight" in names
-    assert {"exp_avg/head.weight", "exp_avg_sq/head.weight", "step/head.weight"} <= names
+    assert {"exp_avg/head.own", "exp_avg_sq/head.own", "step/head.own"} <= names
     assert {name.partition("/")[2] for name in names} == {name for name, _ in model.named_parameters()}
 
 

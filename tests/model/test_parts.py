@@ -10,7 +10,8 @@ from torch import nn
 from lmtool.batch import Mask
 from lmtool.model.attention import Attend, JoinedLinear, Mixer
 from lmtool.model.language_model import LayerState
-from lmtool.model.parts import FeedForward, LearnedPositions, SinusoidalPositions, build_norm
+from lmtool.model.parts import FeedForward, build_norm
+from lmtool.model.positions import LearnedPositions, SinusoidalPositions
 from lmtool.model.stack import Sublayer
 from lmtool.recipe.spec import Norm
 from tests.reference import transformer as reference

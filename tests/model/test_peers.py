@@ -53,7 +53,7 @@ def test_gpt2(dtype: torch.dtype, tolerance: float) -> None:
     peer = GPT2LMHeadModel(GPT2Config(**SIZES, **NO_DROPOUT, bos_token_id=0, eos_token_id=0)).to(dtype).eval()
     randomise(peer)
     model = tiny.model(dtype=dtype, activation="gelu-tanh")
-    names = {"stack.embedding": "wte", "stack.position.table": "wpe", **layer_names(("ln_1", "ln_2"))}
+    names = {"inputs.tokens": "wte", "inputs.position.table": "wpe", **layer_names(("ln_1", "ln_2"))}
     weights = peer.transformer.state_dict()
     copy_weights(weights, model, {**names, "stack.norm": "ln_f"})
     assert not weights
@@ -73,7 +73,7 @@ def test_gpt1(dtype: torch.dtype, tolerance: float) -> None:
     randomise(peer)
     model = tiny.model(dtype=dtype, activation="gelu-tanh", norm={"kind": "layer", "place": "post"})
     weights = peer.transformer.state_dict()
-    names = {"stack.embedding": "tokens_embed", "stack.position.table": "positions_embed"}
+    names = {"inputs.tokens": "tokens_embed", "inputs.position.table": "positions_embed"}
     copy_weights(weights, model, {**names, **layer_names(("ln_1", "ln_2"))})
     assert not weights
     tokens_BT = tiny.tokens(3, 20)

@@ -126,7 +126,7 @@ def test_sizes_that_a_model_tells() -> None:
 
 def test_the_position_table_can_be_longer_than_the_context() -> None:
     model = build(tiny.spec(position=LearnedPosition(size=40).model_dump()), VOCAB)
-    assert dict(model.named_parameters())["stack.position.table.weight"].shape == (40, 16)
+    assert dict(model.named_parameters())["inputs.position.table.weight"].shape == (40, 16)
 
 
 def test_dropout_of_embeddings_zeroes_some_and_scales_the_rest() -> None:

@@ -90,19 +90,19 @@ def as_reference(built: LanguageModel, of: Transformer) -> reference.Decoder:
                 ffn_norm=norm(f"{ffn}.norm"),
             )
         )
-    embedding = weights["stack.embedding.weight"]
+    embedding = weights["inputs.tokens.weight"]
     return reference.Decoder(
         embedding=embedding,
         layers=layers,
-        head=embedding if of.tie_embeddings else weights["head.weight"],
+        head=embedding if of.tie_embeddings else weights["head.own"],
         n_heads=of.n_heads,
         n_kv_heads=n_kv_heads,
         activation=of.activation,
         place=of.norm.place,
-        positions=weights.get("stack.position.table.weight"),
+        positions=weights.get("inputs.position.table.weight"),
         sinusoidal=of.position.kind == "sinusoidal",
         final_norm=norm("stack.norm") if of.norm.place == "pre" else None,
-        head_bias=weights.get("head_bias"),
+        head_bias=weights.get("head.bias"),
         embedding_scale=of.d_model**0.5 if of.scale_embedding else 1.0,
     )
 

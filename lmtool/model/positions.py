@@ -1,0 +1,168 @@
+"""How a model knows the order of its tokens: vectors added to embeddings, or a part in every attention.
+
+Positions count the tokens of a text. Shapes: B rows, P is B or 1 where all rows have the same positions, T queries, S
+keys, N heads, H head width, D model width.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from lmtool.recipe.spec import (
+    AlibiPosition,
+    LearnedPosition,
+    NoPosition,
+    RelativePosition,
+    RotaryPosition,
+    SinusoidalPosition,
+    Transformer,
+)
+
+
+class LearnedPositions(nn.Module):
+    """A trained vector for each position."""
+
+    def __init__(self, size: int, d_model: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(size, d_model)
+
+    def forward(self, x_BTD: Tensor, positions_PT: Tensor) -> Tensor:
+        summed: Tensor = x_BTD + self.table(positions_PT)
+        return summed
+
+
+class SinusoidalPositions(nn.Module):
+    """PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) the cosine of the same (Vaswani et al. 2017)."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.d_model = d_model
+
+    def forward(self, x_BTD: Tensor, positions_PT: Tensor) -> Tensor:
+        angles_PTH = _angles(positions_PT, self.d_model, 10_000.0)
+        waves_PTD = torch.stack((angles_PTH.sin(), angles_PTH.cos()), -1).flatten(-2)
+        return x_BTD + waves_PTD.to(x_BTD.dtype)
+
+
+def _angles(positions_PT: Tensor, width: int, theta: float) -> Tensor:
+    """pos / theta^(2i/width) for i = 0 to width/2 - 1."""
+    # float64, because float32 loses the fast waves' phase at far positions; mps has none
+    wide = torch.float32 if positions_PT.device.type == "mps" else torch.float64
+    exponents = torch.arange(0, width, 2, device=positions_PT.device, dtype=wide) / width
+    return positions_PT[..., None] * theta**-exponents
+
+
+class AttentionPositions(nn.Module):
+    """A rule by which positions take part in attention; this one does nothing."""
+
+    def turn(self, x_BNTH: Tensor, positions_PT: Tensor) -> Tensor:
+        """Queries or keys as they are compared."""
+        return x_BNTH
+
+    def bias(self, query_PT: Tensor, key_PS: Tensor) -> Tensor | None:
+        """What is added to the scores: (P, N, T, S)."""
+        return None
+
+
+class RotaryPositions(AttentionPositions):
+    """Turns the pairs (i, i + H/2) of queries and keys by pos / theta^(2i/H) (Su et al. 2021; the pairs of Llama)."""
+
+    def __init__(self, theta: float) -> None:
+        super().__init__()
+        self.theta = theta
+
+    def turn(self, x_BNTH: Tensor, positions_PT: Tensor) -> Tensor:
+        angles_P1TH = _angles(positions_PT, x_BNTH.shape[-1], self.theta)[:, None]
+        cos, sin = (wave.to(x_BNTH.dtype) for wave in (angles_P1TH.cos(), angles_P1TH.sin()))
+        first, second = x_BNTH.chunk(2, -1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+class AlibiPositions(AttentionPositions):
+    """Adds -m |i - j| to the scores, with another slope m for each head (Press et al. 2022).
+
+    With n heads, n a power of two, the slopes are 2^(-8/n), 2^(-16/n), ...; for other n those of the power below, and
+    every second one of the power above, as in the paper's code.
+    """
+
+    slopes_N: Tensor
+
+    def __init__(self, n_heads: int) -> None:
+        super().__init__()
+        self.register_buffer("slopes_N", torch.tensor(alibi_slopes(n_heads)), persistent=False)
+
+    def bias(self, query_PT: Tensor, key_PS: Tensor) -> Tensor:
+        distance_PTS = (query_PT[:, :, None] - key_PS[:, None]).abs()
+        return -self.slopes_N[:, None, None] * distance_PTS[:, None]
+
+
+def alibi_slopes(n_heads: int) -> list[float]:
+    """The slope of each head."""
+    below = 2 ** int(math.log2(n_heads))
+    slopes = [2.0 ** (-8 * (i + 1) / below) for i in range(below)]
+    between = [2.0 ** (-4 * (2 * i + 1) / below) for i in range(n_heads - below)]
+    return slopes + between
+
+
+class RelativePositions(AttentionPositions):
+    """Adds a trained number for each head and bucket of distances (Raffel et al. 2020).
+
+    Half of the buckets are for one distance each, the others grow in width up to `max_distance`, from which on all
+    share the last. Where both sides are seen, each has half of the buckets.
+    """
+
+    def __init__(self, n_heads: int, buckets: int, max_distance: int, both_sides: bool) -> None:
+        super().__init__()
+        self.table = nn.Embedding(buckets, n_heads)
+        self.max_distance = max_distance
+        self.both_sides = both_sides
+
+    def bias(self, query_PT: Tensor, key_PS: Tensor) -> Tensor:
+        away_PTS = key_PS[:, None] - query_PT[:, :, None]
+        bias_PTSN: Tensor = self.table(self.bucket(away_PTS))
+        return bias_PTSN.permute(0, 3, 1, 2)
+
+    def bucket(self, away: Tensor) -> Tensor:
+        """The bucket of each distance from query to key, negative for keys before the query."""
+        n = self.table.num_embeddings
+        if self.both_sides:
+            n //= 2
+            first = torch.where(away > 0, n, 0)
+            distance = away.abs()
+        else:
+            first = torch.zeros_like(away)
+            distance = (-away).clamp(min=0)
+        exact = n // 2
+        growth = torch.log(distance.clamp(min=1).float() / exact) / math.log(self.max_distance / exact)
+        wide = (exact + (growth * (n - exact)).long()).clamp(max=n - 1)
+        return first + torch.where(distance < exact, distance, wide)
+
+
+def build_position(spec: Transformer) -> nn.Module | None:
+    """The module that adds positions to embeddings, or None where none are added."""
+    match spec.position:
+        case LearnedPosition(size=size):
+            return LearnedPositions(size or spec.context, spec.d_model)
+        case SinusoidalPosition():
+            return SinusoidalPositions(spec.d_model)
+        case _:
+            return None
+
+
+def build_attention_position(spec: Transformer, both_sides: bool) -> AttentionPositions:
+    """The rule of one stack's attention. both_sides: whether a position sees those after it."""
+    match spec.position:
+        case AlibiPosition():
+            return AlibiPositions(spec.n_heads)
+        case RelativePosition(buckets=buckets, max_distance=max_distance):
+            return RelativePositions(spec.n_heads, buckets, max_distance, both_sides)
+        case RotaryPosition(theta=theta):
+            return RotaryPositions(theta)
+        case LearnedPosition() | SinusoidalPosition() | NoPosition():
+            return AttentionPositions()
+
+
+def longest(spec: Transformer) -> int | None:
+    """Most positions that can be computed; None where there is no limit, whatever the length in training was."""
+    return spec.position.size or spec.context if isinstance(spec.position, LearnedPosition) else None

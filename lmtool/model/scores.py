@@ -1,0 +1,103 @@
+"""How a query is compared with what it attends to: one signature for all scores.
+
+Shapes: B rows, N heads, T queries, S keys, H head width, R rank.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from lmtool.recipe.spec import ScoreName
+
+
+class Score(nn.Module):
+    """scale * q . k, the dot product (Luong et al. 2015), scaled by 1 / sqrt(H) in Transformers (Vaswani et al. 2017).
+
+    Queries and keys are transformed apart, so that keys are transformed once and kept. Scores that are products of
+    what `queries` and `keys` give, times `scale`, may be computed by any attention kernel; others have no scale.
+    """
+
+    scale: float | None
+
+    def __init__(self, scale: float | None) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def queries(self, q_BNTH: Tensor) -> Tensor:
+        """What of a query is compared."""
+        return q_BNTH
+
+    def keys(self, k_BNSH: Tensor) -> Tensor:
+        """What of a key is compared."""
+        return k_BNSH
+
+    def forward(self, q_BNTH: Tensor, keys_BNSH: Tensor) -> Tensor:
+        """Scores (B, N, T, S) of queries with what `keys` gave."""
+        assert self.scale is not None
+        return self.queries(q_BNTH) @ keys_BNSH.transpose(-1, -2) * self.scale
+
+
+class Bilinear(Score):
+    """q' W k, a matrix for each head (Luong et al. 2015, "general")."""
+
+    def __init__(self, n_heads: int, width: int) -> None:
+        super().__init__(1.0)
+        self.weight_NHH = nn.Parameter(_normal(n_heads, width, width))
+
+    def queries(self, q_BNTH: Tensor) -> Tensor:
+        return q_BNTH @ self.weight_NHH
+
+
+class ReducedRank(Score):
+    """(U q) . (V k), compared in R dimensions: a bilinear score whose matrix U'V has rank R."""
+
+    def __init__(self, n_heads: int, width: int, rank: int) -> None:
+        super().__init__(1.0)
+        self.query_NHR = nn.Parameter(_normal(n_heads, width, rank))
+        self.key_NHR = nn.Parameter(_normal(n_heads, width, rank))
+
+    def queries(self, q_BNTH: Tensor) -> Tensor:
+        return q_BNTH @ self.query_NHR
+
+    def keys(self, k_BNSH: Tensor) -> Tensor:
+        return k_BNSH @ self.key_NHR
+
+
+class Additive(Score):
+    """v' tanh(W q + U k) (Bahdanau et al. 2015)."""
+
+    def __init__(self, n_heads: int, width: int) -> None:
+        super().__init__(None)
+        self.query_NHH = nn.Parameter(_normal(n_heads, width, width))
+        self.key_NHH = nn.Parameter(_normal(n_heads, width, width))
+        self.out_NH1 = nn.Parameter(_normal(n_heads, width, 1))
+
+    def queries(self, q_BNTH: Tensor) -> Tensor:
+        return q_BNTH @ self.query_NHH
+
+    def keys(self, k_BNSH: Tensor) -> Tensor:
+        return k_BNSH @ self.key_NHH
+
+    def forward(self, q_BNTH: Tensor, keys_BNSH: Tensor) -> Tensor:
+        sums_BNTSH = self.queries(q_BNTH)[:, :, :, None] + keys_BNSH[:, :, None]
+        scores: Tensor = (sums_BNTSH.tanh() @ self.out_NH1[:, None]).squeeze(-1)
+        return scores
+
+
+def build_score(kind: ScoreName, n_heads: int, width: int, rank: int) -> Score:
+    """The score of `n_heads` heads of `width`. rank: of the reduced-rank score."""
+    match kind:
+        case "dot":
+            return Score(1.0)
+        case "scaled-dot":
+            return Score(width**-0.5)
+        case "bilinear":
+            return Bilinear(n_heads, width)
+        case "reduced-rank":
+            return ReducedRank(n_heads, width, rank)
+        case "additive":
+            return Additive(n_heads, width)
+
+
+def _normal(n_heads: int, n_rows: int, n_columns: int) -> Tensor:
+    """Weights that keep the size of what they multiply."""
+    return torch.randn(n_heads, n_rows, n_columns) * n_rows**-0.5
