@@ -1,0 +1,78 @@
+"""ELMo: a forward and a backward recurrent language model over shared embeddings, and the mix of their layers.
+
+Shapes: B rows, T positions, D model width, L layers.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lmtool.batch import Batch
+from lmtool.model.language_model import DecodeState
+from lmtool.model.recurrent import Layers, RecurrentModel, find_texts, make_cell
+from lmtool.recipe.spec import Recurrent
+
+
+class BidirectionalModel(RecurrentModel):
+    """Two language models that share embedding and head (Peters et al. 2018, Deep contextualized word representations).
+
+    As a language model it is its forward half, so it is measured, and writes, like any other. `backward` gives the
+    other half, and `layers` the states of both, which are what the model is for.
+    """
+
+    def __init__(self, spec: Recurrent, vocab_size: int) -> None:
+        super().__init__(spec, vocab_size)
+        self.forth, self.back = (
+            Layers([make_cell(spec) for _ in range(spec.n_layers)], spec.dropout, backwards)
+            for backwards in (False, True)
+        )
+
+    def forward(self, batch: Batch) -> Tensor:
+        """States (B, T, D) that have read each text up to the position; they predict the next token."""
+        return self._hidden(self.forth, batch)
+
+    def backward(self, batch: Batch) -> Tensor:
+        """States (B, T, D) that have read each text from its end to the position; they predict the token before."""
+        return self._hidden(self.back, batch)
+
+    def layers(self, batch: Batch) -> list[Tensor]:
+        """The embeddings, twice beside each other, and the states of both halves of each layer; (B, T, 2 D) each."""
+        embedded = self.embed(batch.tokens_BT)
+        halves = [self._read(half, batch, embedded) for half in (self.forth, self.back)]
+        return [torch.cat(pair, -1) for pair in [(embedded, embedded), *zip(*halves, strict=True)]]
+
+    def start(self, batch: Batch) -> DecodeState:
+        return DecodeState(0, None, self.forth.start(len(batch.tokens_BT)))
+
+    def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+        outs, states = self.forth(self.embed(tokens_BT), state.layers, None)
+        length = state.length + tokens_BT.shape[1]
+        return self.hidden(outs[-1], None), DecodeState(length, state.padding_B, states)
+
+    def _hidden(self, half: Layers, batch: Batch) -> Tensor:
+        return self.hidden(self._read(half, batch, self.embed(batch.tokens_BT))[-1], None)
+
+    @staticmethod
+    def _read(half: Layers, batch: Batch, embedded_BTD: Tensor) -> list[Tensor]:
+        outs: list[Tensor]
+        outs, _ = half(embedded_BTD, half.start(len(embedded_BTD)), find_texts(batch))
+        return outs
+
+
+class ScalarMix(nn.Module):
+    """gamma * sum_j softmax(s)_j h_j: one vector for each position from all layers, as a task wants them mixed.
+
+    All layers weigh the same at first (Peters et al. 2018, equation 1).
+    """
+
+    def __init__(self, n_layers: int) -> None:
+        super().__init__()
+        self.scalars_L = nn.Parameter(torch.zeros(n_layers))
+        self.gamma = nn.Parameter(torch.ones(()))
+
+    def forward(self, layers: Sequence[Tensor]) -> Tensor:
+        """The mix (B, T, D) of `layers`, each (B, T, D)."""
+        shares_L = self.scalars_L.softmax(0)
+        mixed: Tensor = self.gamma * torch.stack([share * h for share, h in zip(shares_L, layers, strict=True)]).sum(0)
+        return mixed

@@ -1,0 +1,82 @@
+"""What a recurrent network remembers: scores of states in a memory, and the context that is chosen by them.
+
+Shapes: B rows, T queries, S states in memory, D their width.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from lmtool.model.language_model import KeyValue, Memory
+from lmtool.model.scores import build_score
+from lmtool.recipe.spec import Attention
+
+
+class Recall(nn.Module):
+    """The context of each query from a memory: c_t = sum_s w_ts m_s, with weights chosen by a score of query and m_s.
+
+    Computed in the type of the weights also under autocast: near ties would be decided by rounding.
+    """
+
+    def __init__(self, spec: Attention, width: int) -> None:
+        super().__init__()
+        self.select = spec.select
+        self.k = spec.k
+        self.score = (
+            None
+            if spec.select in ("sum", "mean")
+            else build_score(spec.score, 1, width, spec.rank or max(1, width // 4))
+        )
+
+    def keys(self, states_BSD: Tensor) -> Tensor:
+        """What the score needs of states, computed once: (B, 1, S, ...)."""
+        return states_BSD[:, None] if self.score is None else self.score.keys(states_BSD[:, None])
+
+    def forward(self, query_BTD: Tensor, memory: KeyValue | Memory, allowed_BTS: Tensor) -> tuple[Tensor, Tensor]:
+        """The contexts (B, T, D), zeros where no state is allowed, and the weights (B, T, S)."""
+        with torch.autocast(query_BTD.device.type, enabled=False):
+            if self.score is None:
+                score_BTS = query_BTD.new_zeros(*query_BTD.shape[:2], allowed_BTS.shape[-1])
+            else:
+                score_BTS = self.score(query_BTD[:, None], memory.k_BNSH)[:, 0]
+            weights_BTS = choose(score_BTS, allowed_BTS, self.select, self.k)
+            return weights_BTS @ memory.v_BNSH[:, 0], weights_BTS
+
+
+def choose(score_BTS: Tensor, allowed_BTS: Tensor, select: str, k: int) -> Tensor:
+    """The weight of each state in each context (B, T, S); rows that allow none are zero.
+
+    "soft": softmax of the scores. "sum": 1. "mean": 1 / how many are allowed. "hard": 1 at the best score.
+    "multi-hot": 1/k at the k best, or at all when fewer are allowed.
+
+    The weights of "hard" and "multi-hot" do not change with small changes of the scores, so their gradient is zero and
+    the score would never learn. The gradient of the softmax stands in for it: the straight-through estimator (Bengio,
+    Leonard and Courville 2013).
+    """
+    allowed = allowed_BTS.expand_as(score_BTS)
+    if select in ("sum", "mean"):
+        weights_BTS = allowed.to(score_BTS.dtype)
+        return weights_BTS if select == "sum" else weights_BTS / weights_BTS.sum(-1, keepdim=True).clamp(min=1)
+    score_BTS = score_BTS.masked_fill(~allowed, torch.finfo(score_BTS.dtype).min)
+    soft_BTS = score_BTS.softmax(-1) * allowed
+    if select == "soft":
+        return soft_BTS
+    best = score_BTS.topk(min(k if select == "multi-hot" else 1, score_BTS.shape[-1]), -1).indices
+    hard_BTS = torch.zeros_like(score_BTS).scatter(-1, best, 1.0) * allowed
+    hard_BTS = hard_BTS / hard_BTS.sum(-1, keepdim=True).clamp(min=1)
+    return hard_BTS + (soft_BTS - soft_BTS.detach())
+
+
+def earlier(
+    n_queries: int, n_states: int, keep_BS: Tensor | None, documents_BS: Tensor | None, device: torch.device
+) -> Tensor:
+    """Which states each of the last `n_queries` positions has behind it, itself not counted: (1 or B, T, S).
+
+    keep_BS: False at padding. documents_BS: only states of its own document count.
+    """
+    slots_S = torch.arange(n_states, device=device)
+    allowed = (slots_S < slots_S[n_states - n_queries :, None])[None]
+    if keep_BS is not None:
+        allowed = allowed & keep_BS[:, None]
+    if documents_BS is not None:
+        allowed = allowed & (documents_BS[:, -n_queries:, None] == documents_BS[:, None])
+    return allowed

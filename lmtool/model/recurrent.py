@@ -1,0 +1,163 @@
+"""What recurrent language models share, and the decoder: an RNN language model that may remember its past states.
+
+Shapes: B rows, T positions, S positions so far, D model width, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lmtool.batch import Batch
+from lmtool.model.cells import Cell, State, Texts
+from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel
+from lmtool.model.recall import Recall, earlier
+from lmtool.recipe.spec import Recurrent
+
+
+class Layers(nn.Module):
+    """Recurrent layers, each of which reads the states of the one below, with dropout between them.
+
+    backwards: they read each text from its end.
+    """
+
+    def __init__(self, cells: Sequence[Cell], dropout: float, backwards: bool = False) -> None:
+        super().__init__()
+        self.cells = nn.ModuleList(cells)
+        self.dropout = dropout
+        self.backwards = backwards
+
+    def start(self, n_rows: int) -> tuple[State, ...]:
+        """Zeros for every layer."""
+        return tuple(cast(Cell, cell).start(n_rows) for cell in self.cells)
+
+    def forward(
+        self, x_BTD: Tensor, states: Sequence[State], texts: Texts | None, first: int = 0
+    ) -> tuple[list[Tensor], tuple[State, ...]]:
+        """The states (B, T, D) of each layer at all positions, and the last ones; see `Cell`.
+
+        first: the layer that reads `x`; `states` begin with its own.
+        """
+        outs: list[Tensor] = []
+        after: list[State] = []
+        for layer, state in enumerate(states, first):
+            x_BTD = F.dropout(x_BTD, self.dropout, self.training) if layer else x_BTD
+            cell = cast(Cell, self.cells[layer])
+            x_BTD, last = (cell.backwards if self.backwards else cell)(x_BTD, state, texts)
+            outs.append(x_BTD)
+            after.append(last)
+        return outs, tuple(after)
+
+
+class RecurrentModel(LanguageModel):
+    """Embedding and head of all recurrent models, which read text of any length.
+
+    With a context c_t from attention, an untied head reads [h_t; c_t]: z_t = W [h_t; c_t] + b. A tied one has the
+    width of an embedding, so it reads tanh(W_c [h_t; c_t]) (Luong et al. 2015).
+    """
+
+    def __init__(self, spec: Recurrent, vocab_size: int) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+        self.context = None
+        self.dropout = spec.dropout
+        attends = spec.attention is not None and spec.attention.feed == "output"
+        self.embedding = nn.Embedding(vocab_size, spec.d_model)
+        # logits of a tied head start out near zero
+        nn.init.normal_(self.embedding.weight, std=spec.d_model**-0.5)
+        self.join = nn.Linear(2 * spec.d_model, spec.d_model, bias=False) if attends and spec.tie_embeddings else None
+        width = 2 * spec.d_model if attends else spec.d_model
+        self.head = None if spec.tie_embeddings else nn.Linear(width, vocab_size, bias=False)
+        self.head_bias = nn.Parameter(torch.zeros(vocab_size)) if spec.head_bias else None
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, *self.head_parameters())
+
+    def head_parameters(self) -> tuple[Tensor, ...]:
+        weight = self.embedding.weight if self.head is None else self.head.weight
+        return (weight,) if self.head_bias is None else (weight, self.head_bias)
+
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        """Embeddings (B, T, D), with dropout."""
+        return F.dropout(self.embedding(tokens_BT), self.dropout, self.training)
+
+    def hidden(self, h_BTD: Tensor, context_BTD: Tensor | None) -> Tensor:
+        """What the head reads, with dropout: (B, T, D), or twice as wide for an untied head with a context."""
+        if context_BTD is not None:
+            h_BTD = torch.cat((h_BTD, context_BTD), -1)
+        if self.join is not None:
+            h_BTD = torch.tanh(self.join(h_BTD))
+        return F.dropout(h_BTD, self.dropout, self.training)
+
+
+class RecurrentDecoder(RecurrentModel):
+    """An RNN language model (Elman 1990; Mikolov et al. 2010), with or without a memory of all its past states.
+
+    With `attention`, c_t is drawn from the last layer's states M_t = {h_1, ..., h_{t-1}} by their score with h_t. At
+    the first position M_t is empty and c_t zero.
+    """
+
+    def __init__(self, spec: Recurrent, vocab_size: int) -> None:
+        super().__init__(spec, vocab_size)
+        self.rnn = Layers([make_cell(spec) for _ in range(spec.n_layers)], spec.dropout)
+        self.recall = None if spec.attention is None else Recall(spec.attention, spec.d_model)
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self._read(batch, self.start(batch))[0]
+
+    def layers(self, batch: Batch) -> list[Tensor]:
+        """The embeddings and the states of each layer, each (B, T, D)."""
+        embedded = self.embed(batch.tokens_BT)
+        outs, _ = self.rnn(embedded, self.rnn.start(len(embedded)), find_texts(batch))
+        return [embedded, *outs]
+
+    def alignments(self, batch: Batch) -> Tensor:
+        """How much of each past state is in the context of each position: (B, T, T).
+
+        Raises ValueError when the model has no attention.
+        """
+        weights_BTS = self._read(batch, self.start(batch))[2]
+        if weights_BTS is None:
+            raise ValueError("a model without attention has no alignments")
+        return weights_BTS
+
+    def start(self, batch: Batch) -> DecodeState:
+        n_rows = len(batch.tokens_BT)
+        states = self.rnn.start(n_rows)
+        if self.recall is None:
+            return DecodeState(0, None, states)
+        nothing_B0D = states[-1][0][:, None][:, :0]
+        return DecodeState(0, None, (*states, KeyValue(self.recall.keys(nothing_B0D), nothing_B0D[:, None])))
+
+    def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+        length = state.length + tokens_BT.shape[1]
+        hidden, layers, _ = self._read(Batch(tokens_BT), state)
+        return hidden, DecodeState(length, state.padding_B, layers)
+
+    def _read(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[State | KeyValue, ...], Tensor | None]:
+        """Hidden states, the state of every layer after them, and the weights of past states."""
+        first = state.layers[: len(self.rnn.cells)]
+        outs, states = self.rnn(self.embed(batch.tokens_BT), first, find_texts(batch))
+        h_BTD = outs[-1]
+        if self.recall is None:
+            return self.hidden(h_BTD, None), states, None
+        past_k, past_v = cast(KeyValue, state.layers[-1])
+        memory = KeyValue(torch.cat((past_k, self.recall.keys(h_BTD)), 2), torch.cat((past_v, h_BTD[:, None]), 2))
+        keep_BS = batch.keep_BT
+        if state.padding_B is not None:
+            keep_BS = torch.arange(memory.v_BNSH.shape[2], device=h_BTD.device) >= state.padding_B[:, None]
+        allowed_BTS = earlier(h_BTD.shape[1], memory.v_BNSH.shape[2], keep_BS, batch.documents_BT, h_BTD.device)
+        context_BTD, weights_BTS = self.recall(h_BTD, memory, allowed_BTS)
+        return self.hidden(h_BTD, context_BTD), (*states, memory), weights_BTS
+
+
+def make_cell(spec: Recurrent, d_out: int | None = None) -> Cell:
+    """A layer from states of the model's width to states of `d_out`, by default the same."""
+    return Cell(spec.cell, spec.nonlinearity, spec.d_model, d_out or spec.d_model)
+
+
+def find_texts(batch: Batch) -> Texts | None:
+    """Where the batch's texts stand; None when each fills its row."""
+    return Texts.find(batch.tokens_BT, batch.keep_BT, batch.documents_BT)

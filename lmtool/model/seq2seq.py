@@ -1,0 +1,150 @@
+"""Recurrent encoder-decoders, without attention (Sutskever et al. 2014) and with it (Bahdanau, Luong).
+
+Shapes: B rows, T positions of the target, S positions of the source, D model width, G gates times D.
+"""
+
+from collections.abc import Iterable
+from typing import ClassVar, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lmtool.batch import Batch
+from lmtool.model.cells import Cell, State, Texts
+from lmtool.model.language_model import DecodeState, Memory
+from lmtool.model.recall import Recall
+from lmtool.model.recurrent import Layers, RecurrentModel, find_texts, make_cell
+from lmtool.recipe.spec import Recurrent
+
+
+class Encoder(nn.Module):
+    """Reads a source: its states at all positions, and the decoder's first states.
+
+    In one direction the decoder goes on from the encoder's last states (Sutskever et al. 2014). In both, each direction
+    has half the width, and a bridge maps the two last states of each layer: h = tanh(W [forth; back] + b) (after
+    Bahdanau et al. 2015), and c likewise without the tanh, as it has no bounds.
+    """
+
+    def __init__(self, spec: Recurrent) -> None:
+        super().__init__()
+        width, n_parts = spec.d_model, 2 if spec.cell == "lstm" else 1
+        self.dropout = spec.dropout
+        both = spec.bidirectional_encoder
+        self.forth = nn.ModuleList(make_cell(spec, width // 2 if both else None) for _ in range(spec.n_layers))
+        self.back = nn.ModuleList(make_cell(spec, width // 2) for _ in range(spec.n_layers)) if both else None
+        n_maps = spec.n_layers * n_parts if both else 0
+        self.bridge = nn.ModuleList(nn.Linear(width, width) for _ in range(n_maps))
+
+    def forward(self, x_BSD: Tensor, texts: Texts | None) -> tuple[Tensor, tuple[State, ...]]:
+        """States of the last layer (B, S, D), zeros at padding; and a first state for each layer of the decoder."""
+        firsts: list[State] = []
+        for layer, forth in enumerate(cast(Iterable[Cell], self.forth)):
+            x_BSD = F.dropout(x_BSD, self.dropout, self.training) if layer else x_BSD
+            start = forth.start(len(x_BSD))
+            out_BSD, last = forth(x_BSD, start, texts)
+            if self.back is not None:
+                back_BSD, back_last = cast(Cell, self.back[layer]).backwards(x_BSD, start, texts)
+                out_BSD = torch.cat((out_BSD, back_BSD), -1)
+                last = tuple(torch.cat(parts, -1) for parts in zip(last, back_last, strict=True))
+            x_BSD = out_BSD
+            firsts.append(self._bridged(layer, last))
+        return x_BSD, tuple(firsts)
+
+    def _bridged(self, layer: int, last: State) -> State:
+        if self.back is None:
+            return last
+        with torch.autocast(last[0].device.type, enabled=False):
+            first, *others = (self.bridge[layer * len(last) + i](state_BD) for i, state_BD in enumerate(last))
+            return (torch.tanh(first), *others)
+
+
+class RecurrentEncoderDecoder(RecurrentModel):
+    """p(target | source): a decoder that starts from what an encoder has read, and may look back at it.
+
+    attention none: all it knows of the source is its first state. feed "output" (Luong et al. 2015): the states h_t of
+    the last layer are the queries, and the context goes beside them into the output. feed "input" (Bahdanau et al.
+    2015): the query is the state h_{t-1} of the first layer, whose update takes the context beside the embedding.
+    """
+
+    reads: ClassVar[Literal["past", "source", "both"]] = "source"
+
+    def __init__(self, spec: Recurrent, vocab_size: int) -> None:
+        super().__init__(spec, vocab_size)
+        self.encoder = Encoder(spec)
+        self.rnn = Layers([make_cell(spec) for _ in range(spec.n_layers)], spec.dropout)
+        self.recall = None if spec.attention is None else Recall(spec.attention, spec.d_model)
+        feeds = spec.attention is not None and spec.attention.feed == "input"
+        n_gates = {"rnn": 1, "gru": 3, "lstm": 4}[spec.cell]
+        # the columns of the first layer's input weights that the context meets
+        self.feed = nn.Linear(spec.d_model, n_gates * spec.d_model, bias=False) if feeds else None
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self._read(batch, self.start(batch))[0]
+
+    def alignments(self, batch: Batch) -> Tensor:
+        """How much of each source state is in the context of each position: (B, T, S).
+
+        Raises ValueError when the model has no attention.
+        """
+        weights_BTS = self._read(batch, self.start(batch))[2]
+        if weights_BTS is None:
+            raise ValueError("a model without attention has no alignments")
+        return weights_BTS
+
+    def start(self, batch: Batch) -> DecodeState:
+        if batch.source_BS is None:
+            raise ValueError("an encoder-decoder needs a source")
+        texts = Texts.find(batch.source_BS, batch.source_keep_BS, None)
+        out_BSD, first = self.encoder(self.embed(batch.source_BS), texts)
+        if self.recall is None:
+            return DecodeState(0, None, first)
+        memory = Memory(self.recall.keys(out_BSD), out_BSD[:, None])
+        return DecodeState(0, None, (*first, memory), batch.source_keep_BS)
+
+    def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+        hidden, states, _ = self._read(Batch(tokens_BT), state)
+        layers = states if self.recall is None else (*states, state.layers[-1])
+        return hidden, DecodeState(state.length + tokens_BT.shape[1], state.padding_B, layers, state.source_keep_BS)
+
+    def _read(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[State, ...], Tensor | None]:
+        """Hidden states, the state of every layer after them, and the weights of the source's states."""
+        x_BTD = self.embed(batch.tokens_BT)
+        states = state.layers[: len(self.rnn.cells)]
+        texts = find_texts(batch)
+        if self.recall is None:
+            outs, states = self.rnn(x_BTD, states, texts)
+            return self.hidden(outs[-1], None), states, None
+        memory = cast(Memory, state.layers[-1])
+        allowed_B1S = torch.ones_like(memory.v_BNSH[..., 0], dtype=torch.bool)
+        if state.source_keep_BS is not None:
+            allowed_B1S = state.source_keep_BS[:, None]
+        if self.feed is None:
+            outs, states = self.rnn(x_BTD, states, texts)
+            context_BTD, weights_BTS = self.recall(outs[-1], memory, allowed_B1S)
+            return self.hidden(outs[-1], context_BTD), states, weights_BTS
+        h_BTD, first, weights_BTS = self._read_fed(x_BTD, states[0], memory, allowed_B1S, batch.keep_BT)
+        outs, others = self.rnn(h_BTD, states[1:], texts, first=1)
+        return self.hidden([h_BTD, *outs][-1], None), (first, *others), weights_BTS
+
+    def _read_fed(
+        self, x_BTD: Tensor, state: State, memory: Memory, allowed_B1S: Tensor, keep_BT: Tensor | None
+    ) -> tuple[Tensor, State, Tensor]:
+        """The first layer, step by step, as each step's context depends on the state before it.
+
+        All that does not depend on it is computed for all steps at once: the keys, and the inputs' part of the gates.
+        Padding leaves the state as it is.
+        """
+        cell, feed, recall = cast(Cell, self.rnn.cells[0]), cast(nn.Linear, self.feed), cast(Recall, self.recall)
+        states, weights = [], []
+        with torch.autocast(x_BTD.device.type, enabled=False):
+            for t, gates_BG in enumerate(cell.project(x_BTD).unbind(1)):
+                context_B1D, weights_B1S = recall(state[0][:, None], memory, allowed_B1S)
+                after = cell.step(gates_BG + feed(context_B1D[:, 0]), state)
+                if keep_BT is not None:
+                    keep_B1 = keep_BT[:, t, None]
+                    after = tuple(torch.where(keep_B1, new, old) for new, old in zip(after, state, strict=True))
+                state = after
+                states.append(state[0])
+                weights.append(weights_B1S)
+        return torch.stack(states, 1), state, torch.cat(weights, 1)

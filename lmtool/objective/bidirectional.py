@@ -1,0 +1,65 @@
+"""Bidirectional language modelling: predict each token from those before it, and again from those after it (ELMo).
+
+Shapes: B rows, T positions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lmtool.batch import IGNORE, Batch
+from lmtool.model import LanguageModel
+from lmtool.model.bidirectional import BidirectionalModel
+from lmtool.objective.base import Cut, Example, Loss, Objective
+from lmtool.objective.causal import CausalObjective
+from lmtool.objective.cross_entropy import chunked_cross_entropy
+
+
+@dataclass(frozen=True)
+class BidirectionalObjective(Objective):
+    """Mean over tokens of -log p(w_i | w_1..w_{i-1}) - log p(w_i | w_{i+1}..w_n), halved (Peters et al. 2018).
+
+    Halved, so that the loss compares with that of a causal model. A text is scored by the forward half alone, which is
+    a language model like any other.
+
+    forth: cuts and collates the rows, and measures the forward half.
+    """
+
+    forth: CausalObjective
+
+    def cut(self, context: int) -> Cut:
+        return self.forth.cut(context)
+
+    def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
+        return self.forth.collate(examples, done)
+
+    def collate_spans(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
+        return self.forth.collate_spans(spans)
+
+    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
+        if not isinstance(model, BidirectionalModel):
+            raise ValueError("only a model of both directions learns both")
+        forward = self.forth.loss(model, batch)
+        backward = chunked_cross_entropy(
+            model.logits,
+            model.head_parameters(),
+            model.backward(batch).flatten(0, 1),
+            self.targets_before(batch).flatten(),
+            model.vocab_size,
+        )
+        return Loss((forward.total + backward) / 2, forward.count)
+
+    def score(self, model: LanguageModel, batch: Batch) -> Loss:
+        return self.forth.score(model, batch)
+
+    def targets_before(self, batch: Batch) -> Tensor:
+        """What the backward half predicts at each position (B, T): the token before it, in the same document.
+
+        The last token of a document is given to it, as the first one is to the forward half.
+        """
+        targets_BT = batch.tokens_BT.roll(1, 1)
+        targets_BT[:, 0] = IGNORE
+        return targets_BT.masked_fill(batch.tokens_BT == self.forth.bos_id, IGNORE)

@@ -1,0 +1,81 @@
+"""The weights of built recurrent models in the form of tests/reference/recurrent.py."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lmtool.model import LanguageModel, build
+from lmtool.recipe.spec import Recurrent
+from tests.reference import recurrent as reference
+
+VOCAB = 11
+CELLS = [("rnn", "tanh"), ("rnn", "relu"), ("rnn", "sigmoid"), ("gru", "tanh"), ("lstm", "tanh")]
+Array = NDArray[np.float64]
+
+
+def spec(**changes: Any) -> Recurrent:
+    """Two layers of width 6."""
+    return Recurrent.model_validate({"kind": "recurrent", "n_layers": 2, "d_model": 6, "context": 12} | changes)
+
+
+def built(of: Recurrent, seed: int = 0) -> LanguageModel:
+    """A model in evaluation mode with large random weights and biases, in float64."""
+    model = build(of, VOCAB).double().eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.copy_(0.5 * drawn if parameter.ndim > 1 else drawn)
+    return model
+
+
+class Weights:
+    """Weights of a model by the names of its parameters."""
+
+    def __init__(self, model: LanguageModel, of: Recurrent) -> None:
+        self.named: dict[str, Array] = {name: p.detach().numpy() for name, p in model.named_parameters()}
+        self.of = of
+
+    def layer(self, name: str, context: str | None = None) -> reference.Layer:
+        """A layer; `context` names the matrix for a context beside its input."""
+        n_gates = {"rnn": 1, "gru": 3, "lstm": 4}[self.of.cell]
+        w, u, b, c = (
+            self.named[f"{name}.kernel.{part}"] for part in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+        )
+        if context is not None:
+            w = np.concatenate([w, self.named[f"{context}.weight"]], 1)
+        parts = (np.split(matrix, n_gates) for matrix in (w, u, b, c))
+        return reference.Layer(self.of.cell, self.of.nonlinearity, *parts)
+
+    def layers(self, name: str) -> list[reference.Layer]:
+        return [self.layer(f"{name}.{i}") for i in range(self.of.n_layers)]
+
+    def embed(self, tokens: torch.Tensor) -> list[Array]:
+        return list(self.named["embedding.weight"][tokens.numpy()])
+
+    def score(self) -> reference.Score:
+        """q and k compared as the papers write it, with matrices that stand to the left of column vectors."""
+        attention = self.of.attention
+        assert attention is not None
+        weights = {name.rpartition(".")[2]: w for name, w in self.named.items() if ".score." in name}
+        match attention.score:
+            case "dot":
+                return lambda q, k: sum(x * y for x, y in zip(q, k, strict=True))
+            case "scaled-dot":
+                return lambda q, k: sum(x * y for x, y in zip(q, k, strict=True)) / len(q) ** 0.5
+            case "bilinear":
+                return lambda q, k: q @ weights["weight_NHH"][0] @ k
+            case "reduced-rank":
+                u, v = weights["query_NHR"][0].T, weights["key_NHR"][0].T
+                return lambda q, k: (u @ q) @ (v @ k)
+        w, u = weights["query_NHH"][0].T, weights["key_NHH"][0].T
+        return lambda q, k: weights["out_NH1"][0, :, 0] @ np.tanh(w @ q + u @ k)
+
+    def logits(self, hidden: list[Array]) -> Array:
+        """z = W h + b; of a tied head z = E h + b, where h = tanh(W_c [h; c]) if there is a context."""
+        if "join.weight" in self.named:
+            hidden = [np.tanh(self.named["join.weight"] @ h) for h in hidden]
+        head = self.named["embedding.weight" if self.of.tie_embeddings else "head.weight"]
+        return np.stack([head @ h + self.named.get("head_bias", 0.0) for h in hidden])

@@ -1,0 +1,255 @@
+"""Recurrent layers and decoders equal plain loops; what is computed packed equals what is computed apart."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lmtool.batch import Batch
+from lmtool.model import KeyValue, build
+from lmtool.model.cells import Cell, Texts
+from lmtool.model.recall import choose
+from lmtool.model.recurrent import RecurrentDecoder
+from tests.model.recurrent_weights import CELLS, VOCAB, Weights, built, spec
+from tests.reference import recurrent as reference
+
+EXACT: dict[str, float] = {"rtol": 1e-9, "atol": 1e-9}
+cells = pytest.mark.parametrize(("cell", "nonlinearity"), CELLS, ids=[f"{c}-{n}" for c, n in CELLS])
+SCORES = ["dot", "scaled-dot", "bilinear", "reduced-rank", "additive"]
+SELECTIONS = [
+    *({"select": select, "score": score} for select in ("soft", "hard", "multi-hot") for score in SCORES),
+    {"select": "sum"},
+    {"select": "mean"},
+]
+
+
+def tokens(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randint(VOCAB, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def cell_of(kind: Any, nonlinearity: str, d_in: int = 3, d_out: int = 4) -> Cell:
+    torch.manual_seed(1)
+    return Cell(kind, nonlinearity, d_in, d_out).double()
+
+
+# Layers
+
+
+@cells
+def test_a_cell_is_that_of_torch_and_of_the_papers(cell: str, nonlinearity: str) -> None:
+    own = cell_of(cell, nonlinearity)
+    x = torch.randn(2, 7, 3, dtype=torch.float64)
+    state = tuple(torch.randn(2, 4, dtype=torch.float64) for _ in own.start(2))
+    out, last = own(x, state)
+    n_gates = {"rnn": 1, "gru": 3, "lstm": 4}[cell]
+    plain = reference.Layer(
+        cell,
+        nonlinearity,
+        *([part.detach().numpy() for part in weight.chunk(n_gates)] for weight in own.kernel.all_weights[0]),
+    )
+    for row in range(2):
+        wanted, wanted_last = plain.run(x[row].numpy(), [part[row].numpy() for part in state])
+        np.testing.assert_allclose(out[row].detach(), np.stack(wanted), **EXACT)
+        for part, other in zip(last, wanted_last, strict=True):
+            np.testing.assert_allclose(part[row].detach(), other, **EXACT)
+    if nonlinearity != "sigmoid":
+        one = {"rnn": torch.nn.RNNCell, "gru": torch.nn.GRUCell, "lstm": torch.nn.LSTMCell}[cell]
+        more = {"nonlinearity": nonlinearity} if cell == "rnn" else {}
+        theirs = one(3, 4, **more).double()
+        theirs.load_state_dict({name.removesuffix("_l0"): w for name, w in own.kernel.state_dict().items()})
+        first = theirs(x[:, 0], state if len(state) == 2 else state[0])
+        torch.testing.assert_close(out[:, 0], first[0] if len(state) == 2 else first, **EXACT)
+
+
+@cells
+def test_steps_equal_the_kernel(cell: str, nonlinearity: str) -> None:
+    own = cell_of(cell, nonlinearity)
+    x = torch.randn(3, 5, 3, dtype=torch.float64)
+    out, last = own(x, own.start(3))
+    state = own.start(3)
+    for t, gates in enumerate(own.project(x).unbind(1)):
+        state = own.step(gates, state)
+        torch.testing.assert_close(state[0], out[:, t], **EXACT)
+    torch.testing.assert_close(state, last, **EXACT)
+
+
+ROWS, T = 3, 7
+PLACES = st.lists(st.lists(st.booleans(), min_size=T, max_size=T), min_size=ROWS, max_size=ROWS)
+BORDERS = st.lists(st.lists(st.integers(0, 1), min_size=T, max_size=T), min_size=ROWS, max_size=ROWS)
+
+
+@cells
+@settings(max_examples=25, deadline=None)
+@given(keep=PLACES, borders=BORDERS, isolated=st.booleans())
+def test_packed_texts_equal_each_text_alone(
+    cell: str, nonlinearity: str, keep: list[list[bool]], borders: list[list[int]], isolated: bool
+) -> None:
+    """Forth and back, whatever stands in the padding; only the first text of a row goes on from its state."""
+    own = cell_of(cell, nonlinearity)
+    keep_BT, documents_BT = torch.tensor(keep), torch.tensor(borders).cumsum(1)
+    x = torch.randn(ROWS, T, 3, dtype=torch.float64)
+    x[~keep_BT] = torch.nan
+    texts = Texts.find(keep_BT.long(), keep_BT, documents_BT if isolated else None)
+    state = tuple(torch.randn(ROWS, 4, dtype=torch.float64) for _ in own.start(1))
+    out, last = own(x, state, texts)
+    back, _ = own.backwards(x, own.start(ROWS), texts)
+    assert torch.isfinite(out).all()
+    for row in range(ROWS):
+        now = tuple(part[row : row + 1] for part in state)
+        numbers = documents_BT[row] if isolated else torch.zeros(T, dtype=torch.int64)
+        for number in numbers[keep_BT[row]].unique():
+            places = keep_BT[row] & (numbers == number)
+            alone, now = own(x[row : row + 1, places], now)
+            torch.testing.assert_close(out[row, places], alone[0], **EXACT)
+            reversed_alone, _ = own(x[row : row + 1, places].flip(1), own.start(1))
+            torch.testing.assert_close(back[row, places], reversed_alone[0].flip(0), **EXACT)
+            after, now = now, own.start(1)
+        if keep_BT[row].any():
+            now = after
+        for part, other in zip(last, now, strict=True):
+            torch.testing.assert_close(part[row], other[0], **EXACT)
+    if texts is not None:
+        assert not out[~keep_BT].any(), "padding gets zeros"
+
+
+def test_rows_that_are_full_are_not_packed() -> None:
+    assert Texts.find(tokens(2, 3), None, None) is None
+    assert Texts.find(tokens(2, 3), torch.ones(2, 3, dtype=torch.bool), None) is None
+
+
+@cells
+def test_a_recurrence_is_float32_under_autocast(cell: str, nonlinearity: str) -> None:
+    own = Cell(cell, nonlinearity, 3, 4)  # type: ignore[arg-type]  # of CELLS
+    x = torch.randn(2, 5, 3)
+    plain, _ = own(x, own.start(2))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out, last = own(x, own.start(2))
+    assert out.dtype == last[0].dtype == torch.float32
+    assert torch.equal(out, plain)
+
+
+# Memory of past states
+
+
+def test_what_is_chosen_by_hand() -> None:
+    score = torch.tensor([[[0.0, 3.0, 1.0, 2.0]]]).double()
+    allowed = torch.tensor([[[True, False, True, True]]])
+    nothing = torch.zeros(1, 1, 4, dtype=torch.bool)
+    wanted = {
+        "sum": [1, 0, 1, 1],
+        "mean": [1 / 3, 0, 1 / 3, 1 / 3],
+        "hard": [0, 0, 0, 1],
+        "multi-hot": [0, 0, 0.5, 0.5],
+        "soft": [np.exp(i) / (1 + np.exp(1) + np.exp(2)) if i != 3 else 0 for i in (0, 3, 1, 2)],
+    }
+    for select, weights in wanted.items():
+        np.testing.assert_allclose(choose(score, allowed, select, 2)[0, 0], weights, rtol=1e-12)
+        assert not choose(score, nothing, select, 2).any()
+    np.testing.assert_allclose(choose(score, allowed, "multi-hot", 9)[0, 0], wanted["mean"], rtol=1e-12)
+
+
+@pytest.mark.parametrize("select", ["hard", "multi-hot"])
+def test_hard_choices_take_the_gradient_of_the_softmax(select: str) -> None:
+    """The straight-through estimator: the value of the choice, the gradient of what it stands for."""
+    torch.manual_seed(0)
+    value, allowed = torch.randn(2, 3, 5).double(), torch.rand(2, 3, 5) > 0.3
+    gradients = []
+    for how in (select, "soft"):
+        score = torch.linspace(-1, 1, 30).double().view(2, 3, 5).requires_grad_()
+        weights = choose(score, allowed, how, 2)
+        (weights * value).sum().backward()
+        assert score.grad is not None
+        gradients.append(score.grad)
+    torch.testing.assert_close(*gradients)
+    assert gradients[0].any()
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("attention", SELECTIONS, ids=lambda a: "-".join(a.values()))
+def test_a_memory_of_past_states_equals_the_loop(attention: dict[str, Any], tied: bool) -> None:
+    of = spec(cell="gru", attention={"k": 3, **attention}, tie_embeddings=tied)
+    model = built(of)
+    assert isinstance(model, RecurrentDecoder)
+    weights, tokens_BT = Weights(model, of), tokens(2, 9)
+    logits = model.logits(model(Batch(tokens_BT))).detach()
+    aligned = model.alignments(Batch(tokens_BT)).detach()
+    score = weights.score()
+    for row in range(2):
+        hidden, shares = reference.remembering(
+            weights.layers("rnn.cells"), weights.embed(tokens_BT[row]), score, attention["select"], 3
+        )
+        assert not hidden[0][6:].any(), "the first memory is empty"
+        np.testing.assert_allclose(logits[row], weights.logits(hidden), **EXACT)
+        for t, share in enumerate(shares):
+            np.testing.assert_allclose(aligned[row, t, :t], share, **EXACT)
+            assert not aligned[row, t, t:].any()
+
+
+@cells
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_a_decoder_equals_the_loop(cell: str, nonlinearity: str, tied: bool) -> None:
+    of = spec(cell=cell, nonlinearity=nonlinearity, tie_embeddings=tied, head_bias=tied, n_layers=3)
+    model = built(of)
+    assert isinstance(model, RecurrentDecoder)
+    weights, tokens_BT = Weights(model, of), tokens(2, 9)
+    logits, layers = model.logits(model(Batch(tokens_BT))).detach(), model.layers(Batch(tokens_BT))
+    for row in range(2):
+        xs = weights.embed(tokens_BT[row])
+        every, _ = reference.run_layers(weights.layers("rnn.cells"), xs)
+        np.testing.assert_allclose(logits[row], weights.logits(every[-1]), **EXACT)
+        for layer, wanted in zip(layers, [xs, *every], strict=True):
+            np.testing.assert_allclose(layer[row].detach(), np.stack(wanted), **EXACT)
+
+
+def test_states_stay_small_without_a_memory_and_grow_with_one() -> None:
+    for attention, grows in ((None, False), ({"select": "soft"}, True)):
+        model = built(spec(attention=attention))
+        state = model.start(Batch(tokens(2, 1)))
+        for length in (4, 9):
+            _, state = model.advance(tokens(2, length - state.length), state)
+            assert all(part.shape == (2, 6) for layer in state.layers[:2] for part in layer)
+            assert isinstance(state.layers[-1], KeyValue) == grows
+            if grows:
+                assert state.layers[-1][0].shape == state.layers[-1][1].shape == (2, 1, length, 6)
+
+
+def test_dropout_is_of_embeddings_between_layers_and_of_outputs() -> None:
+    torch.manual_seed(0)
+    model = build(spec(d_model=64, dropout=0.5), VOCAB)
+    batch = Batch(tokens(8, 20))
+    hidden, plain = model(batch), model.eval()(batch)
+    assert 0.4 < float((hidden == 0).float().mean()) < 0.6
+    kept = hidden != 0
+    assert not torch.allclose(hidden[kept], 2 * plain[kept], rtol=0.1), "what it read was dropped as well"
+
+
+def test_a_decoder_without_attention_has_no_alignments() -> None:
+    model = built(spec())
+    assert isinstance(model, RecurrentDecoder)
+    with pytest.raises(ValueError, match="no alignments"):
+        model.alignments(Batch(tokens(1, 2)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"cell": cell, "nonlinearity": nonlinearity} for cell, nonlinearity in CELLS]
+    + [{"attention": attention, "tie_embeddings": tied} for attention in SELECTIONS for tied in (True, False)],
+    ids=str,
+)
+def test_one_batch_is_learnt_by_heart(changes: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = build(spec(d_model=32, n_layers=1, **changes), VOCAB)
+    batch = Batch(tokens(4, 12))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    for _ in range(150):
+        logits = model.logits(model(batch))[:, :-1].flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(logits, batch.tokens_BT[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    assert loss.item() < 0.1
