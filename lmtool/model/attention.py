@@ -109,6 +109,8 @@ class Attend:
 
     def _scored(self, score_BNTS: Tensor, v_BNSH: Tensor, dropout: float) -> Tensor:
         """Scores that are no products of queries and keys."""
+        if self._allowed_BTS is None and not self._mask.sees_all:
+            self._allowed_BTS = self._mask.allowed(self._n_queries, score_BNTS.shape[-1], self._device)
         weights_BNTS = (score_BNTS + self._addend(score_BNTS.dtype)).softmax(-1)
         return F.dropout(weights_BNTS, dropout) @ v_BNSH
 
@@ -161,9 +163,11 @@ class _Blocks:
         key_1G = torch.arange(self.n_global, device=device).expand(self.n_blocks, 1, -1)
         seen = self._allowed(mask, query_CQ1, key_1G, local=False)
         self.addend_global = self._addend(seen, self._bias(rule, positions_PS, query_CQ1, key_1G))
-        # a query that sees nothing sees itself
+        # a query that sees nothing sees itself, and one behind the row anything, so that softmax stays finite
         nothing = ~(allowed.any(-1, keepdim=True) | seen.any(-1, keepdim=True))
-        self.addend_local = torch.where((nothing & (query_CQ1 == key_C1W))[:, None], 0.0, self.addend_local)
+        self.addend_local = torch.where(
+            (nothing & ((query_CQ1 == key_C1W) | (query_CQ1 >= length)))[:, :, None], 0.0, self.addend_local
+        )
         rows_G = torch.arange(self.n_global, device=device).view(1, -1, 1)
         keys_S = torch.arange(length, device=device).view(1, 1, -1)
         allowed_rows = self._allowed(mask, rows_G, keys_S, local=False)

@@ -79,7 +79,7 @@ class Additive(Score):
 
     def forward(self, q_BNTH: Tensor, keys_BNSH: Tensor) -> Tensor:
         sums_BNTSH = self.queries(q_BNTH)[:, :, :, None] + keys_BNSH[:, :, None]
-        scores: Tensor = (sums_BNTSH.tanh() @ self.out_NH1[:, None]).squeeze(-1)
+        scores: Tensor = torch.squeeze(sums_BNTSH.tanh() @ self.out_NH1[:, None], -1)
         return scores
 
 
@@ -100,4 +100,4 @@ def build_score(kind: ScoreName, n_heads: int, width: int, rank: int) -> Score:
 
 def _normal(n_heads: int, n_rows: int, n_columns: int) -> Tensor:
     """Weights that keep the size of what they multiply."""
-    return torch.randn(n_heads, n_rows, n_columns) * n_rows**-0.5
+    return nn.init.normal_(torch.empty(n_heads, n_rows, n_columns), std=n_rows**-0.5)

@@ -1,0 +1,133 @@
+"""Windowed attention in blocks equals the dense mask, and its memory grows linearly with the row."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lmtool.batch import Batch, Mask
+from lmtool.model import attention
+from lmtool.model.attention import Attend
+from lmtool.model.positions import AlibiPositions, AttentionPositions, RelativePositions, RotaryPositions
+from tests.model import tiny
+from tests.reference import attention as reference
+
+CPU = torch.device("cpu")
+B, N, H = 2, 2, 4
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "BLOCK", 3)
+
+
+def heads(length: int, seed: int) -> Tensor:
+    return torch.randn(B, N, length, H, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def rules() -> dict[str, AttentionPositions]:
+    torch.manual_seed(0)
+    return {
+        "none": AttentionPositions(),
+        "alibi": AlibiPositions(N).double(),
+        "relative": RelativePositions(N, 8, 20, True).double(),
+        "rotary": RotaryPositions(100.0),
+    }
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    length=st.integers(8, 40),
+    size=st.integers(1, 5),
+    dilation=st.integers(1, 3),
+    n_global=st.integers(0, 4),
+    causal=st.booleans(),
+    keep=st.booleans(),
+    documents=st.booleans(),
+    prefix=st.booleans(),
+    rule=st.sampled_from(["none", "alibi", "relative", "rotary"]),
+    seed=st.integers(0, 100),
+)
+def test_blocks_equal_the_dense_mask(
+    length: int,
+    size: int,
+    dilation: int,
+    n_global: int,
+    causal: bool,
+    keep: bool,
+    documents: bool,
+    prefix: bool,
+    rule: str,
+    seed: int,
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    rows: dict[str, Any] = {}
+    if keep:
+        rows["keep_BS"] = torch.rand(B, length, generator=generator) > 0.3
+    if documents:
+        rows["documents_BS"] = torch.randint(0, 2, (B, length), generator=generator).cumsum(1)
+    if prefix and causal:
+        rows["prefix_B"] = torch.randint(0, length, (B,), generator=generator)
+    mask = Mask(causal, size, dilation, n_global, **rows)
+    q, k, v = (heads(length, seed + i).requires_grad_() for i in range(3))
+    positions = torch.randint(0, 30, (B, length), generator=generator)
+    position_rule = rules()[rule]
+    blocks = Attend(mask, length, length, CPU, positions, position_rule)
+    if blocks._blocks is None:  # the window is as long as the row
+        return
+    found = blocks(blocks.turn(q), blocks.turn(k), v, 0.0)
+    scores = blocks.turn(q) @ blocks.turn(k).transpose(-1, -2) * H**-0.5
+    bias = position_rule.bias(positions, positions)
+    scores = scores if bias is None else scores + bias
+    weights = scores.masked_fill(~mask.allowed(length, length, CPU)[:, None], -torch.inf).softmax(-1)
+    wanted = weights @ v
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+    given_back = torch.autograd.grad(found.square().sum(), (q, k, v))
+    for own, dense in zip(given_back, torch.autograd.grad(wanted.square().sum(), (q, k, v)), strict=True):
+        torch.testing.assert_close(own, dense, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("size", "dilation", "n_global"), [(3, 1, 0), (2, 3, 1), (4, 2, 3), (1, 1, 1)])
+def test_who_is_seen_equals_loops(causal: bool, size: int, dilation: int, n_global: int) -> None:
+    length = 17
+    allowed = Mask(causal, size, dilation, n_global).allowed(length, length, CPU)[0]
+    for q in range(length):
+        for k in range(length):
+            wanted = reference.in_window(q, k, size, dilation, n_global) and (k <= q or not causal)
+            assert bool(allowed[q, k]) == wanted
+
+
+def test_a_model_with_a_window_is_the_same_in_blocks_and_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    pattern = {"kind": "window", "size": 3, "dilation": 2, "global_tokens": 1}
+    model = tiny.model(pattern=pattern, context=64, position={"kind": "rotary"})
+    tokens_BT = tiny.tokens(2, 40)
+    in_blocks = model(Batch(tokens_BT))
+    monkeypatch.setattr(attention, "BLOCK", 1000)
+    torch.testing.assert_close(in_blocks, model(Batch(tokens_BT)), rtol=1e-9, atol=1e-9)
+
+
+def kept_bytes(length: int, windowed: bool) -> int:
+    """Bytes that the backward pass of one attention needs."""
+    sizes: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    mask = Mask(True, 16 if windowed else None)
+    q, k, v = (torch.randn(1, 1, length, 4, requires_grad=True) for _ in range(3))
+    attend = Attend(mask, length, length, CPU)
+    kept = attend._blocks.addend_local if attend._blocks else attend._addend(torch.float32)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        out = attend(q, k, v, 0.0)
+    return sum(sizes.values()) + kept.untyped_storage().nbytes() + out.nbytes
+
+
+def test_memory_grows_linearly_under_a_window() -> None:
+    short, long = kept_bytes(256, True), kept_bytes(1024, True)
+    assert long < 4.5 * short
+    assert kept_bytes(512, False) > 3 * kept_bytes(256, False), "dense attention grows with the square"

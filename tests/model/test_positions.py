@@ -1,0 +1,98 @@
+"""Positions in attention against loops over positions."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmtool.batch import Batch
+from lmtool.model.positions import AlibiPositions, RelativePositions, RotaryPositions, alibi_slopes
+from tests.model import tiny
+from tests.reference import attention as reference
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    positions=st.lists(st.integers(0, 5000), min_size=1, max_size=4),
+    half=st.integers(1, 4),
+    theta=st.sampled_from([10.0, 1e4]),
+)
+def test_rotary_turns_pairs(positions: list[int], half: int, theta: float) -> None:
+    x = torch.randn(2, 3, len(positions), 2 * half, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    turned = RotaryPositions(theta).turn(x, torch.tensor([positions]))
+    for row in range(2):
+        for head in range(3):
+            for t, position in enumerate(positions):
+                wanted = reference.rotated(x[row, head, t].numpy(), position, theta)
+                np.testing.assert_allclose(turned[row, head, t].numpy(), wanted, rtol=1e-10, atol=1e-10)
+
+
+@settings(max_examples=20, deadline=None)
+@given(first=st.integers(0, 1000), second=st.integers(0, 1000), shift=st.integers(0, 1000))
+def test_rotary_products_depend_on_the_distance_alone(first: int, second: int, shift: int) -> None:
+    q, k = torch.randn(2, 1, 1, 1, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    rule = RotaryPositions(10_000.0)
+
+    def product(a: int, b: int) -> float:
+        return float((rule.turn(q, torch.tensor([[a]])) * rule.turn(k, torch.tensor([[b]]))).sum())
+
+    assert product(first, second) == pytest.approx(product(first + shift, second + shift), abs=1e-9)
+
+
+@pytest.mark.parametrize("n_heads", [1, 2, 3, 4, 6, 8, 12, 16])
+def test_alibi_slopes(n_heads: int) -> None:
+    wanted = [reference.alibi_slope(head, n_heads) for head in range(n_heads)]
+    assert alibi_slopes(n_heads) == pytest.approx(wanted)
+    query, key = torch.tensor([[7, 2]]), torch.tensor([[0, 2, 9]])
+    bias = AlibiPositions(n_heads).bias(query, key)
+    assert bias.shape == (1, n_heads, 2, 3)
+    for head in range(n_heads):
+        for i, q in enumerate([7, 2]):
+            for j, k in enumerate([0, 2, 9]):
+                assert float(bias[0, head, i, j]) == pytest.approx(-wanted[head] * abs(q - k))
+
+
+@pytest.mark.parametrize("both_sides", [True, False])
+@pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (8, 20), (16, 1000), (4, 3)])
+def test_relative_buckets(both_sides: bool, buckets: int, max_distance: int) -> None:
+    rule = RelativePositions(2, buckets, max_distance, both_sides)
+    away = torch.arange(-1100, 1101)
+    found = rule.bucket(away).tolist()
+    wanted = [reference.relative_bucket(int(a), buckets, max_distance, both_sides) for a in away]
+    # where the logarithm meets a whole number, rounding may go either way
+    differ = [(a, f, w) for a, f, w in zip(away.tolist(), found, wanted, strict=True) if f != w]
+    assert all(abs(f - w) == 1 for _, f, w in differ)
+    assert len(differ) <= 8
+    bias = rule.bias(torch.tensor([[5]]), torch.tensor([[1, 5, 30]]))
+    for head in range(2):
+        for j, key in enumerate([1, 5, 30]):
+            bucket = reference.relative_bucket(key - 5, buckets, max_distance, both_sides)
+            assert float(bias[0, head, 0, j].detach()) == float(rule.table.weight[bucket, head].detach())
+
+
+@pytest.mark.parametrize("kind", ["alibi", "relative", "rotary", "none", "sinusoidal"])
+def test_rows_longer_than_in_training_can_be_read(kind: str) -> None:
+    model = tiny.model(position={"kind": kind})
+    assert model.longest is None
+    tokens_BT = tiny.tokens(1, 60)
+    hidden = model(Batch(tokens_BT))
+    assert torch.isfinite(hidden).all()
+    state = model.start(Batch(tokens_BT))
+    first, state = model.advance(tokens_BT[:, :40], state)
+    second, _ = model.advance(tokens_BT[:, 40:], state)
+    torch.testing.assert_close(torch.cat((first, second), 1), hidden, rtol=1e-9, atol=1e-9)
+
+
+def test_learned_positions_end_with_their_table() -> None:
+    assert tiny.model().longest == 24
+    assert tiny.model(position={"kind": "learned", "size": 40}).longest == 40
+
+
+@pytest.mark.parametrize("kind", ["alibi", "relative", "rotary"])
+def test_the_same_text_further_on_is_read_alike(kind: str) -> None:
+    """Only distances count: after shifting all positions of a window, its last hidden state is the same."""
+    model = tiny.model(n_layers=1, position={"kind": kind}, pattern={"kind": "window", "size": 4})
+    row = tiny.tokens(1, 20)
+    shifted = torch.cat((tiny.tokens(1, 3, seed=5), row), 1)
+    torch.testing.assert_close(model(Batch(shifted))[0, 3 + 4 :], model(Batch(row))[0, 4:], rtol=1e-9, atol=1e-9)

@@ -1,0 +1,63 @@
+"""Each score against loops, alone and inside attention."""
+
+import numpy as np
+import pytest
+import torch
+
+from lmtool.batch import Batch
+from lmtool.model.scores import Score, build_score
+from tests.model import tiny
+from tests.reference import attention as reference
+
+KINDS = ("dot", "scaled-dot", "bilinear", "reduced-rank", "additive")
+B, N, T, S, H, R = 2, 3, 4, 5, 4, 2
+
+
+def weights_of(score: Score, head: int) -> list[np.ndarray]:
+    return [p[head].detach().numpy() for p in score.parameters()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_equal_loops(kind: str) -> None:
+    torch.manual_seed(0)
+    score = build_score(kind, N, H, R).double()  # type: ignore[arg-type]
+    q, k = torch.randn(B, N, T, H, dtype=torch.float64), torch.randn(B, N, S, H, dtype=torch.float64)
+    found = score(q, score.keys(k)).detach()
+    assert found.shape == (B, N, T, S)
+    for b, n, t, s in np.ndindex(B, N, T, S):
+        wanted = reference.score(kind, q[b, n, t].numpy(), k[b, n, s].numpy(), weights_of(score, n))
+        assert float(found[b, n, t, s]) == pytest.approx(wanted, rel=1e-10, abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("grad", [True, False])
+def test_attention_heads_use_their_score(kind: str, grad: bool) -> None:
+    """One causal layer of attention, computed by hand from its own projections."""
+    model = tiny.model(n_layers=1, score=kind, position={"kind": "none"})
+    mixer = model.stack.sublayers[0].mixer  # type: ignore[union-attr, index]
+    x = torch.randn(1, 6, 16, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    from lmtool.batch import Mask
+    from lmtool.model.attention import Attend
+
+    with torch.set_grad_enabled(grad):
+        found, _ = mixer(x, Attend(Mask(causal=True), 6, 6, x.device), None)  # type: ignore[operator]
+    q, k, v = (part.view(6, 4, 4).detach().numpy() for part in mixer.qkv.parts(x))  # type: ignore[union-attr, operator]
+    heads = []
+    for head in range(4):
+        weights = weights_of(mixer.score, head)  # type: ignore[arg-type]
+        scores = [[reference.score(kind, q[t, head], k[s, head], weights) for s in range(6)] for t in range(6)]
+        seen = [[s <= t for s in range(6)] for t in range(6)]
+        heads.append(reference.attend(scores, v[:, head], seen))
+    joined = torch.from_numpy(np.concatenate(heads, 1))
+    wanted = mixer.out(joined)  # type: ignore[operator, union-attr]
+    torch.testing.assert_close(found[0], wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_of_scores_get_gradients(kind: str) -> None:
+    model = tiny.model(score=kind, rank=2 if kind == "reduced-rank" else None)
+    batch = Batch(tiny.tokens(2, 8))
+    model.logits(model(batch)).logsumexp(-1).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().max() > 0, name

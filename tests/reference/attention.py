@@ -1,0 +1,97 @@
+"""Positions, scores and windows of attention as the papers print them: loops over positions, float64.
+
+Shapes: T positions, H head width.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+def rotated(vector: Array, position: int, theta: float) -> Array:
+    """Su et al. 2021, equation 34, with component i paired with i + H/2, as in Llama."""
+    half = len(vector) // 2
+    out = np.zeros_like(vector)
+    for i in range(half):
+        angle = position * theta ** (-2 * i / len(vector))
+        out[i] = vector[i] * math.cos(angle) - vector[i + half] * math.sin(angle)
+        out[i + half] = vector[i] * math.sin(angle) + vector[i + half] * math.cos(angle)
+    return out
+
+
+def alibi_slope(head: int, n_heads: int) -> float:
+    """Press et al. 2022: a geometric sequence from 2^(-8/n); their code interleaves the next one when n is no power."""
+
+    def of_power(n: int) -> list[float]:
+        ratio = 2.0 ** (-(2.0 ** -(math.log2(n) - 3)))
+        return [ratio ** (i + 1) for i in range(n)]
+
+    power = 1
+    while power * 2 <= n_heads:
+        power *= 2
+    slopes = of_power(power)
+    if power < n_heads:
+        slopes += of_power(2 * power)[0::2][: n_heads - power]
+    return slopes[head]
+
+
+def relative_bucket(away: int, buckets: int, max_distance: int, both_sides: bool) -> int:
+    """Raffel et al. 2020: exact buckets for near keys, logarithmic ones up to max_distance. away: key - query."""
+    bucket = 0
+    if both_sides:
+        buckets //= 2
+        bucket = buckets if away > 0 else 0
+        distance = abs(away)
+    else:
+        distance = max(0, -away)
+    exact = buckets // 2
+    if distance < exact:
+        return bucket + distance
+    grown = exact + int(math.log(distance / exact) / math.log(max_distance / exact) * (buckets - exact))
+    return bucket + min(grown, buckets - 1)
+
+
+def score(kind: str, q: Array, k: Array, weights: Sequence[Array]) -> float:
+    """One score of a query and a key; weights in the order of the formula."""
+    match kind:
+        case "dot":
+            return float(sum(q[i] * k[i] for i in range(len(q))))
+        case "scaled-dot":
+            return float(sum(q[i] * k[i] for i in range(len(q)))) / math.sqrt(len(q))
+        case "bilinear":
+            (w,) = weights
+            return float(sum(q[i] * w[i, j] * k[j] for i in range(len(q)) for j in range(len(k))))
+        case "reduced-rank":
+            u, v = weights
+            left = [sum(q[i] * u[i, r] for i in range(len(q))) for r in range(u.shape[1])]
+            right = [sum(k[i] * v[i, r] for i in range(len(k))) for r in range(v.shape[1])]
+            return float(sum(a * b for a, b in zip(left, right, strict=True)))
+        case "additive":
+            w, u, out = weights
+            total = 0.0
+            for r in range(w.shape[1]):
+                inner = sum(q[i] * w[i, r] for i in range(len(q))) + sum(k[i] * u[i, r] for i in range(len(k)))
+                total += out[r, 0] * math.tanh(inner)
+            return float(total)
+    raise ValueError(kind)
+
+
+def attend(scores: Sequence[Sequence[float]], values: Array, seen: Sequence[Sequence[bool]]) -> Array:
+    """The softmax average of the values that each query sees."""
+    rows = []
+    for score_row, seen_row in zip(scores, seen, strict=True):
+        weights = [math.exp(s) if may else 0.0 for s, may in zip(score_row, seen_row, strict=True)]
+        rows.append(sum(w * value for w, value in zip(weights, values, strict=True)) / sum(weights))
+    return np.array(rows)
+
+
+def in_window(query: int, key: int, size: int, dilation: int, n_global: int) -> bool:
+    """Beltagy et al. 2020: near in steps of the dilation, or one of the two is global."""
+    if query < n_global or key < n_global:
+        return True
+    away = abs(query - key)
+    return away % dilation == 0 and away // dilation < size
