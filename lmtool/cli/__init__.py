@@ -12,6 +12,7 @@ from lmtool import __version__
 from lmtool.cli import recipes, runs
 from lmtool.cli.evaluate import evaluate
 from lmtool.cli.generate import generate
+from lmtool.cli.neighbors import neighbors
 from lmtool.cli.output import plain, prepare_streams
 from lmtool.cli.pretrain import pretrain
 from lmtool.cli.resume import resume
@@ -32,6 +33,7 @@ app.command()(pretrain)
 app.command()(resume)
 app.command()(generate)
 app.command("eval")(evaluate)
+app.command()(neighbors)
 app.command()(tokenize)
 app.add_typer(runs.app, name="runs")
 app.add_typer(recipes.app, name="recipes")

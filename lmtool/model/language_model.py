@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmtool.batch import Batch
+from lmtool.errors import UsageError
 
 
 class KeyValue(NamedTuple):
@@ -158,6 +159,17 @@ class LanguageModel(nn.Module, ABC):
     @abstractmethod
     def head_parameters(self) -> tuple[Tensor, ...]:
         """The parameters that `logits` uses."""
+
+    def token_vectors(self) -> Tensor:
+        """The vector of each token before it has any context (V, D). Raises UsageError where a model has none."""
+        raise UsageError("this model has no vectors of tokens: it counts them", fix="name a run of another family")
+
+    def layers(self, batch: Batch) -> list[Tensor]:
+        """The embeddings, then the output of each layer, each (B, T, D); all from one pass over `batch.tokens_BT`.
+
+        A model with an encoder reads the tokens with that. Raises UsageError where a model has no vectors.
+        """
+        raise UsageError("this model has no vectors of tokens: it counts them", fix="name a run of another family")
 
     @abstractmethod
     def start(self, batch: Batch) -> DecodeState:

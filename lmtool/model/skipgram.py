@@ -51,6 +51,13 @@ class SkipGramModel(LanguageModel):
     def head_parameters(self) -> tuple[Tensor, ...]:
         return (self.neighbours.weight,)
 
+    def token_vectors(self) -> Tensor:
+        return self.centres.weight
+
+    def layers(self, batch: Batch) -> list[Tensor]:
+        """The centre vectors: there is no other layer."""
+        return [self(batch)]
+
     def start(self, batch: Batch) -> DecodeState:
         raise UsageError("a skip-gram model has no next token", fix="see what it knows with lmtool neighbors")
 

@@ -52,6 +52,7 @@ class Stack(nn.Module):
             for _ in range(spec.n_layers)
             for mixer in _mixers(spec, source)
         )
+        self.per_layer = len(self.sublayers) // spec.n_layers
         self.norm = build_norm(spec.norm, spec.d_model, spec.bias) if pre else nn.Identity()
         initialise(self, spec)
         if spec.init.scale_residual:
@@ -101,10 +102,12 @@ class Stack(nn.Module):
         mask: Mask,
         past: Sequence[LayerState | None] | None = None,
         source_mask: Mask | None = None,
+        seen: list[Tensor] | None = None,
     ) -> tuple[Tensor, tuple[LayerState | None, ...]]:
         """Hidden states (B, T, D) of the vectors, which follow what `past` remembers; and what to remember.
 
         positions_PS: of all positions, remembered ones first; mask covers all of them, source_mask the source.
+        seen: where wanted, gets the vectors and the output of each layer, the last one behind the final norm.
         """
         T, S = x_BTD.shape[1], positions_PS.shape[1]
         past = past or (None,) * len(self.sublayers)
@@ -114,10 +117,15 @@ class Stack(nn.Module):
             source = Attend(source_mask, T, n_source, x_BTD.device, _no_positions(n_source, T, x_BTD.device))
         attend = Attend(mask, T, S, x_BTD.device, positions_PS, self.position, source)
         now = []
-        for sublayer, state in zip(self.sublayers, past, strict=True):
+        for number, (sublayer, state) in enumerate(zip(self.sublayers, past, strict=True)):
+            if seen is not None and number % self.per_layer == 0:
+                seen.append(x_BTD)
             x_BTD, state = sublayer(x_BTD, attend, state)
             now.append(state)
-        return self.norm(x_BTD), tuple(now)
+        hidden_BTD: Tensor = self.norm(x_BTD)
+        if seen is not None:
+            seen.append(hidden_BTD)
+        return hidden_BTD, tuple(now)
 
 
 def _no_positions(n_source: int, n_queries: int, device: torch.device) -> Tensor:

@@ -36,6 +36,9 @@ class TransformerModel(LanguageModel):
     def head_parameters(self) -> tuple[Tensor, ...]:
         return self.head.used()
 
+    def token_vectors(self) -> Tensor:
+        return self.inputs.tokens.weight
+
 
 class TransformerDecoder(TransformerModel):
     """A causal Stack: GPT (Radford et al. 2018, 2019)."""
@@ -45,10 +48,19 @@ class TransformerDecoder(TransformerModel):
         self.stack = Stack(spec, causal=True)
 
     def forward(self, batch: Batch) -> Tensor:
+        return self._read(batch)
+
+    def layers(self, batch: Batch) -> list[Tensor]:
+        seen: list[Tensor] = []
+        self._read(batch, seen)
+        return seen
+
+    def _read(self, batch: Batch, seen: list[Tensor] | None = None) -> Tensor:
         mask = self.stack.mask(batch.prefix_B, batch.keep_BT, batch.documents_BT)
         positions_PT = positions_in_text(batch)
+        x_BTD = self.inputs(batch.tokens_BT, positions_PT)
         hidden: Tensor
-        hidden, _ = self.stack(self.inputs(batch.tokens_BT, positions_PT), positions_PT, mask)
+        hidden, _ = self.stack(x_BTD, positions_PT, mask, seen=seen)
         return hidden
 
     def start(self, batch: Batch) -> DecodeState:
@@ -102,11 +114,19 @@ class TransformerEncoder(TransformerModel):
                 initialise(part, spec)
 
     def forward(self, batch: Batch) -> Tensor:
+        return self._read(batch)
+
+    def layers(self, batch: Batch) -> list[Tensor]:
+        seen: list[Tensor] = []
+        self._read(batch, seen)
+        return seen
+
+    def _read(self, batch: Batch, seen: list[Tensor] | None = None) -> Tensor:
         mask = self.stack.mask(keep_BS=batch.keep_BT, documents_BS=batch.documents_BT)
         positions_PT = positions_in_text(batch)
         x_BTD = self.inputs(batch.tokens_BT, positions_PT, batch.segments_BT)
         hidden: Tensor
-        hidden, _ = self.stack(x_BTD, positions_PT, mask)
+        hidden, _ = self.stack(x_BTD, positions_PT, mask, seen=seen)
         return hidden
 
     def next_sentence_logits(self, hidden_BTD: Tensor) -> Tensor:
@@ -149,11 +169,20 @@ class TransformerEncoderDecoder(TransformerModel):
         """Hidden states (B, S, D) of the source. Raises ValueError when the batch has none."""
         if batch.source_BS is None:
             raise ValueError("a batch without a source")
-        source = Batch(batch.source_BS, keep_BT=batch.source_keep_BS, segments_BT=None)
+        return self._encode(Batch(batch.source_BS, keep_BT=batch.source_keep_BS))
+
+    def layers(self, batch: Batch) -> list[Tensor]:
+        """Those of the encoder, which reads the tokens as a source."""
+        seen: list[Tensor] = []
+        self._encode(batch, seen)
+        return seen
+
+    def _encode(self, source: Batch, seen: list[Tensor] | None = None) -> Tensor:
         positions_PS = positions_in_text(source)
         x_BSD = self.inputs(source.tokens_BT, positions_PS)
+        mask = self.encoder.mask(keep_BS=source.keep_BT)
         hidden: Tensor
-        hidden, _ = self.encoder(x_BSD, positions_PS, self.encoder.mask(keep_BS=source.keep_BT))
+        hidden, _ = self.encoder(x_BSD, positions_PS, mask, seen=seen)
         return hidden
 
     def forward(self, batch: Batch) -> Tensor:

@@ -1,0 +1,37 @@
+"""`lmtool neighbors`: which words a model takes for alike."""
+
+from typing import Annotated
+
+import typer
+
+from lmtool.cli.arguments import Device, Json, Quiet, Run
+from lmtool.cli.output import plain
+
+
+def neighbors(
+    run: Run,
+    word: Annotated[str, typer.Argument(metavar="WORD", help="A word that is one token of the run.")],
+    k: Annotated[int, typer.Option("-k", metavar="N", min=1, help="How many to show.")] = 10,
+    device: Device = "auto",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """List the words whose vectors are nearest to a word's, by cosine.
+
+    The vectors are those before any context: of skip-gram, or the embeddings of any other model.
+    """
+    import json
+
+    from lmtool.engine.neighbors import neighbors as find
+
+    found = find(run, word, k, device=device)
+    for warning in found.loaded.warnings:
+        typer.echo(plain(f"warning: {warning}"), err=True)
+    if not quiet:
+        typer.echo(plain(f"{found.loaded.run_path}, step {found.loaded.step}"), err=True)
+    if as_json:
+        nearest = [{"word": neighbor.word, "similarity": neighbor.similarity} for neighbor in found.nearest]
+        typer.echo(json.dumps({"word": found.word, "neighbors": nearest}))
+        return
+    for neighbor in found.nearest:
+        typer.echo(f"{neighbor.similarity:.3f}  {plain(neighbor.word)}")
