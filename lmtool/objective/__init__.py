@@ -2,9 +2,10 @@
 
 from lmtool.errors import RecipeError
 from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
+from lmtool.objective.bidirectional import BidirectionalObjective
 from lmtool.objective.causal import CausalObjective
 from lmtool.objective.skipgram import SkipGramObjective
-from lmtool.recipe.spec import Causal, Recipe, SkipGramWindow
+from lmtool.recipe.spec import Bidirectional, Causal, Recipe, SkipGramWindow
 
 __all__ = ["CausalObjective", "Cut", "Example", "Loss", "Objective", "SkipGramObjective", "Vocabulary", "build"]
 
@@ -14,6 +15,8 @@ def build(recipe: Recipe, vocabulary: Vocabulary) -> Objective:
     match recipe.objective:
         case Causal() as spec:
             return CausalObjective(spec, vocabulary.bos, recipe.data.isolate_documents)
+        case Bidirectional():
+            return BidirectionalObjective(CausalObjective(Causal(), vocabulary.bos, recipe.data.isolate_documents))
         case SkipGramWindow() as spec:
             return SkipGramObjective(spec, vocabulary)
         case spec:
