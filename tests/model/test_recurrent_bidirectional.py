@@ -1,0 +1,86 @@
+"""ELMo's model is two language models, one on the reversed text; its mix is the paper's."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lmtool.batch import Batch
+from lmtool.model import build
+from lmtool.model.bidirectional import BidirectionalModel, ScalarMix
+from lmtool.model.recurrent import RecurrentDecoder
+from tests.model.recurrent_weights import CELLS, VOCAB, built, spec
+from tests.model.test_recurrent import EXACT, tokens
+from tests.reference import recurrent as reference
+
+
+def two_models(model: BidirectionalModel, **changes: Any) -> list[RecurrentDecoder]:
+    """Separate decoders with the weights of the two halves."""
+    halves = []
+    for name in ("forth", "back"):
+        half = build(spec(**changes), VOCAB).double().eval()
+        assert isinstance(half, RecurrentDecoder)
+        weights = {key.replace(f"{name}.", "rnn."): w for key, w in model.state_dict().items()}
+        half.load_state_dict({key: w for key, w in weights.items() if key in half.state_dict()})
+        halves.append(half)
+    return halves
+
+
+@pytest.mark.parametrize(("cell", "nonlinearity"), CELLS)
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_it_is_two_models_one_of_which_reads_the_reversed_text(cell: str, nonlinearity: str, tied: bool) -> None:
+    changes = {"cell": cell, "nonlinearity": nonlinearity, "tie_embeddings": tied}
+    model = built(spec(shape="bidirectional", **changes))
+    assert isinstance(model, BidirectionalModel)
+    forth, back = two_models(model, **changes)
+    batch, reversed_batch = Batch(tokens(2, 8)), Batch(tokens(2, 8).flip(1))
+    torch.testing.assert_close(model(batch), forth(batch), **EXACT)
+    torch.testing.assert_close(model.backward(batch), back(reversed_batch).flip(1), **EXACT)
+    layers = model.layers(batch)
+    assert len(layers) == 3
+    pairs = zip(layers, forth.layers(batch), back.layers(reversed_batch), strict=True)
+    for joined, one, other in pairs:
+        torch.testing.assert_close(joined, torch.cat((one, other.flip(1)), -1), **EXACT)
+
+
+def test_padding_and_neighbours_in_a_row_change_no_layer() -> None:
+    model = built(spec(shape="bidirectional"))
+    assert isinstance(model, BidirectionalModel)
+    keep_BT = torch.tensor([[0, 1, 1, 0, 1, 1, 1, 0]]).bool()
+    documents_BT = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1]])
+    tokens_BT = tokens(1, 8)
+    batch = Batch(tokens_BT, keep_BT=keep_BT, documents_BT=documents_BT)
+    for places in ([1, 2, 4], [5, 6]):
+        alone = Batch(tokens_BT[:, places])
+        torch.testing.assert_close(model.backward(batch)[:, places], model.backward(alone), **EXACT)
+        for joined, own in zip(model.layers(batch), model.layers(alone), strict=True):
+            torch.testing.assert_close(joined[:, places], own, **EXACT)
+
+
+def test_a_backward_state_sees_no_token_before_it() -> None:
+    model = built(spec(shape="bidirectional"))
+    assert isinstance(model, BidirectionalModel)
+    one = tokens(1, 8)
+    two = one.clone()
+    two[0, 3] = (two[0, 3] + 1) % VOCAB
+    before, after = (model.backward(Batch(row))[0] for row in (one, two))
+    torch.testing.assert_close(before[4:], after[4:], **EXACT)
+    for t in range(4):
+        assert not torch.allclose(before[t], after[t])
+
+
+def test_a_mix_equals_the_paper() -> None:
+    torch.manual_seed(0)
+    layers = [torch.randn(2, 5, 4).double() for _ in range(3)]
+    mix = ScalarMix(3).double()
+    torch.testing.assert_close(mix(layers), sum(layers) / 3, msg="all layers weigh the same at first")
+    with torch.no_grad():
+        mix.scalars_L.copy_(torch.tensor([0.5, -1.0, 2.0]))
+        mix.gamma.fill_(1.7)
+    wanted = reference.scalar_mix([h.numpy() for h in layers], [0.5, -1.0, 2.0], 1.7)
+    np.testing.assert_allclose(mix(layers).detach(), wanted, **EXACT)
+    mix(layers).square().sum().backward()
+    assert mix.gamma.grad is not None
+    assert mix.scalars_L.grad is not None
+    assert mix.scalars_L.grad.any()

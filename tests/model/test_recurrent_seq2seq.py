@@ -1,0 +1,191 @@
+"""Recurrent encoder-decoders equal plain loops; sources may be padded anywhere; alignments can be read."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lmtool.batch import Batch
+from lmtool.model import DecodeState, Memory, build
+from lmtool.model.seq2seq import RecurrentEncoderDecoder
+from lmtool.recipe.spec import Recurrent
+from tests.model.recurrent_weights import CELLS, VOCAB, Array, Weights, built, spec
+from tests.model.test_recurrent import EXACT, SCORES, tokens
+from tests.reference import recurrent as reference
+
+ATTENTIONS: dict[str, Any] = {
+    "none": None,
+    **{f"luong-{score}": {"score": score} for score in SCORES},
+    **{f"bahdanau-{score}": {"score": score, "feed": "input"} for score in SCORES},
+}
+attentions = pytest.mark.parametrize("attention", ATTENTIONS.values(), ids=list(ATTENTIONS))
+directions = pytest.mark.parametrize("both", [False, True], ids=["forth", "both"])
+
+
+def seq2seq(**changes: Any) -> tuple[RecurrentEncoderDecoder, Recurrent]:
+    of = spec(shape="encoder-decoder", **changes)
+    model = built(of)
+    assert isinstance(model, RecurrentEncoderDecoder)
+    return model, of
+
+
+def by_loops(
+    model: RecurrentEncoderDecoder, of: Recurrent, source_S: Tensor, tokens_T: Tensor
+) -> tuple[Array, list[list[float]]]:
+    """Logits (T, V) and weights of one row, by the reference."""
+    weights = Weights(model, of)
+    xs, sources = weights.embed(tokens_T), weights.embed(source_S)
+    if of.bidirectional_encoder:
+        memory, lasts = reference.read_both_ways(
+            weights.layers("encoder.forth"), weights.layers("encoder.back"), sources
+        )
+        maps = [
+            (weights.named[f"encoder.bridge.{i}.weight"], weights.named[f"encoder.bridge.{i}.bias"])
+            for i in range(sum(map(len, lasts)))
+        ]
+        first = []
+        for last in lasts:
+            mapped = [w @ part + b for part, (w, b) in zip(last, maps, strict=False)]
+            maps = maps[len(last) :]
+            first.append([np.tanh(mapped[0]), *mapped[1:]])
+    else:
+        every, first = reference.run_layers(weights.layers("encoder.forth"), sources)
+        memory = every[-1]
+    layers = weights.layers("rnn.cells")
+    if of.attention is None:
+        return weights.logits(reference.run_layers(layers, xs, first)[0][-1]), []
+    if of.attention.feed == "output":
+        hidden, aligned = reference.luong(layers, xs, first, memory, weights.score())
+    else:
+        layers[0] = weights.layer("rnn.cells.0", context="feed")
+        hidden, aligned = reference.bahdanau(layers, xs, first, memory, weights.score())
+    return weights.logits(hidden), aligned
+
+
+@attentions
+@directions
+@pytest.mark.parametrize("cell", ["rnn", "gru", "lstm"])
+def test_it_equals_the_loop(attention: Any, both: bool, cell: str) -> None:
+    model, of = seq2seq(cell=cell, attention=attention, bidirectional_encoder=both)
+    tokens_BT, source_BS = tokens(2, 7), tokens(2, 5, seed=1)
+    batch = Batch(tokens_BT, source_BS=source_BS)
+    logits = model.logits(model(batch)).detach()
+    for row in range(2):
+        wanted, aligned = by_loops(model, of, source_BS[row], tokens_BT[row])
+        np.testing.assert_allclose(logits[row], wanted, **EXACT)
+        if attention is not None:
+            np.testing.assert_allclose(model.alignments(batch)[row].detach(), aligned, **EXACT)
+
+
+@pytest.mark.parametrize(("cell", "nonlinearity"), CELLS)
+@pytest.mark.parametrize("feed", ["output", "input"])
+@pytest.mark.parametrize("n_layers", [1, 3])
+@pytest.mark.parametrize("tied", [True, False])
+def test_any_cell_any_number_of_layers_any_head(
+    cell: str, nonlinearity: str, feed: str, n_layers: int, tied: bool
+) -> None:
+    model, of = seq2seq(
+        cell=cell, nonlinearity=nonlinearity, attention={"feed": feed}, n_layers=n_layers, tie_embeddings=tied
+    )
+    tokens_BT, source_BS = tokens(1, 6), tokens(1, 4, seed=1)
+    logits = model.logits(model(Batch(tokens_BT, source_BS=source_BS)))[0].detach()
+    np.testing.assert_allclose(logits, by_loops(model, of, source_BS[0], tokens_BT[0])[0], **EXACT)
+
+
+@attentions
+@directions
+def test_padding_of_sources_and_targets_changes_nothing(attention: Any, both: bool) -> None:
+    """In front, behind and inside; a source that is all padding gives nothing to look at."""
+    model, _ = seq2seq(attention=attention, bidirectional_encoder=both)
+    source_keep = torch.tensor([[0, 1, 1, 0, 1, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]]).bool()
+    keep = torch.tensor([[1, 0, 1, 1, 0], [0, 1, 1, 1, 1], [1, 1, 1, 0, 0]]).bool()
+    source_BS, tokens_BT = tokens(3, 6, seed=2), tokens(3, 5)
+    hidden = model(Batch(tokens_BT, keep_BT=keep, source_BS=source_BS, source_keep_BS=source_keep))
+    assert torch.isfinite(hidden).all()
+    for row in range(2):
+        alone = Batch(tokens_BT[row, keep[row]][None], source_BS=source_BS[row, source_keep[row]][None])
+        torch.testing.assert_close(hidden[row, keep[row]], model(alone)[0], **EXACT)
+    if attention is not None:
+        weights = model.alignments(Batch(tokens_BT, source_BS=source_BS, source_keep_BS=source_keep))
+        assert not weights[~source_keep[:, None].expand_as(weights)].any()
+        torch.testing.assert_close(weights[:2].sum(-1), torch.ones(2, 5).double())
+        assert not weights[2].any()
+
+
+@attentions
+@directions
+def test_cached_decoding_equals_the_forward_pass(attention: Any, both: bool) -> None:
+    """In any chunks, with rows of several sources joined, picked and doubled."""
+    model, _ = seq2seq(attention=attention, bidirectional_encoder=both)
+    rows = [(tokens(1, 8, seed=i), tokens(1, length, seed=10 + i)) for i, length in enumerate((4, 2, 6))]
+    states = [model.start(Batch(target[:, :1], source_BS=source)) for target, source in rows]
+    state = DecodeState.join(states)
+    assert isinstance(state.layers[-1], Memory) == (attention is not None)
+    tokens_BT = torch.cat([target for target, _ in rows])
+    one, state = model.advance(tokens_BT[:, :3], state)
+    picked = torch.tensor([2, 0, 0, 1])
+    two, _ = model.advance(tokens_BT[picked, 3:], state[picked])
+    for row, (target, source) in enumerate(rows):
+        whole = model(Batch(target, source_BS=source))[0]
+        torch.testing.assert_close(one[row], whole[:3], **EXACT)
+        for place in (picked == row).nonzero()[:, 0]:
+            torch.testing.assert_close(two[place], whole[3:], **EXACT)
+
+
+def test_without_attention_only_the_last_state_is_seen() -> None:
+    """The bottleneck: two sources that end in the same state are the same to the decoder."""
+    model, _ = seq2seq(cell="gru")
+    state = model.start(Batch(tokens(2, 1), source_BS=tokens(2, 5)))
+    assert [tuple(part.shape) for layer in state.layers for part in layer] == [(2, 6), (2, 6)]
+    assert state.source_keep_BS is None
+
+
+def test_selections_other_than_soft() -> None:
+    source_BS, tokens_BT = tokens(2, 5, seed=1), tokens(2, 4)
+    batch = Batch(tokens_BT, source_BS=source_BS)
+    for feed in ("output", "input"):
+        for select, n_chosen, total in (("hard", 1, 1), ("multi-hot", 3, 1), ("mean", 5, 1), ("sum", 5, 5)):
+            model, _ = seq2seq(attention={"select": select, "k": 3, "feed": feed})
+            weights = model.alignments(batch)
+            assert ((weights != 0).sum(-1) == n_chosen).all()
+            torch.testing.assert_close(weights.sum(-1), torch.full((2, 4), float(total)).double())
+
+
+def test_a_source_is_needed_and_attention_for_alignments() -> None:
+    model, _ = seq2seq()
+    with pytest.raises(ValueError, match="source"):
+        model(Batch(tokens(1, 3)))
+    with pytest.raises(ValueError, match="no alignments"):
+        model.alignments(Batch(tokens(1, 3), source_BS=tokens(1, 3)))
+
+
+@pytest.mark.parametrize("feed", ["output", "input"])
+def test_it_learns_to_reverse(feed: str) -> None:
+    """And looks back where it should: the weights lie on the other diagonal."""
+    torch.manual_seed(0)
+    of = spec(
+        shape="encoder-decoder",
+        cell="gru",
+        d_model=32,
+        n_layers=1,
+        bidirectional_encoder=True,
+        attention={"score": "additive", "feed": feed},
+    )
+    model = build(of, VOCAB)
+    assert isinstance(model, RecurrentEncoderDecoder)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for step in range(250):
+        source_BS = tokens(32, 6, seed=step)
+        target_BT = source_BS.flip(1)
+        inputs_BT = torch.cat((torch.zeros(32, 1, dtype=torch.int64), target_BT[:, :-1]), 1)
+        logits = model.logits(model(Batch(inputs_BT, source_BS=source_BS)))
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), target_BT.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.5
+    found = model.alignments(Batch(inputs_BT, source_BS=source_BS)).argmax(-1)
+    wanted = torch.arange(5, -1, -1)
+    assert float(((found - wanted).abs() <= 1).float().mean()) > 0.7

@@ -1,0 +1,84 @@
+"""ELMo's objective: the next token from those before, the one before from those behind, never over given tokens."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lmtool.batch import IGNORE, Batch
+from lmtool.model import LanguageModel, build
+from lmtool.model.bidirectional import BidirectionalModel
+from lmtool.objective import CausalObjective, Example
+from lmtool.objective.bidirectional import BidirectionalObjective
+from lmtool.recipe.spec import Causal, Recurrent
+
+BOS, EOS, VOCAB = 1, 2, 9
+ROWS = [[BOS, 4, 5, EOS, BOS, 6, 7], [5, 6, EOS, BOS, 3, 4, 5]]
+
+
+def model_of(shape: str = "bidirectional") -> LanguageModel:
+    torch.manual_seed(0)
+    of: dict[str, Any] = {"kind": "recurrent", "shape": shape, "cell": "gru", "d_model": 8, "context": 6}
+    return build(Recurrent.model_validate(of), VOCAB).double()
+
+
+def objective(isolated: bool = False) -> BidirectionalObjective:
+    return BidirectionalObjective(CausalObjective(Causal(), BOS, isolated))
+
+
+def batch_of(rows: list[list[int]], isolated: bool = False) -> Batch:
+    rng = np.random.default_rng(0)
+    return objective(isolated).collate([Example(np.array(row), rng) for row in rows])
+
+
+def test_targets_of_the_backward_half() -> None:
+    """Nothing stands before a row, and the end of a document is given to what reads from its end."""
+    found = objective().targets_before(batch_of(ROWS))
+    assert found.tolist() == [[IGNORE, BOS, 4, 5, IGNORE, BOS], [IGNORE, 5, 6, IGNORE, BOS, 3]]
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+def test_the_loss_is_half_the_sum_of_both_directions(isolated: bool) -> None:
+    """Each -log p by hand, from texts that are cut by hand where documents are apart."""
+    model = model_of()
+    assert isinstance(model, BidirectionalModel)
+    total = 0.0
+    for row in ROWS:
+        cuts = [i for i, token in enumerate(row[:-1]) if token == BOS and i and isolated]
+        for start, stop in zip([0, *cuts], [*cuts, len(row) - 1], strict=True):
+            text = torch.tensor([row[start:stop]])
+            forth = model.logits(model(Batch(text)))[0].log_softmax(-1)
+            back = model.logits(model.backward(Batch(text)))[0].log_softmax(-1)
+            for i in range(stop - start):
+                following = row[start + i + 1]
+                if following != BOS:
+                    total -= float(forth[i, following])
+                if i and row[start + i] != BOS:
+                    total -= float(back[i, row[start + i - 1]])
+    loss = objective(isolated).loss(model, batch_of(ROWS, isolated))
+    assert float(loss.total) == pytest.approx(total / 2, rel=1e-6)
+    assert int(loss.count) == batch_of(ROWS).n_targets == 10
+
+
+def test_a_text_is_scored_by_the_forward_half() -> None:
+    model = model_of()
+    assert isinstance(model, BidirectionalModel)
+    before = objective().score(model, batch_of(ROWS)).total
+    with torch.no_grad():
+        for parameter in model.back.parameters():
+            parameter.zero_()
+    assert torch.equal(objective().score(model, batch_of(ROWS)).total, before)
+
+
+def test_every_parameter_of_both_halves_gets_a_gradient() -> None:
+    model = model_of()
+    objective().loss(model, batch_of(ROWS)).total.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.any(), name
+
+
+def test_a_model_of_one_direction_is_refused() -> None:
+    with pytest.raises(ValueError, match="both directions"):
+        objective().loss(model_of("decoder"), batch_of(ROWS))
