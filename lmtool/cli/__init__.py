@@ -10,6 +10,7 @@ import typer
 
 from lmtool import __version__
 from lmtool.cli import recipes, runs
+from lmtool.cli.embed import embed
 from lmtool.cli.evaluate import evaluate
 from lmtool.cli.generate import generate
 from lmtool.cli.neighbors import neighbors
@@ -34,6 +35,7 @@ app.command()(resume)
 app.command()(generate)
 app.command("eval")(evaluate)
 app.command()(neighbors)
+app.command()(embed)
 app.command()(tokenize)
 app.add_typer(runs.app, name="runs")
 app.add_typer(recipes.app, name="recipes")

@@ -79,6 +79,9 @@ class RecurrentModel(LanguageModel):
         weight = self.embedding.weight if self.head is None else self.head.weight
         return (weight,) if self.head_bias is None else (weight, self.head_bias)
 
+    def token_vectors(self) -> Tensor:
+        return self.embedding.weight
+
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """Embeddings (B, T, D), with dropout."""
         return F.dropout(self.embedding(tokens_BT), self.dropout, self.training)

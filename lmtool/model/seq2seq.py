@@ -36,9 +36,16 @@ class Encoder(nn.Module):
         n_maps = spec.n_layers * n_parts if both else 0
         self.bridge = nn.ModuleList(nn.Linear(width, width) for _ in range(n_maps))
 
-    def forward(self, x_BSD: Tensor, texts: Texts | None) -> tuple[Tensor, tuple[State, ...]]:
-        """States of the last layer (B, S, D), zeros at padding; and a first state for each layer of the decoder."""
+    def forward(
+        self, x_BSD: Tensor, texts: Texts | None, seen: list[Tensor] | None = None
+    ) -> tuple[Tensor, tuple[State, ...]]:
+        """States of the last layer (B, S, D), zeros at padding; and a first state for each layer of the decoder.
+
+        seen: where wanted, gets the embeddings and the states of each layer.
+        """
         firsts: list[State] = []
+        if seen is not None:
+            seen.append(x_BSD)
         for layer, forth in enumerate(cast(Iterable[Cell], self.forth)):
             x_BSD = F.dropout(x_BSD, self.dropout, self.training) if layer else x_BSD
             start = forth.start(len(x_BSD))
@@ -48,6 +55,8 @@ class Encoder(nn.Module):
                 out_BSD = torch.cat((out_BSD, back_BSD), -1)
                 last = tuple(torch.cat(parts, -1) for parts in zip(last, back_last, strict=True))
             x_BSD = out_BSD
+            if seen is not None:
+                seen.append(x_BSD)
             firsts.append(self._bridged(layer, last))
         return x_BSD, tuple(firsts)
 
@@ -81,6 +90,12 @@ class RecurrentEncoderDecoder(RecurrentModel):
 
     def forward(self, batch: Batch) -> Tensor:
         return self._read(batch, self.start(batch))[0]
+
+    def layers(self, batch: Batch) -> list[Tensor]:
+        """Those of the encoder, which reads the tokens as a source."""
+        seen: list[Tensor] = []
+        self.encoder(self.embed(batch.tokens_BT), find_texts(batch), seen)
+        return seen
 
     def alignments(self, batch: Batch) -> Tensor:
         """How much of each source state is in the context of each position: (B, T, S).

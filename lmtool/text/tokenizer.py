@@ -5,6 +5,7 @@ Special tokens have the first ids, and text that spells one stays ordinary text 
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -41,6 +42,8 @@ is too little."""
 
 _CHARACTER = r"[\s\S]"
 _WORD = r"\w+(?:['\x{2019}]\w+)*|[^\w\s]"
+_WORD_HERE = re.compile(_WORD.replace(r"\x{2019}", "\u2019"))
+"""The same in Python's spelling."""
 
 Kind = Literal["bpe", "wordpiece", "char", "word"]
 
@@ -134,6 +137,11 @@ class Tokenizer:
         ids: list[int] = self._inner.encode(without_surrogates(text), add_special_tokens=False).ids
         return ids
 
+    def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Ids of `text` as `encode` gives them, and where in it each one's characters begin and end."""
+        encoding = self._inner.encode(without_surrogates(text), add_special_tokens=False)
+        return encoding.ids, encoding.offsets
+
     def encode_many(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Ids of all `texts` in one array, and how many belong to each; several times faster than `encode`."""
         return self._encoder(texts)
@@ -185,6 +193,11 @@ class Tokenizer:
         if self.kind == "char":
             return char_encoder(self._texts, self.unk_id)
         return reference
+
+
+def find_words(text: str) -> list[tuple[int, int]]:
+    """Where the words and punctuation marks of `text` begin and end, as a word tokenizer divides it."""
+    return [match.span() for match in _WORD_HERE.finditer(text)]
 
 
 def without_surrogates(text: str) -> str:

@@ -9,7 +9,7 @@ from torch import Tensor
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.model import LanguageModel, SkipGramModel, build
-from lmtool.recipe.spec import NGram, SkipGram
+from lmtool.recipe.spec import NGram, Recurrent, SkipGram
 from tests.model import tiny
 from tests.model.tiny import FAMILIES
 
@@ -59,6 +59,30 @@ def test_the_first_is_the_embedding_of_tokens_and_positions(shape: str) -> None:
 def test_token_vectors_are_the_embedding(shape: str) -> None:
     model = tiny.model(shape=shape)
     assert torch.equal(model.token_vectors(), model.state_dict()["inputs.tokens.weight"])
+
+
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("shape", ["decoder", "encoder-decoder", "bidirectional"])
+def test_recurrent_layers(shape: str, both: bool) -> None:
+    spec = Recurrent(
+        kind="recurrent",
+        shape=shape,  # type: ignore[arg-type]
+        n_layers=3,
+        d_model=6,
+        context=9,
+        bidirectional_encoder=both and shape == "encoder-decoder",
+    )
+    model = build(spec, tiny.VOCAB).double().eval()
+    tokens_BT = tiny.tokens(2, 7)
+    layers = model.layers(Batch(tokens_BT, keep_BT=KEEP))
+    width = 12 if shape == "bidirectional" else 6
+    assert [layer.shape for layer in layers] == [(2, 7, width)] * 4
+    torch.testing.assert_close(layers[0][..., :6], model.token_vectors()[tokens_BT], **EXACT)
+    alone = model.layers(Batch(tokens_BT[1:, :4]))
+    for together, own in zip(layers, alone, strict=True):
+        torch.testing.assert_close(together[1, :4], own[0], **EXACT)
+    if shape == "decoder":
+        torch.testing.assert_close(layers[-1], model(Batch(tokens_BT, keep_BT=KEEP)), **EXACT)
 
 
 def test_skip_gram_has_the_centres_only() -> None:
