@@ -219,9 +219,13 @@ def _matrices(model: nn.Module) -> Blocks:
         for module in layer.modules()
         if isinstance(module, nn.Linear)
     ]
-    return {
+    blocks = {
         cast(Parameter, linear.weight): list(linear.widths)
         if isinstance(linear, JoinedLinear)
         else [linear.out_features]
         for linear in linears
     }
+    for kernel in (module for module in model.modules() if isinstance(module, nn.RNNBase)):
+        # a part for each gate
+        blocks |= {w: [kernel.hidden_size] * (len(w) // kernel.hidden_size) for w in kernel.parameters() if w.ndim == 2}
+    return blocks

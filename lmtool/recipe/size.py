@@ -193,7 +193,7 @@ def _recurrent_weights(model: Recurrent, rows: int) -> _Weights:
         if attention.select not in ("sum", "mean"):
             rest += _score_weights(attention.score, width, attention.rank or max(1, width // 4))
         if attention.feed == "input":
-            matrices += gates * width**2
+            rest += gates * width**2
         elif model.tie_embeddings:
             rest += 2 * width**2
         else:

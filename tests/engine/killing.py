@@ -33,6 +33,11 @@ VARIANTS = {
         "evaluation.sample_tokens=3",
     ),
     "muon, micro-batches": ("optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.003}}", "training.micro_batch=3"),
+    "lstm, carried states": (
+        "model={kind: recurrent, d_model: 12, context: 8, dropout: 0.1}",
+        "training.carry_state=true",
+        "training.micro_batch=3",
+    ),
 }
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtool.errors import DataError
-from lmtool.run.order import SampleOrder, StreamWindows, hash_key, permute, rank_samples
+from lmtool.run.order import LaneOrder, SampleOrder, StreamWindows, hash_key, permute, rank_samples
 from tests.reference import order as reference
 
 keys = st.integers(0, 2**63 - 1)
@@ -156,3 +156,30 @@ def test_a_text_shorter_than_a_window_is_refused(n_tokens: int) -> None:
         StreamWindows(n_tokens, 16, seed=0)
     assert f"{n_tokens} tokens" in caught.value.what
     assert "needs 17" in caught.value.what
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(1, 60), st.integers(1, 9), st.integers(0, 3))
+def test_lanes_go_on_from_step_to_step_and_cover_what_they_can(n: int, n_lanes: int, seed: int) -> None:
+    if n < n_lanes:
+        with pytest.raises(DataError, match=f"{n} windows"):
+            LaneOrder(n, n_lanes, seed)
+        return
+    order = LaneOrder(n, n_lanes, seed)
+    steps = [order(rank_samples(step, n_lanes)) for step in range(3 * order.n_steps)]
+    for step, (epoch_S, item_S) in enumerate(steps):
+        assert set(epoch_S) == {step // order.n_steps}
+        assert order.restarts(step) == (step % order.n_steps == 0)
+        if not order.restarts(step):
+            assert (item_S == steps[step - 1][1] + 1).all()
+    for epoch in range(3):
+        items = np.concatenate([item_S for epoch_S, item_S in steps if epoch_S[0] == epoch])
+        assert sorted(items) == list(range(items.min(), items.min() + order.n_steps * n_lanes))
+        assert items.max() < n
+        assert n - len(items) < n_lanes
+
+
+def test_windows_that_are_left_over_are_others_in_each_epoch() -> None:
+    order = LaneOrder(103, 10, seed=1)
+    firsts = {int(order(np.array([epoch * 100]))[1][0]) for epoch in range(50)}
+    assert firsts == {0, 1, 2, 3}
