@@ -53,7 +53,9 @@ class _Finished:
 
 @dataclass
 class _Group:
-    live: list[_Live]
+    """n_live: how many rows of the request are its own. finished: the best texts that are set aside."""
+
+    n_live: int = 1
     finished: list[_Finished] = field(default_factory=list)
 
 
@@ -82,7 +84,7 @@ class BeamSearch(Strategy):
 
     def begin(self, request: Request) -> None:
         first = _Live(request.start, request.start.text)
-        groups = [_Group([first]) for _ in range(self._settings.groups)]
+        groups = [_Group() for _ in range(self._settings.groups)]
         self._groups[request.prompt, request.sample] = groups
         request.rows = [first] * len(groups)
 
@@ -118,18 +120,18 @@ class BeamSearch(Strategy):
         taken_V = steered_LV.new_zeros(steered_LV.shape[-1], dtype=torch.float64)
         first = 0
         for group in self._groups[request.prompt, request.sample]:
-            n_live = len(group.live)
-            if not n_live:
+            texts = [row for row in request.rows[first : first + group.n_live] if isinstance(row, _Live)]
+            if not texts:
                 continue
-            totals = torch.tensor([text.total for text in group.live], dtype=torch.float64, device=steered_LV.device)
-            totals_LV = steered_LV[first : first + n_live] + totals[:, None]
+            totals = torch.tensor([text.total for text in texts], dtype=torch.float64, device=steered_LV.device)
+            totals_LV = steered_LV[first : first + len(texts)] + totals[:, None]
             chosen = self._best(totals_LV - self._settings.diversity * taken_V)
             if not chosen and not group.finished:
                 raise nothing_left()
             live: list[tuple[int, _Live]] = []
             for place, (parent, token) in enumerate(chosen):
                 text = self._plus(
-                    group.live[parent],
+                    texts[parent],
                     token,
                     float(totals_LV[parent, token]),
                     logprobs_LV[first + parent],
@@ -145,12 +147,12 @@ class BeamSearch(Strategy):
             group.finished = sorted(group.finished, key=attrgetter("score"), reverse=True)[: self._width]
             if self._is_done(group, [text for _, text in live]):
                 live = []
-            for _, text in live:
+            for parent, text in live:
                 taken_V[text.text[-1]] += 1
-            group.live = [text for _, text in live]
-            parents += [parent for parent, _ in live]
-            rows += group.live
-            first += n_live
+                parents.append(parent)
+                rows.append(text)
+            group.n_live = len(live)
+            first += len(texts)
         request.rows = rows
         return parents
 

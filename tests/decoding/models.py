@@ -3,6 +3,8 @@
 Shapes: B rows, T positions, S positions so far, V vocabulary. Hidden states are the logits themselves.
 """
 
+from dataclasses import replace
+
 import torch
 
 from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel
@@ -27,6 +29,9 @@ class HistoryModel(LanguageModel):
         for token in ids:
             key = (key * 1000003 + token + 1) % (2**61 - 1)
         return torch.randn(self.vocab_size, generator=torch.Generator().manual_seed(key)) * 2
+
+    def logits_of_row(self, row, ids):
+        return self.logits_after(ids)
 
     def forward(self, batch):
         return self.advance(batch.tokens_BT, self.start(batch))[0]
@@ -53,7 +58,10 @@ class HistoryModel(LanguageModel):
         assert self.context is None or all(len(row) <= self.context for row in rows)
         T = tokens_BT.shape[1]
         hidden_BTV = torch.stack(
-            [torch.stack([self.logits_after(row[: len(row) - T + 1 + i]) for i in range(T)]) for row in rows]
+            [
+                torch.stack([self.logits_of_row(number, row[: len(row) - T + 1 + i]) for i in range(T)])
+                for number, row in enumerate(rows)
+            ]
         )
         now = KeyValue(ids_BS, ids_BS.clone())
         return hidden_BTV, DecodeState(state.length + T, state.padding_B, (now, ()))
@@ -68,3 +76,56 @@ class TableModel(HistoryModel):
 
     def logits_after(self, ids):
         return self.logits_VV[ids[-1]]
+
+
+class SidesModel(HistoryModel):
+    """Reads both sides: the logits of a position are drawn for its place and all other tokens of the row."""
+
+    reads = "both"
+
+    def logits_of(self, ids):
+        rows = []
+        for place in range(len(ids)):
+            others = [*ids[:place], -1, *ids[place + 1 :], place]
+            rows.append(self.logits_after(others).tolist())
+        return rows
+
+    def forward(self, batch):
+        self.read += batch.tokens_BT.numel()
+        return torch.tensor([self.logits_of(row) for row in batch.tokens_BT.tolist()])
+
+
+class AnswerModel(HistoryModel):
+    """Reads a source, which it keeps as a state of fixed width, in front of the history; 99 ends it there."""
+
+    reads = "source"
+
+    def start(self, batch):
+        assert batch.source_BS is not None
+        state = super().start(batch)
+        source_BS = batch.source_BS.float()
+        kept = torch.nn.functional.pad(source_BS, (0, 40 - source_BS.shape[1]), value=99.0)
+        return replace(state, layers=(state.layers[0], (kept,)))
+
+    def advance(self, tokens_BT, state):
+        self.sources = state.layers[1][0].int().tolist()
+        hidden, after = super().advance(tokens_BT, state)
+        return hidden, replace(after, layers=(after.layers[0], state.layers[1]))
+
+    def logits_of_row(self, row, ids):
+        source = [token for token in self.sources[row] if token != 99]
+        return self.logits_after([*source, 99, *ids])
+
+
+class PrefixModel(HistoryModel):
+    """Sees the source from all sides: its state holds it as it holds the tokens, so that it takes up the context."""
+
+    reads = "source"
+
+    def start(self, batch):
+        assert batch.source_BS is not None
+        state = super().start(batch)
+        if not batch.source_BS.shape[1]:
+            return state
+        ids_BNSH = batch.source_BS[:, None, :, None].float()
+        return replace(state, length=batch.source_BS.shape[1], layers=(KeyValue(ids_BNSH, ids_BNSH.clone()), ()))

@@ -1,10 +1,20 @@
+import itertools
 import math
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    MinPLogitsWarper,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
 
 from lmtool.decoding import filters
 from lmtool.decoding.settings import Sample
@@ -117,3 +127,83 @@ def test_draw_never_takes_a_removed_token():
     for u in (0.0, 1e-300, 0.5, 1 - 2**-53):
         drawn = filters.draw(logits_BV, torch.full((50,), u, dtype=torch.float64))
         assert all(math.isfinite(x) for x in logits_BV.gather(-1, drawn[:, None])[:, 0].tolist())
+
+
+@pytest.mark.parametrize("p", [0.05, 0.3, 1.0])
+def test_min_p_equals_transformers(p):
+    logits_BV = random_logits()
+    assert torch.equal(filters.min_p(logits_BV, p), MinPLogitsWarper(p)(None, logits_BV))
+
+
+@pytest.mark.parametrize("p", [0.05, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize("k", [None, 7])
+def test_typical_p_equals_transformers(p, k):
+    logits_BV = random_logits()
+    logits_BV = logits_BV if k is None else filters.top_k(logits_BV, k)
+    assert torch.equal(filters.typical_p(logits_BV, p), TypicalLogitsWarper(p)(None, logits_BV))
+
+
+def texts(n_rows=20, length=30, vocab_size=200, seed=2):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(vocab_size // 20, (n_rows, length), generator=generator)
+
+
+@pytest.mark.parametrize("penalty", [0.5, 1.3, 4.0])
+def test_repetition_penalty_equals_transformers(penalty):
+    logits_BV, texts_BT = random_logits(), texts()
+    expected = RepetitionPenaltyLogitsProcessor(penalty)(texts_BT, logits_BV)
+    assert torch.equal(filters.repetition_penalty(logits_BV, penalty, texts_BT.tolist()), expected)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 40])
+def test_no_repeat_ngram_equals_transformers(n):
+    logits_BV, texts_BT = random_logits(), texts()
+    expected = NoRepeatNGramLogitsProcessor(n)(texts_BT, logits_BV)
+    assert torch.equal(filters.no_repeat_ngram(logits_BV, n, texts_BT.tolist()), expected)
+    assert expected.isinf().any() == (n < 40)
+
+
+def test_logit_bias_equals_transformers():
+    logits_BV, texts_BT = random_logits(), texts()
+    last = texts_BT[3].tolist()
+    biases = (((5,), -3.0), ((last[-1], 8), 2.0), ((last[-2], last[-1], 8), 1.0), ((6,), -torch.inf))
+    expected = SequenceBiasLogitsProcessor([[list(ids), bias] for ids, bias in biases])(texts_BT, logits_BV)
+    torch.testing.assert_close(filters.logit_bias(logits_BV, biases, texts_BT.tolist()), expected)
+    assert filters.logit_bias(logits_BV, biases, texts_BT.tolist())[3, 8] == logits_BV[3, 8] + 3
+
+
+@given(
+    scores=st.lists(st.floats(-9, 9), min_size=2, max_size=8),
+    text=st.lists(st.integers(0, 1), max_size=8),
+    p=st.floats(0.01, 0.99),
+    n=st.integers(1, 4),
+)
+def test_further_filters_equal_the_plain_reference(scores, text, p, n):
+    logits_BV = torch.tensor([scores], dtype=torch.float64)
+    biases = (((0,), 1.5), ((1, 0), -2.0), ((0, 0, 1), -torch.inf))
+    pairs = [
+        (filters.min_p(logits_BV, p), reference.min_p(scores, p)),
+        (filters.repetition_penalty(logits_BV, 1.7, [text]), reference.repetition_penalty(scores, 1.7, text)),
+        (filters.no_repeat_ngram(logits_BV, n, [text]), reference.no_repeat_ngram(scores, n, text)),
+        (filters.logit_bias(logits_BV, biases, [text]), reference.logit_bias(scores, biases, text)),
+    ]
+    for result, expected in pairs:
+        torch.testing.assert_close(result[0], torch.tensor(expected, dtype=torch.float64))
+
+
+@given(st.lists(st.integers(1, 60), min_size=2, max_size=8, unique=True), st.floats(0.01, 0.99))
+def test_typical_p_equals_the_plain_reference(weights, p):
+    scores = [math.log(weight) for weight in weights]
+    result = filters.typical_p(torch.tensor([scores], dtype=torch.float64), p)
+    expected = torch.tensor(reference.typical_p(scores, p), dtype=torch.float64)
+    if not torch.equal(result[0].isinf(), expected.isinf()):  # unless rounding decides: which of two comes first
+        entropy = -sum(q * math.log(q) for q in reference.softmax(scores))
+        near = sorted(abs(-math.log(q) - entropy) for q in reference.softmax(scores))
+        assert min(b - a for a, b in itertools.pairwise(near)) < 1e-9
+
+
+def test_the_end_token_does_not_come_before_its_time():
+    logits_BV = random_logits(3, 9)
+    settings = Sample(min_new_tokens=2)
+    result = filters.steer(logits_BV, settings, [[1], [1, 2], [1, 2, 3]], [0, 1, 2], {4, 5})
+    assert result.isinf().nonzero().tolist() == [[0, 4], [0, 5], [1, 4], [1, 5]]

@@ -7,14 +7,17 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from lmtool.batch import Batch
+from lmtool.decoding import filters
 from lmtool.decoding.generate import generate
-from lmtool.decoding.settings import Greedy, Sample
+from lmtool.decoding.settings import Beam, Greedy, Sample
 from lmtool.model import build
 from lmtool.recipe.spec import Init, NoPosition, SinusoidalPosition, Transformer
+from tests.decoding.test_beam import search
 from tests.decoding.test_generate import collect
 from tests.reference import decoding as reference
 
 VOCAB_SIZE = 23
+ENDS = [0, 3, 8, 11, 14]  # so many that some texts end early
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 0], [2, 2, 2], [3, 1], [9] * 16]
 NAMES = {
     r"transformer\.wte\.weight": "inputs.tokens.weight",
@@ -86,6 +89,121 @@ def test_greedy_equals_transformers():
         )
         assert results[i, 0][0] == output[0, len(prompt) :].tolist()
     assert len({tuple(tokens) for tokens, _ in results.values()}) == len(PROMPTS)
+
+
+def of_the_peer(peer, prompt, **options):
+    return peer.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        eos_token_id=ENDS,
+        pad_token_id=VOCAB_SIZE,
+        return_dict_in_generate=True,
+        output_scores=True,
+        **options,
+    )
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ({}, {}),
+        ({"early_stopping": "yes", "length_penalty": 0.0}, {"early_stopping": True, "length_penalty": 0.0}),
+        ({"early_stopping": "never", "length_penalty": 2.0}, {"early_stopping": "never", "length_penalty": 2.0}),
+        ({"early_stopping": "never", "length_penalty": 0.0}, {"early_stopping": "never", "length_penalty": 0.0}),
+        ({"length_penalty": -1.0}, {"length_penalty": -1.0}),
+        (
+            {
+                "min_new_tokens": 6,
+                "repetition_penalty": 1.3,
+                "no_repeat_ngram": 2,
+                "logit_bias": (((4,), 0.7), ((4, 5), -1.0)),
+            },
+            {
+                "min_new_tokens": 6,
+                "repetition_penalty": 1.3,
+                "no_repeat_ngram_size": 2,
+                "sequence_bias": [[[4], 0.7], [[4, 5], -1.0]],
+            },
+        ),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("num_beams", [2, 5])
+def test_beam_search_equals_transformers(num_beams, ours, theirs):
+    model = gpt(context=64)
+    peer = gpt2_with_weights_of(model)
+    settings = Beam(num_beams=num_beams, num_return=2, max_new_tokens=15, **ours)
+    found = search(model, PROMPTS, settings, end_ids=ENDS, max_rows=3 * num_beams)
+    lengths = set()
+    for prompt, texts in zip(PROMPTS, found, strict=True):
+        options = {"num_beams": num_beams, "num_return_sequences": 2, "max_new_tokens": 15, "do_sample": False}
+        output = of_the_peer(peer, prompt, **options | theirs)
+        expected = [[token for token in row if token != VOCAB_SIZE] for row in output.sequences.tolist()]
+        assert [tokens for _, tokens in texts] == [row[len(prompt) :] for row in expected]
+        assert [score for score, _ in texts] == pytest.approx(output.sequences_scores.tolist(), rel=1e-5, abs=1e-5)
+        lengths |= {len(tokens) for _, tokens in texts}
+    if not ours:  # a strong penalty makes all texts as long as they may be
+        assert len(lengths) > 1
+
+
+def test_greedy_with_filters_equals_transformers():
+    model = gpt(context=64)
+    peer = gpt2_with_weights_of(model)
+    settings = Greedy(max_new_tokens=30, min_new_tokens=9, repetition_penalty=1.5, no_repeat_ngram=3)
+    results = collect(generate(model, PROMPTS, settings, end_ids=ENDS))
+    options = {"min_new_tokens": 9, "repetition_penalty": 1.5, "no_repeat_ngram_size": 3}
+    for i, prompt in enumerate(PROMPTS):
+        output = of_the_peer(peer, prompt, max_new_tokens=30, do_sample=False, **options)
+        assert results[i, 0][0] == output.sequences[0, len(prompt) :].tolist()
+
+
+def test_all_filters_together_equal_those_of_transformers_in_their_order():
+    """Each filter changes what the next one sees, so that another order would show."""
+    model = gpt(context=64)
+    peer = gpt2_with_weights_of(model)
+    settings = Sample(
+        temperature=1.4,
+        top_k=15,
+        top_p=0.95,
+        min_p=0.02,
+        typical_p=0.9,
+        repetition_penalty=1.6,
+        no_repeat_ngram=2,
+        logit_bias=(((4,), 2.0), ((4, 5), -3.0)),
+        min_new_tokens=5,
+    )
+    options = {
+        "temperature": 1.4,
+        "top_k": 15,
+        "top_p": 0.95,
+        "min_p": 0.02,
+        "typical_p": 0.9,
+        "repetition_penalty": 1.6,
+        "no_repeat_ngram_size": 2,
+        "sequence_bias": [[[4], 2.0], [[4, 5], -3.0]],
+        "min_new_tokens": 5,
+    }
+    torch.manual_seed(3)
+    n_compared = 0
+    for prompt in PROMPTS:
+        output = of_the_peer(peer, prompt, max_new_tokens=20, do_sample=True, **options)
+        written = output.sequences[0, len(prompt) :].tolist()
+        for n, theirs in enumerate(output.scores):
+            text = [*prompt, *written[:n]]
+            logits_1V = torch.tensor([without_cache(model)(text)])
+            ours = filters.apply(filters.steer(logits_1V, settings, [text], [n], ENDS), settings)
+            torch.testing.assert_close(ours.softmax(-1), theirs.softmax(-1), atol=1e-5, rtol=1e-4)
+            n_compared += 1
+    assert n_compared > 40
+
+
+def test_cached_beams_equal_those_without_a_cache():
+    model = gpt()
+    settings = Beam(num_beams=4, num_return=4, max_new_tokens=9)
+    prompts = [prompt[:7] for prompt in PROMPTS]
+    for prompt, texts in zip(prompts, search(model, prompts, settings, end_ids={0}), strict=True):
+        expected = reference.beam_search(without_cache(model), prompt, k=4, max_new_tokens=9, end_ids={0})
+        assert [tokens for _, tokens in texts] == [tokens for _, tokens in expected]
 
 
 @pytest.mark.parametrize(

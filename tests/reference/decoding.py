@@ -71,8 +71,12 @@ def continuation(
     p=None,
     seed=1,
     sample=0,
+    read=None,
 ):
-    """Tokens, and log-probabilities before any filter, of one request."""
+    """Tokens, and log-probabilities before any filter, of one request.
+
+    read: the ids that the randomness starts from, when they are more than the prompt.
+    """
     window, tokens, logprobs = list(prompt), [], []
     while len(tokens) < max_new_tokens:
         scores = logits_after(window)
@@ -83,7 +87,7 @@ def continuation(
             scores = temperature(scores, t)
             scores = top_k(scores, k) if k is not None else scores
             scores = top_p(scores, p) if p is not None else scores
-            token = inverse_cdf(softmax(scores), uniform(seed, sample, prompt, len(tokens)))
+            token = inverse_cdf(softmax(scores), uniform(seed, sample, read or prompt, len(tokens)))
         tokens.append(token)
         logprobs.append(math.log(own[token]))
         if token in end_ids:
@@ -92,3 +96,148 @@ def continuation(
         if context is not None and len(window) > context:
             window = window[-max(1, context // 2) :]
     return tokens, logprobs
+
+
+def min_p(scores, p):
+    probabilities = softmax(scores)
+    return [s if q >= p * max(probabilities) else -math.inf for s, q in zip(scores, probabilities, strict=True)]
+
+
+def typical_p(scores, p):
+    probabilities = softmax(scores)
+    entropy = -sum(q * math.log(q) for q in probabilities if q > 0)
+    possible = [i for i, q in enumerate(probabilities) if q > 0]
+    kept, mass = [], 0.0
+    for i in sorted(possible, key=lambda i: (abs(-math.log(probabilities[i]) - entropy), i)):
+        if mass >= p:
+            break
+        kept.append(i)
+        mass += probabilities[i]
+    return [s if i in kept else -math.inf for i, s in enumerate(scores)]
+
+
+def repetition_penalty(scores, penalty, text):
+    return [(s * penalty if s < 0 else s / penalty) if i in text else s for i, s in enumerate(scores)]
+
+
+def no_repeat_ngram(scores, n, text):
+    """A token may not come when the last n tokens would then be a stretch of the text."""
+    stretches = [tuple(text[i : i + n]) for i in range(len(text) - n + 1)]
+    return [
+        -math.inf if len(text) >= n - 1 and (*text[len(text) - n + 1 :], i) in stretches else s
+        for i, s in enumerate(scores)
+    ]
+
+
+def logit_bias(scores, biases, text):
+    scores = list(scores)
+    for ids, bias in biases:
+        if list(text[len(text) - len(ids) + 1 :]) == list(ids[:-1]) and len(text) >= len(ids) - 1:
+            scores[ids[-1]] += bias
+    return scores
+
+
+def log_softmax(scores):
+    highest = max(scores)
+    total = highest + math.log(sum(math.exp(s - highest) for s in scores))
+    return [s - total for s in scores]
+
+
+def beam_search(
+    logits_after,
+    prompt,
+    *,
+    k,
+    max_new_tokens,
+    length_penalty=1.0,
+    early_stopping="no",
+    end_ids=(),
+    groups=1,
+    diversity=0.0,
+    change=lambda scores, text, n_written: scores,
+    ends=lambda written: False,
+):
+    """(score, tokens) of the finished texts of all groups, best first; what is live is (total, tokens)."""
+    width = k // groups
+    live = [[(0.0, [])] for _ in range(groups)]
+    finished = [[] for _ in range(groups)]
+    for n in range(1, max_new_tokens + 1):
+        chosen_before = []
+        for g in range(groups):
+            candidates = []
+            for total, tokens in live[g]:
+                own = log_softmax(logits_after([*prompt, *tokens]))
+                for token, s in enumerate(change(own, [*prompt, *tokens], n - 1)):
+                    if s > -math.inf:
+                        candidates.append((total + s, [*tokens, token]))
+            candidates.sort(key=lambda c: -(c[0] - diversity * chosen_before.count(c[1][-1])))
+            going_on = []
+            for place, (total, tokens) in enumerate(candidates[: (1 + max(1, len(end_ids))) * width]):
+                if tokens[-1] in end_ids or ends(tokens) or n == max_new_tokens:
+                    if place < width:
+                        finished[g].append((total / n**length_penalty, tokens))
+                elif len(going_on) < width:
+                    going_on.append((total, tokens))
+            finished[g] = sorted(finished[g], key=lambda f: -f[0])[:width]
+            if len(finished[g]) == width and going_on:
+                length = max_new_tokens if early_stopping == "never" and length_penalty > 0 else n
+                hope = max(total for total, _ in going_on) / length**length_penalty
+                if early_stopping == "yes" or hope <= finished[g][-1][0]:
+                    going_on = []
+            chosen_before += [tokens[-1] for _, tokens in going_on]
+            live[g] = going_on
+    return sorted((f for group in finished for f in group), key=lambda f: -f[0])
+
+
+def all_texts(logits_after, prompt, *, max_new_tokens, length_penalty, end_ids):
+    """(score, tokens) of every text that there is, best first."""
+    found, live = [], [(0.0, [])]
+    for n in range(1, max_new_tokens + 1):
+        longer = []
+        for total, tokens in live:
+            own = log_softmax(logits_after([*prompt, *tokens]))
+            for token, s in enumerate(own):
+                is_end = token in end_ids or n == max_new_tokens
+                text = (total + s, [*tokens, token])
+                (found if is_end else longer).append(text)
+        live = longer
+    ranked = [(total / len(tokens) ** length_penalty, tokens) for total, tokens in found]
+    return sorted(ranked, key=lambda f: -f[0])
+
+
+def mask_predict(logits_of, ids, mask, rounds, banned=()):
+    """Ghazvininejad et al. 2019, section 3; `logits_of(ids)` gives a list for each position."""
+    ids = list(ids)
+    places = [i for i, token in enumerate(ids) if token == mask]
+    confidence = {}
+    for t in range(rounds):
+        n = len(places) if t == 0 else int(len(places) * (rounds - t) / rounds)
+        again = sorted(places, key=lambda i: (confidence.get(i, 0.0), i))[:n]
+        for i in again:
+            ids[i] = mask
+        logits = logits_of(ids)
+        for i in again:
+            p = softmax(logits[i])
+            best = max((v for v in range(len(p)) if v not in banned), key=lambda v: (p[v], -v))
+            ids[i], confidence[i] = best, p[best]
+    return ids
+
+
+def gibbs(logits_of, ids, mask, rounds, key, banned=(), t=1.0):
+    """Wang and Cho 2019, each round every mask once; numbers of the key in the order of their use."""
+    ids = list(ids)
+    places = [i for i, token in enumerate(ids) if token == mask]
+    used = 0
+
+    def number(i):
+        return (int(hashlib.sha256(key + i.to_bytes(8, "big")).hexdigest()[:16], 16) // 2**11) / 2**53
+
+    for _ in range(rounds):
+        drawn = [number(used + i) for i in range(len(places))]
+        used += len(places)
+        for _, i in sorted(zip(drawn, places, strict=True)):
+            ids[i] = mask
+            scores = [-math.inf if v in banned else s for v, s in enumerate(logits_of(ids)[i])]
+            ids[i] = inverse_cdf(softmax(temperature(scores, t)), number(used))
+            used += 1
+    return ids

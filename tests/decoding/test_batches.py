@@ -1,0 +1,125 @@
+"""The same request in float32 gives the same tokens in batches of 1, 2, 7 and 64; and cached as without a cache, for
+real models of each family."""
+
+import random
+
+import pytest
+import torch
+
+from lmtool.batch import Batch
+from lmtool.decoding.generate import Prompt, generate
+from lmtool.decoding.maskpredict import fill
+from lmtool.decoding.settings import Beam, Greedy, MaskPredict, Sample
+from lmtool.model import build
+from lmtool.recipe.spec import Recurrent, Transformer
+from tests.decoding.test_beam import search
+from tests.decoding.test_generate import collect
+from tests.reference import decoding as reference
+
+VOCAB_SIZE, MASK = 17, 4
+TRANSFORMER = {"kind": "transformer", "n_layers": 2, "d_model": 16, "n_heads": 2, "context": 24}
+TRANSFORMER |= {"tie_embeddings": False}  # tied ones of random weights repeat themselves
+RECURRENT = {"kind": "recurrent", "n_layers": 2, "d_model": 16, "context": 24}
+FAMILIES = {
+    "decoder": Transformer.model_validate(TRANSFORMER),
+    "prefix": Transformer.model_validate(TRANSFORMER | {"shape": "prefix"}),
+    "encoder-decoder": Transformer.model_validate(TRANSFORMER | {"shape": "encoder-decoder"}),
+    "lstm": Recurrent.model_validate(RECURRENT),
+    "gru-attention": Recurrent.model_validate(RECURRENT | {"cell": "gru", "attention": {}}),
+    "rnn-seq2seq": Recurrent.model_validate(RECURRENT | {"cell": "rnn", "shape": "encoder-decoder", "attention": {}}),
+    "bahdanau": Recurrent.model_validate(
+        RECURRENT
+        | {
+            "cell": "gru",
+            "shape": "encoder-decoder",
+            "attention": {"score": "additive", "feed": "input"},
+            "bidirectional_encoder": True,
+        }
+    ),
+}
+STRATEGIES = [
+    Greedy(max_new_tokens=10),
+    Sample(max_new_tokens=10, temperature=1.3, top_p=0.9),
+    Beam(max_new_tokens=6, num_beams=3, num_return=3),
+]
+
+
+def model_of(family, dtype):
+    torch.manual_seed(2)
+    model = build(FAMILIES[family], VOCAB_SIZE)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return model.to(dtype).eval()
+
+
+def prompts_of(model, count, seed=1):
+    rng = random.Random(seed)
+    rows = [tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(1, 12))) for _ in range(count)]
+    return [Prompt((1,), row) for row in rows] if model.reads == "source" else [Prompt(row) for row in rows]
+
+
+def tokens_of(model, prompts, settings, max_rows):
+    results = collect(generate(model, prompts, settings, end_ids={2}, max_rows=max_rows))
+    return {request: tokens for request, (tokens, _) in results.items()}
+
+
+@pytest.mark.parametrize("settings", STRATEGIES, ids=lambda settings: settings.name)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_hundred_requests_are_the_same_in_any_batch(family, settings):
+    model = model_of(family, torch.float32)
+    prompts = prompts_of(model, 100)
+    alone = tokens_of(model, prompts, settings, 1)
+    assert len(set(map(tuple, alone.values()))) > 9
+    for max_rows in (2, 7, 64):
+        assert tokens_of(model, prompts, settings, max_rows) == alone
+
+
+@pytest.mark.parametrize("settings", STRATEGIES, ids=lambda settings: settings.name)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_cached_equals_uncached(family, settings):
+    model = model_of(family, torch.float64)
+    prompts = prompts_of(model, 5, seed=3)
+
+    def without_cache(prompt):
+        source_BS = None if prompt.source is None else torch.tensor([prompt.source])
+
+        @torch.inference_mode()
+        def logits_after(ids):
+            tokens_BT = torch.tensor([ids])
+            if model.reads == "source":  # a prefix LM has no forward pass over a source beside the tokens
+                hidden_BTD, _ = model.advance(tokens_BT, model.start(Batch(tokens_BT, source_BS=source_BS)))
+            else:
+                hidden_BTD = model(Batch(tokens_BT))
+            return model.logits(hidden_BTD[0, -1]).float().tolist()
+
+        return logits_after
+
+    if isinstance(settings, Beam):
+        for prompt, texts in zip(prompts, search(model, prompts, settings, end_ids={2}), strict=True):
+            expected = reference.beam_search(without_cache(prompt), prompt.tokens, k=3, max_new_tokens=6, end_ids={2})
+            assert [tokens for _, tokens in texts] == [tokens for _, tokens in expected]
+        return
+    strategy = {"greedy": True} if isinstance(settings, Greedy) else {"t": 1.3, "p": 0.9}
+    found = tokens_of(model, prompts, settings, 16)
+    for i, prompt in enumerate(prompts):
+        read = [*(prompt.source or ()), *prompt.tokens]
+        options = {"max_new_tokens": 10, "context": model.context, "end_ids": {2}, "read": read, **strategy}
+        assert found[i, 0] == reference.continuation(without_cache(prompt), prompt.tokens, **options)[0]
+
+
+@pytest.mark.parametrize("by", ["confidence", "gibbs"])
+def test_masks_are_filled_alike_in_any_batch(by):
+    torch.manual_seed(2)
+    model = build(Transformer.model_validate(TRANSFORMER | {"shape": "encoder"}), VOCAB_SIZE).eval()
+    rng = random.Random(1)
+    texts = [[1, *rng.choices([MASK, 5, 6, 7, 8], k=rng.randrange(3, 12)), MASK, 2] for _ in range(100)]
+    settings = MaskPredict(by=by, rounds=3)
+
+    def filled(max_rows):
+        results = fill(model, texts, MASK, settings, banned_ids=range(4), max_rows=max_rows)
+        return {result.prompt: [choice.token for choice in result.choices] for result in results}
+
+    alone = filled(1)
+    assert len(set(map(tuple, alone.values()))) > 9
+    for max_rows in (2, 7, 64):
+        assert filled(max_rows) == alone
