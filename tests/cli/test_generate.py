@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -15,12 +17,13 @@ from typer.testing import CliRunner
 import lmtool
 from lmtool.cli.generate import generate
 from lmtool.decoding.prompts import Form
-from lmtool.decoding.settings import Greedy, Sample
+from lmtool.decoding.settings import Beam, Greedy, Sample, from_record
 from lmtool.decoding.text import Options, complete, write
 from lmtool.engine import build
 from lmtool.engine.device import Compute
-from lmtool.errors import UsageError
-from tests.decoding.models import HistoryModel
+from lmtool.errors import CheckpointError, DataError, UsageError
+from lmtool.recipe.spec import Recurrent
+from tests.decoding.models import AnswerModel, HistoryModel, SidesModel
 from tests.decoding.test_text import ByteTokenizer, ScriptModel
 
 HASH = "ab" * 32
@@ -201,3 +204,242 @@ def test_what_cannot_be_is_refused(load, arguments, message):
     assert isinstance(result.exception, UsageError)
     assert message in str(result.exception)
     assert result.stdout == ""
+
+
+def test_beams_come_with_their_scores(load):
+    load(history_model())
+    result = call("one", "two", *["--num-beams", "3", "--num-return", "2", "--max-new-tokens", "5", "--json"])
+    records = [json.loads(line) for line in result.stdout.splitlines()]
+    settings = Beam(num_beams=3, num_return=2, max_new_tokens=5)
+    assert [record["tokens"] for record in records] == [list(c.tokens) for c in expected(["one", "two"], settings)]
+    assert [record["sample"] for record in records] == [0, 1, 0, 1]
+    assert all(record["settings"]["strategy"] == "beam" for record in records)
+    assert records[0]["score"] >= records[1]["score"]
+    assert "score " in call("one", "--num-beams", "2", "--max-new-tokens", "5").stderr
+
+
+def test_every_setting_reaches_the_strategy(load):
+    load(history_model())
+    sampling = (
+        "--temperature 0.5 --top-k 9 --top-p 0.9 --min-p 0.1 --typical-p 0.8 --repetition-penalty 1.2 "
+        "--no-repeat-ngram 3 --min-new-tokens 2 --max-time 60 --max-new-tokens 4 --logit-bias ab=-1.5 --seed 1"
+    )
+    record = json.loads(call("x", *sampling.split(), "--json").stdout)["settings"]
+    assert from_record(record) == Sample(
+        temperature=0.5,
+        top_k=9,
+        top_p=0.9,
+        min_p=0.1,
+        typical_p=0.8,
+        repetition_penalty=1.2,
+        no_repeat_ngram=3,
+        min_new_tokens=2,
+        max_time=60.0,
+        max_new_tokens=4,
+        logit_bias=((tuple(ByteTokenizer().encode("ab")), -1.5),),
+        seed=1,
+    )
+    beams = "--length-penalty 0.5 --early-stopping never --diversity 0.3 --beam-groups 2 --max-new-tokens 4 --seed 1"
+    record = json.loads(call("x", *beams.split(), "--json").stdout)["settings"]
+    assert from_record(record) == Beam(
+        length_penalty=0.5, early_stopping="never", diversity=0.3, groups=2, max_new_tokens=4, seed=1
+    )
+
+
+def test_masks_are_filled(load):
+    load(SidesModel(ByteTokenizer.vocab_size, context=32))
+    record = json.loads(call("a__b", "--mask", "__", "--rounds", "3", "--json").stdout)
+    assert record["settings"]["strategy"] == "mask-predict"
+    assert len(record["tokens"]) == 1
+    assert record["finish_reason"] == "filled"
+    drawn = json.loads(call("ab", "--length", "4", "--temperature", "0.5", "--json").stdout)
+    assert drawn["settings"]["by"] == "gibbs"
+    assert len(drawn["tokens"]) == 4
+    assert call("a__b", "--mask", "__", "--seed", "1", "-q").stdout.startswith("a")
+    assert isinstance(call("a").exception, UsageError)
+    assert "no mask to fill" in str(call("a").exception)
+
+
+def test_answers_stand_alone_unless_the_prompt_is_asked_for(load):
+    recipe = SimpleNamespace(
+        model=Recurrent(kind="recurrent", shape="encoder-decoder", d_model=2, context=2),
+        objective=None,
+        data=SimpleNamespace(split="document"),
+    )
+    load(AnswerModel(ByteTokenizer.vocab_size), recipe=recipe)
+    options = ("--greedy", "--max-new-tokens", "3", "--quiet", "--prefix", "so")
+    answer = call("hi", *options).stdout
+    assert answer.startswith("so")
+    assert call("hi", "--echo", *options).stdout == f"hi\n{answer}"
+
+
+def test_the_prompt_is_left_out_when_asked(load):
+    load(ScriptModel([*ByteTokenizer().encode("!"), ByteTokenizer.eos_id], n_prompt=2))
+    assert call("a", "--greedy", "--no-echo").stdout == "!\n"
+
+
+def test_probabilities_are_shown_in_a_table(load):
+    load(ScriptModel([*ByteTokenizer().encode("!"), ByteTokenizer.eos_id], n_prompt=2))
+    lines = call("a", "--greedy", "--show-probs", "--quiet").stdout.splitlines()
+    assert lines[0] == "a!"
+    assert lines[1].split() == ["token", "p", "rank", "removed"]
+    assert lines[2].split() == ["'!'", "1.0000", "1", "0.0000"]
+    assert len(lines) == 4
+
+
+def test_probabilities_are_coloured_on_a_terminal(load, monkeypatch):
+    load(ScriptModel([*ByteTokenizer().encode("!"), ByteTokenizer.eos_id], n_prompt=2))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    generate(["a"], greedy=True, quiet=True, show_probs=True)
+    assert "\x1b[32m" in terminal.getvalue()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["one", "one", "-n", "2", "--temperature", "1.2"],
+        ["one", "two", "--num-beams", "3", "--num-return", "3"],
+        ["one", "--greedy", "--stop", "a", "--stop", "b", "--prefix", " x"],
+        ["one", "--greedy", "--max-time", "1e-9"],
+        ["one", "--num-beams", "3", "--num-return", "3", "--max-time", "1e-9"],
+        ["x" * 50, "--overflow", "slide", "--deterministic", "--min-p", "0.1"],
+    ],
+    ids=" ".join,
+)
+def test_a_record_can_be_repeated(load, tmp_path, arguments):
+    asked = load(history_model())
+    (tmp_path / "texts.jsonl").write_text(call(*arguments, "--max-new-tokens", "12", "--json", "-q").stdout)
+    records = [json.loads(line) for line in (tmp_path / "texts.jsonl").read_text().splitlines()]
+    result = call("--replay", str(tmp_path / "texts.jsonl"))
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "".join(f"same: {record['prompt']}\n" for record in records)
+    assert asked[-1] == ("runs/some-run/checkpoints/step-000500", "cpu", "float32")
+    assert len(asked) == 2
+
+
+def test_filled_masks_can_be_repeated(load, tmp_path):
+    load(SidesModel(ByteTokenizer.vocab_size, context=32))
+    arguments = ["a__b", "--mask", "__", "--length", "3", "--by", "gibbs", "-n", "2", "--rounds", "2"]
+    (tmp_path / "texts.jsonl").write_text(call(*arguments, "--json", "-q").stdout)
+    assert call("--replay", str(tmp_path / "texts.jsonl")).stdout == "same: a__b\nsame: a__b\n"
+
+
+def test_a_replay_says_where_it_differs(load, tmp_path):
+    load(history_model())
+    record = json.loads(call("one", "--greedy", "--max-new-tokens", "9", "--json", "-q").stdout)
+    other = {**record, "tokens": [*record["tokens"][:4], 9, *record["tokens"][5:]], "version": "0.0.1"}
+    (tmp_path / "texts.jsonl").write_text(json.dumps(record) + "\n" + json.dumps(other) + "\n")
+    result = call("--replay", str(tmp_path / "texts.jsonl"))
+    assert result.exit_code == 1
+    assert result.stdout == (f"same: one\ndiffers from token 4 on (version 0.0.1 -> {lmtool.__version__}): one\n")
+    answers = [
+        json.loads(line) for line in call("--replay", str(tmp_path / "texts.jsonl"), "--json").stdout.splitlines()
+    ]
+    assert [(answer["same"], answer["differs_at"]) for answer in answers] == [(True, None), (False, 4)]
+
+
+def test_other_weights_are_not_replayed(load, tmp_path):
+    load(history_model())
+    record = json.loads(call("one", "--json", "-q").stdout) | {"checkpoint": "cd" * 32}
+    (tmp_path / "texts.jsonl").write_text(json.dumps(record))
+    error = call("--replay", str(tmp_path / "texts.jsonl")).exception
+    assert isinstance(error, CheckpointError)
+    assert "not the one of the record" in str(error)
+
+
+@pytest.mark.parametrize(("content", "words"), [("", "no record"), ("{}\n", "no record"), ("not JSON", "no record")])
+def test_what_is_no_record_is_refused(load, tmp_path, content, words):
+    load(history_model())
+    (tmp_path / "texts.jsonl").write_text(content)
+    error = call("--replay", str(tmp_path / "texts.jsonl")).exception
+    assert isinstance(error, DataError)
+    assert words in str(error)
+    assert isinstance(call("--replay", str(tmp_path / "none")).exception, DataError)
+
+
+def test_from_python(load):
+    from lmtool import Sample as Exported
+    from lmtool import load as load_writer
+
+    load(history_model())
+    pieces = list(load_writer("last").generate(["one"], Exported(max_new_tokens=5), n=2, stop=("q",)))
+    completions = [piece.completion for piece in pieces if piece.completion]
+    assert completions == expected(["one"], Sample(max_new_tokens=5), n=2, stop=("q",))
+    assert load_writer("last").complete("one", Sample(max_new_tokens=5)) == [completions[0].text]
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = lmtool.nothing
+
+
+def test_a_reader_that_goes_away(run):
+    """As in `lmtool generate ... | head -1`: quiet, with the exit code of the other commands."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "wb") as broken:
+        command = [sys.executable, "-m", "lmtool", "generate", "The", "-q", "--run", str(run), "--max-new-tokens", "3"]
+        done = subprocess.run(command, stdout=broken, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_the_spellings_of_special_tokens_are_ordinary_text(lmtool, run):
+    out = lmtool.succeeds(
+        "generate", "[BOS][EOS] [MASK] <extra_id_0>", "--greedy", "--max-new-tokens", "3", "--json", "--overflow", "cut"
+    ).out
+    assert json.loads(out)["prompt"] == "[BOS][EOS] [MASK] <extra_id_0>"
+    assert lmtool.succeeds("generate", "[EOS]", "--greedy", "-q", "--max-new-tokens", "2").out.startswith("[EOS]")
+
+
+def test_an_empty_prompt_and_a_stop_string_that_never_comes(lmtool, run):
+    record = json.loads(lmtool.succeeds("generate", "", "--stop", "never", "--max-new-tokens", "5", "--json").out)
+    assert (record["prompt"], record["finish_reason"], len(record["tokens"])) == ("", "length", 5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--temperature", "-1"], ["temperature is -1.0"]),
+        (["--temperature", "nan"], ["temperature is nan"]),
+        (["--top-p", "0"], ["top_p is 0.0"]),
+        (["--min-p", "2"], ["min_p is 2.0"]),
+        (["--typical-p", "0"], ["typical_p is 0.0"]),
+        (["--num-beams", "0"], ["num_beams is 0"]),
+        (["--num-return", "5"], ["num_return is 5", "num_beams is 4"]),
+        (["--num-beams", "4", "--beam-groups", "3", "--diversity", "1"], ["does not divide"]),
+        (["--num-beams", "4", "--temperature", "1"], ["beam contradicts temperature"]),
+        (["--num-beams", "4", "-n", "2"], ["2 samples", "--num-return"]),
+        (["--greedy", "--num-beams", "4"], ["greedy contradicts num-beams"]),
+        (["--strategy", "sample", "--diversity", "1"], ["sample contradicts diversity"]),
+        (["--num-beams", "4", "--rounds", "3"], ["different strategies"]),
+        (["--rounds", "3", "--max-new-tokens", "3"], ["mask-predict contradicts max-new-tokens"]),
+        (["--by", "confidence", "--top-k", "3"], ["confidence contradicts top-k"]),
+        (["--by", "gibbs", "--length", "3"], ["both sides"]),
+        (["--greedy", "--strategy", "beam"], ["greedy contradicts strategy beam"]),
+        (["--min-new-tokens", "300"], ["min_new_tokens is 300"]),
+        (["--max-time", "0"], ["max_time is 0"]),
+        (["--logit-bias", "x"], ["no bias: 'x'"]),
+        (["--logit-bias", "x=nan"], ["logit_bias is nan"]),
+        (["--no-repeat-ngram", "-1"], ["no_repeat_ngram is -1"]),
+        (["--repetition-penalty", "0"], ["repetition_penalty is 0"]),
+        (["--rounds", "0"], ["rounds is 0"]),
+        (["--replay", "x", "--greedy"], ["repeats records as they are"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_bad_settings_are_refused_in_three_lines(lmtool, run, arguments, words):
+    prompt = [] if "--replay" in arguments else ["The"]
+    lmtool.refuses(2, "generate", *prompt, *arguments, words=words)
+
+
+def test_a_prompt_longer_than_the_context(lmtool, run):
+    long = "The baker sold a kettle at dawn. " * 20
+    lmtool.refuses(2, "generate", long, words=["but the model's context is 16", "--overflow"])
+    for overflow in ("cut", "slide"):
+        lmtool.succeeds("generate", long, "--overflow", overflow, "--max-new-tokens", "3")
+
+
+def test_a_trained_run_is_repeated_bit_for_bit(lmtool, run, tmp_path):
+    out = lmtool.succeeds("generate", "The", "One", "-n", "2", "--max-new-tokens", "30", "--json", "-q").out
+    (tmp_path / "texts.jsonl").write_text(out)
+    assert lmtool.succeeds("generate", "--replay", tmp_path / "texts.jsonl").out.count("same") == 4

@@ -48,7 +48,8 @@ def model_of(family, dtype):
     torch.manual_seed(2)
     model = build(FAMILIES[family], VOCAB_SIZE)
     for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.6)
     return model.to(dtype).eval()
 
 
