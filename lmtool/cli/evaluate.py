@@ -1,5 +1,6 @@
 """`lmtool eval`: how well a model predicts a text."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,6 +24,10 @@ def evaluate(
     context: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Tokens read at once; the model's context by default.")
     ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Another run to show beside it, such as an n-gram model.", show_default=False),
+    ] = None,
     column: Column = None,
     device: Device = "auto",
     precision: Precision = "float32",
@@ -38,18 +43,14 @@ def evaluate(
 
     from lmtool.cli.progress import Display
     from lmtool.engine.measure import measure
+    from lmtool.errors import UsageError
 
     with Display(shown=True, quiet=quiet) as display:
-        measured = measure(
-            run,
-            text,
-            context=context,
-            stride=stride,
-            column=column,
-            device=device,
-            precision=precision,
-            report=display.report,
-        )
+        ask = partial(measure, sources=text, column=column, device=device, precision=precision, report=display.report)
+        measured = ask(run, context=context, stride=stride)
+        beside = None if baseline is None else ask(baseline, context=None, stride=None)
+    if beside is not None and "pair" in (measured.perplexity.unit, beside.perplexity.unit):
+        raise UsageError("pairs of words cannot be compared with tokens", fix="leave out --baseline")
     loaded, result = measured.loaded, measured.perplexity
     for warning in loaded.warnings:
         typer.echo(plain(f"warning: {warning}"), err=True)
@@ -57,7 +58,8 @@ def evaluate(
         typer.echo(plain(f"{loaded.run_path}, step {loaded.step}, {loaded.compute.describe()}"), err=True)
     if as_json:
         limits = {"limit_bits_per_byte": measured.limit} if result.unit == "token" else {}
-        typer.echo(json.dumps(result.record() | limits))
+        others = {} if beside is None else {"baseline": beside.perplexity.record()}
+        typer.echo(json.dumps(result.record() | limits | others))
         return
     if result.unit == "pair":
         typer.echo(f"loss             {result.loss:.4f} nats per pair")
@@ -67,6 +69,9 @@ def evaluate(
     typer.echo(f"perplexity       {result.perplexity:.6g} per token, {_per_word(result)}")
     limit = "" if measured.limit is None else f"; the best possible model: {measured.limit:.4f}"
     typer.echo(f"bits per byte    {result.bits_per_byte:.4f}{limit}")
+    if beside is not None:
+        what = plain(f"{beside.loaded.run_path.name}, {beside.loaded.recipe.model.kind}")
+        typer.echo(f"baseline         {beside.perplexity.bits_per_byte:.4f} bits per byte ({what})")
     typer.echo(f"tokens           {result.tokens:,} in {result.n_bytes:,} bytes")
     typer.echo(f"context, stride  {result.context}, {result.stride}")
 

@@ -3,8 +3,6 @@
 Shapes: B rows, T positions, D model width, V vocabulary.
 """
 
-from typing import ClassVar, Literal
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -22,7 +20,6 @@ class SkipGramModel(LanguageModel):
     counts_V: how often each id stands in the training text, from which noise is drawn.
     """
 
-    reads: ClassVar[Literal["past", "source", "both"]] = "both"
     counts_V: Tensor
 
     def __init__(self, spec: SkipGram, vocab_size: int) -> None:

@@ -83,6 +83,12 @@ class RelativePosition(Spec):
     max_distance: PositiveInt = 128
     """Distance from which on all share one bucket."""
 
+    @model_validator(mode="after")
+    def _near_buckets_end_before_far_ones(self) -> Self:
+        if self.max_distance <= self.buckets // 2:
+            raise ValueError(f"max_distance {self.max_distance} is not above buckets / 2, the distances of their own")
+        return self
+
 
 class RotaryPosition(Spec):
     """Queries and keys are turned by angles that grow with position (Su et al. 2021)."""
@@ -216,8 +222,6 @@ class Transformer(Spec):
             mistakes.append(f"n_heads {self.n_heads} gives heads of an odd width; rotary positions come in pairs")
         if isinstance(self.position, RotaryPosition) and self.score not in ("dot", "scaled-dot"):
             mistakes.append(f"score {self.score} transforms what rotary positions have turned; take dot or scaled-dot")
-        if isinstance(self.pattern, WindowPattern) and self.score == "additive":
-            mistakes.append("score additive is not for a window; take another of the two")
         if self.score not in ("dot", "scaled-dot") and self.n_kv_heads not in (None, self.n_heads):
             mistakes.append(f"n_kv_heads {self.n_kv_heads} shares keys, which score {self.score} has for each head")
         if self.rank is not None and self.score != "reduced-rank":
@@ -732,6 +736,8 @@ class Recipe(Spec):
             mistakes.append("training.carry_state would carry all past states of model.attention, more at each step")
         if self.training.carry_state and self.data.isolate_documents:
             mistakes.append("training.carry_state reads on over the ends of documents; data.isolate_documents does not")
+        if self.evaluation.prompts and isinstance(self.model, SkipGram):
+            mistakes.append("evaluation.prompts are for models that write text, which a skipgram does not")
         sentinels = 0 if isinstance(self.tokenizer, TokenizerFile) else self.tokenizer.sentinels
         if isinstance(self.objective, SpanCorruption) and not sentinels and self.tokenizer.kind != "file":
             mistakes.append(

@@ -8,13 +8,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.errors import DataError, UsageError
 from lmtool.model import SkipGramModel, build
 from lmtool.objective import Example, SkipGramObjective, Vocabulary
 from lmtool.objective import skipgram as module
-from lmtool.recipe.spec import SkipGram, SkipGramWindow
+from lmtool.recipe.spec import Recipe, SkipGram, SkipGramWindow
 from tests.reference import skipgram as reference
 
 EXACT: dict[str, float] = {"rtol": 1e-10, "atol": 1e-10}
@@ -205,3 +206,14 @@ def test_targets_are_needed() -> None:
 def test_there_is_no_next_token() -> None:
     with pytest.raises(UsageError, match="no next token"):
         model().start(BATCH)
+
+
+def test_a_recipe_cannot_ask_for_samples() -> None:
+    recipe = {
+        "model": {"kind": "skipgram"},
+        "objective": {"kind": "skip-gram"},
+        "training": {"steps": 1, "batch_size": 1},
+    }
+    Recipe.model_validate(recipe)
+    with pytest.raises(ValidationError, match=r"evaluation\.prompts are for models that write"):
+        Recipe.model_validate(recipe | {"evaluation": {"prompts": ["One"]}})
