@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lmtool.batch import Batch
-from lmtool.model import KeyValue, build
+from lmtool.model import DecodeState, KeyValue, build
 from lmtool.model.cells import Cell, Texts
 from lmtool.model.recall import choose
 from lmtool.model.recurrent import RecurrentDecoder
@@ -253,3 +253,64 @@ def test_one_batch_is_learnt_by_heart(changes: dict[str, Any]) -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     assert loss.item() < 0.1
+
+
+# Reading in parts, padding, packed rows
+
+DECODERS: dict[str, dict[str, Any]] = {
+    **{f"{cell}-{nonlinearity}": {"cell": cell, "nonlinearity": nonlinearity} for cell, nonlinearity in CELLS},
+    **{"-".join(attention.values()): {"attention": {"k": 2, **attention}} for attention in SELECTIONS},
+    "elmo": {"shape": "bidirectional"},
+}
+decoders = pytest.mark.parametrize("changes", DECODERS.values(), ids=list(DECODERS))
+
+
+@decoders
+def test_chunks_of_rows_that_come_and_go_equal_one_pass(changes: dict[str, Any]) -> None:
+    model = built(spec(**changes))
+    texts = [tokens(1, length + 6, seed=length) for length in (2, 5, 3)]
+    states = [model.advance(text[:, :-6], model.start(Batch(text)))[1] for text in texts]
+    state = DecodeState.join(states)
+    step = torch.cat([text[:, -6:] for text in texts])
+    one, state = model.advance(step[:, :1], state)
+    two, state = model.advance(step[:, 1:4], state)
+    picked = torch.tensor([2, 0, 2])
+    three, state = model.advance(step[picked, 4:], state[picked].trimmed())
+    for row, text in enumerate(texts):
+        whole = model(Batch(text))[0, -6:]
+        torch.testing.assert_close(torch.cat((one, two), 1)[row], whole[:4], **EXACT)
+        for place in (picked == row).nonzero()[:, 0]:
+            torch.testing.assert_close(three[place], whole[4:], **EXACT)
+
+
+@decoders
+def test_padding_and_neighbours_in_a_row_change_nothing(changes: dict[str, Any]) -> None:
+    model = built(spec(**changes))
+    keep_BT = torch.tensor([[0, 1, 1, 0, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 0, 1, 0, 0], [0] * 9]).bool()
+    documents_BT = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 2, 2], [0, 0, 3, 3, 3, 3, 4, 4, 4], [0] * 9])
+    tokens_BT = tokens(3, 9)
+    padded = model(Batch(tokens_BT, keep_BT=keep_BT))
+    packed = model(Batch(tokens_BT, keep_BT=keep_BT, documents_BT=documents_BT))
+    full = model(Batch(tokens_BT, documents_BT=documents_BT))
+    assert torch.isfinite(padded).all()
+    for row in range(2):
+        kept = keep_BT[row]
+        torch.testing.assert_close(padded[row, kept], model(Batch(tokens_BT[row, kept][None]))[0], **EXACT)
+        for number in documents_BT[row].unique():
+            inside = documents_BT[row] == number
+            alone = model(Batch(tokens_BT[row, inside][None]))[0]
+            torch.testing.assert_close(full[row, inside], alone, **EXACT)
+            if (inside & kept).any():
+                alone = model(Batch(tokens_BT[row, inside & kept][None]))[0]
+                torch.testing.assert_close(packed[row, inside & kept], alone, **EXACT)
+
+
+@decoders
+def test_a_token_changes_nothing_before_it(changes: dict[str, Any]) -> None:
+    model = built(spec(**changes))
+    one = tokens(1, 8)
+    two = one.clone()
+    two[0, 4] = (two[0, 4] + 1) % VOCAB
+    before, after = (model(Batch(row))[0] for row in (one, two))
+    torch.testing.assert_close(before[:4], after[:4], **EXACT)
+    assert not torch.allclose(before[4:], after[4:])

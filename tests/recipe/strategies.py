@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from lmtool.recipe.grammar import parts
-from lmtool.recipe.spec import LearnedPosition, Recipe, Spec, Transformer, objectives_of
+from lmtool.recipe.spec import LearnedPosition, Recipe, Recurrent, Spec, Transformer, objectives_of
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(
     ["", "yes", "on", "null", "1e-3", "1:30", "0x1f", ".inf", "-", "a: b", "a #b", " a", "a\nb", "\ttab", "ROMEO:", "~"]
@@ -100,6 +100,28 @@ def transformers(draw: st.DrawFn) -> Transformer:
             "n_kv_heads": draw(st.sampled_from([None, kv_heads])),
             "d_model": 2 * groups * kv_heads * draw(st.integers(1, 3)),
             "d_ff": draw(st.none() | st.integers(1, 30)),
+            "context": draw(st.integers(1, 20)),
+            "vocab_size": draw(st.none() | st.integers(50, 60)),
+        },
+    )
+    assume(built is not None)
+    return built
+
+
+@st.composite
+def recurrents(draw: st.DrawFn) -> Recurrent:
+    """Recurrent networks small enough to build, whose parts fit each other."""
+    fields = {name: draw(strategy) for name, strategy in _fields(Recurrent).items()}
+    if fields["attention"] is not None:
+        fields["attention"] = fields["attention"].model_copy(update={"k": draw(st.integers(1, 5))})
+        if fields["attention"].rank is not None:
+            fields["attention"] = fields["attention"].model_copy(update={"rank": draw(st.integers(1, 5))})
+    built = _valid(
+        Recurrent,
+        {
+            **fields,
+            "n_layers": draw(st.integers(1, 3)),
+            "d_model": draw(st.integers(1, 12)),
             "context": draw(st.integers(1, 20)),
             "vocab_size": draw(st.none() | st.integers(50, 60)),
         },

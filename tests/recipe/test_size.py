@@ -8,13 +8,13 @@ from lmtool.errors import RecipeError
 from lmtool.model import build
 from lmtool.recipe.load import load
 from lmtool.recipe.size import check_fits, machine_memory, parameter_count, training_bytes
-from tests.recipe.strategies import transformers
+from tests.recipe.strategies import recurrents, transformers
 
 GIGABYTE = 10**9
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(transformers())
+@given(transformers() | recurrents())
 def test_parameter_count_is_that_of_the_built_model(spec):
     with torch.device("meta"):
         model = build(spec, vocab_size=50)
