@@ -339,6 +339,35 @@ class SkipGram(Spec):
     """Words; the tokenizer's size by default."""
 
 
+class Averaging(Spec):
+    """The mean of a text's word vectors, and layers above it (Iyyer et al. 2015): a classifier that knows no order."""
+
+    kind: Literal["averaging"]
+    d_model: PositiveInt = 300
+    """Width of the vectors and of the layers."""
+    one_hot: bool = False
+    """Words have no vectors: a text is the share that each word has of it. Without layers that is a linear classifier
+    over word counts."""
+    n_layers: NonNegativeInt = 2
+    """Feed-forward layers above the mean."""
+    activation: Literal["relu", "tanh"] = "relu"
+    """Nonlinearity of the layers."""
+    word_dropout: Fraction = 0.3
+    """Share of the words that are left out of the mean in training."""
+    dropout: Fraction = 0.0
+    """Dropout after each layer."""
+    context: PositiveInt = 512
+    """Tokens of the longest text."""
+    vocab_size: PositiveInt | None = None
+    """Rows of the embedding; the tokenizer's size by default."""
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        if self.one_hot and self.n_layers:
+            raise ValueError(f"n_layers {self.n_layers} do not stand above one_hot words; take 0")
+        return self
+
+
 Model = Annotated[Transformer | Recurrent | NGram | SkipGram, Field(discriminator="kind")]
 
 
@@ -448,8 +477,34 @@ class SkipGramWindow(Spec):
     """Words above this share of the text are left out at random, the more the more frequent; 0 keeps all."""
 
 
+class Classification(Spec):
+    """Answer each row of a labelled table: a head on a pooled state of the model."""
+
+    kind: Literal["classification"]
+    task: Literal["auto", "class", "multi", "number"] = "auto"
+    """One class for each row, any number of labels, or a number; auto decides by the labels of the training table."""
+    labels: Strings = ()
+    """Names of the classes or labels, in the order of the scores; read off the training table when empty."""
+    center: float = 0.0
+    """Of numbers: the head answers (number - center) / scale. Read off the training table."""
+    scale: PositiveFloat = 1.0
+    """Of numbers: see center."""
+    pool: Literal["auto", "first", "last", "mean", "max", "attention"] = "auto"
+    """How a text becomes one vector; auto takes the first position of an encoder, the last of a decoder, and the mean
+    of all else."""
+    dropout: Fraction = 0.1
+    """Dropout of the pooled vector."""
+    lm_weight: NonNegativeFloat = 0.0
+    """Weight of the language model's own loss beside the head's (GPT-1: 0.5); for decoders."""
+    label_smoothing: Fraction = 0.0
+    """Probability eps taken from the true class and spread over the others (Szegedy et al. 2016)."""
+    class_weights: Annotated[tuple[float, ...], Field(strict=False)] | None = None
+    """What a row of each class counts; null for all alike."""
+
+
 Objective = Annotated[
-    Causal | Bidirectional | Masked | SpanCorruption | Prefix | Seq2Seq | SkipGramWindow, Field(discriminator="kind")
+    Causal | Bidirectional | Masked | SpanCorruption | Prefix | Seq2Seq | SkipGramWindow | Classification,
+    Field(discriminator="kind"),
 ]
 
 
@@ -526,6 +581,18 @@ class Data(Spec):
     """Column that holds the source of a pair, for objective seq2seq."""
     target_column: str = "target"
     """Column that holds the target of a pair, for objective seq2seq."""
+    text_columns: Strings = ()
+    """Columns that hold the texts of a row, for objective classification; found by their names when empty."""
+    label_column: str | None = None
+    """Column that holds the label, for objective classification; found by its name by default."""
+    test: str | None = None
+    """Labelled table that is only measured on, when training is over; for objective classification."""
+    encoding: str | None = None
+    """Of labelled .csv and .tsv tables; UTF-8 by default."""
+    delimiter: str | None = None
+    """One character between the fields of labelled .csv and .tsv tables; told by the tables themselves by default."""
+    skip_bad_rows: bool = False
+    """Leave bad rows of labelled tables out and count them, in place of stopping."""
     documents: Literal["auto", "whole", "blank-line", "line"] = "auto"
     """How a .txt file divides into documents; auto splits at blank lines when every paragraph stands on one line."""
     split: Literal["auto", "document", "slice"] = "auto"
@@ -544,6 +611,8 @@ class Training(Spec):
 
     steps: PositiveInt
     """Optimizer steps in all."""
+    epochs: PositiveFloat | None = None
+    """Passes over a labelled table, which then decide the steps; for objective classification."""
     batch_size: PositiveInt
     """Sequences in one optimizer step, over all devices."""
     micro_batch: PositiveInt | Literal["auto"] = "auto"
@@ -664,6 +733,8 @@ class Evaluation(Spec):
     """Steps between validations; the last step always validates."""
     tokens: PositiveInt | None = 100_000
     """Validation tokens scored each time, the same ones every time; null for all."""
+    metric: Literal["loss", "accuracy", "macro-f1", "correlation"] = "loss"
+    """What tells the best checkpoint; all but loss are for objective classification."""
     patience: PositiveInt | None = None
     """Stop after this many validations without a new best; null never stops early."""
     prompts: Strings = ()
@@ -751,15 +822,17 @@ class Recipe(Spec):
 def objectives_of(model: Model) -> tuple[str, ...]:
     """The kinds of objective that a model can learn, the usual one first."""
     match model:
-        case Transformer(shape="decoder") | Recurrent(shape="decoder") | NGram():
+        case Transformer(shape="decoder") | Recurrent(shape="decoder"):
+            return ("causal", "classification")
+        case NGram():
             return ("causal",)
         case Transformer(shape="encoder"):
-            return ("masked",)
+            return ("masked", "classification")
         case Transformer(shape="prefix"):
             return ("prefix", "seq2seq", "span-corruption")
         case Transformer() | Recurrent(shape="encoder-decoder"):
             return ("seq2seq", "span-corruption", "prefix")
         case Recurrent():
-            return ("bidirectional",)
+            return ("bidirectional", "classification")
         case SkipGram():
             return ("skip-gram",)
