@@ -1,6 +1,6 @@
 """The types that text, models and objectives share: Batch, what a model is fed, and Mask, who may attend to whom.
 
-Shapes: B rows, T positions of the tokens, Q query positions, S key or source positions, K noise words.
+Shapes: B rows, T positions of the tokens, Q query positions, S key or source positions, K noise words, C labels.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -28,6 +28,7 @@ class Batch:
     segments_BT: int64, 0 for the first text of a row, 1 for the second; None when rows hold one text.
     negatives_BK: int64 ids drawn as noise for each row (negative sampling); None without them.
     labels_B: int64 class of each row; None without classes.
+    values_BC: float32 answers of each row: 0 or 1 for each label, or one number; None without them.
     """
 
     tokens_BT: Tensor
@@ -40,6 +41,7 @@ class Batch:
     segments_BT: Tensor | None = None
     negatives_BK: Tensor | None = None
     labels_B: Tensor | None = None
+    values_BC: Tensor | None = None
 
     @property
     def n_targets(self) -> int:
@@ -99,21 +101,28 @@ class Mask:
     def allowed(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor:
         """Bool mask of the last `n_queries` of `n_keys` positions: (1, Q, S), or (B, Q, S) when rows differ.
 
-        A query that would see nothing at all (padding) sees itself, so that softmax stays finite.
+        A query that would see nothing at all (padding) sees itself, so that softmax stays finite. Queries may be more
+        than the keys when these are of another text; the first ones then stand at the first key.
         """
-        key_S = torch.arange(n_keys, device=device)
-        query_Q1 = key_S[n_keys - n_queries :, None]
-        allowed = torch.ones(1, n_queries, n_keys, dtype=torch.bool, device=device)
+        key_1S = torch.arange(n_keys, device=device)[None]
+        query_Q1 = torch.arange(n_keys - n_queries, n_keys, device=device).clamp(min=0)[:, None]
+        allowed = self.between(query_Q1, key_1S)
+        return allowed | (~allowed.any(-1, keepdim=True) & (key_1S == query_Q1))
+
+    def between(self, query: Tensor, key: Tensor) -> Tensor:
+        """Whether queries see keys, both given by position, in shapes that broadcast to one: (1 or B, that shape)."""
+        allowed = torch.ones_like(query == key)[None]
         if self.causal:
-            allowed = allowed & (key_S <= query_Q1)
+            past = (key <= query)[None]
             if self.prefix_B is not None:
-                allowed = allowed | (key_S < self.prefix_B[:, None, None])
+                past = past | (key < self.prefix_B.view(-1, *(1,) * key.ndim))
+            allowed = allowed & past
         if self.window is not None:
-            away = (query_Q1 - key_S).abs()
+            away = (query - key).abs()
             near = (away < self.window * self.dilation) & (away % self.dilation == 0)
-            allowed = allowed & (near | (key_S < self.n_global) | (query_Q1 < self.n_global))
+            allowed = allowed & (near | (key < self.n_global) | (query < self.n_global))
         if self.documents_BS is not None:
-            allowed = allowed & (self.documents_BS[:, n_keys - n_queries :, None] == self.documents_BS[:, None, :])
+            allowed = allowed & (self.documents_BS[:, query] == self.documents_BS[:, key])
         if self.keep_BS is not None:
-            allowed = allowed & self.keep_BS[:, None, :]
-        return allowed | (~allowed.any(-1, keepdim=True) & (key_S == query_Q1))
+            allowed = allowed & self.keep_BS[:, key]
+        return allowed

@@ -1,7 +1,7 @@
 """Multi-head attention, and the one place that chooses the kernel which computes it.
 
 Shapes: B rows, T queries, S keys, N heads, K heads of keys and values, H head width, D model width, P is B or 1 where
-all rows have the same positions; in blocks: C blocks of Q queries, which see W keys each, and G global keys.
+all rows have the same positions. Under a window: C blocks of Q queries, with W keys for each; R is 1, B, C or B C.
 """
 
 from abc import ABC, abstractmethod
@@ -12,11 +12,11 @@ from torch.nn import functional as F
 
 from lmtool.batch import Mask
 from lmtool.model.language_model import KeyValue, LayerState, Memory
-from lmtool.model.positions import AttentionPositions
+from lmtool.model.positions import AttentionPositions, turned
 from lmtool.model.scores import Score
 
 PLAIN_LIMIT = 512
-"""Longest row whose training on a CPU goes through plain matrix products; the fused kernel's backward is slower."""
+"""Most keys for which training on a CPU goes through plain matrix products; the fused kernel's backward is slower."""
 
 BLOCK = 64
 """Fewest queries that are computed together under a window."""
@@ -26,7 +26,7 @@ class Attend:
     """softmax(score(q, k) + mask) v under one mask: made once for a forward pass and used by all layers of a stack.
 
     positions_PS: positions of all keys, the last `n_queries` being the queries'; counted from 0 when None.
-    rule: how positions take part. source: attention to a source, for layers that have it.
+    rule: how positions take part; not at all when None. source: attention to a source, for layers that have it.
     """
 
     def __init__(
@@ -40,29 +40,29 @@ class Attend:
         source: "Attend | None" = None,
     ) -> None:
         self.source = source
-        self._mask = mask
-        self._n_queries = n_queries
-        self._device = device
-        self._rule = rule or AttentionPositions()
-        self._positions_PS = torch.arange(n_keys, device=device)[None] if positions_PS is None else positions_PS
-        self._addends: dict[torch.dtype, Tensor] = {}
-        self._blocks: _Blocks | None = None
-        if n_queries == n_keys and mask.window is not None and n_keys > 2 * _block(mask):
-            self._blocks = _Blocks(mask, n_keys, device, self._positions_PS, self._rule)
+        self._rule = rule
+        if positions_PS is None:
+            positions_PS = torch.arange(n_keys, device=device)[None]
+        self._query_PT = positions_PS[:, n_keys - n_queries :]
+        self._waves: dict[torch.dtype, tuple[Tensor, Tensor] | None] = {}
+        self._windows: _Windows | None = None
+        if n_queries == n_keys and _Windows.pay(mask, n_keys):
+            self._windows = _Windows(mask, n_keys, device, positions_PS, rule)
             return
-        self._training_on_cpu = device.type == "cpu" and torch.is_grad_enabled() and n_keys <= PLAIN_LIMIT
-        self._bias_PNTS = self._rule.bias(self._positions_PS[:, n_keys - n_queries :], self._positions_PS)
-        plain_mask = self._bias_PNTS is None
-        self._fused_causal = mask.only_causal and n_queries == n_keys and plain_mask
-        causal_by_kernel = self._fused_causal and not self._training_on_cpu
-        if mask.sees_all or (mask.only_causal and n_queries == 1) or causal_by_kernel:
-            self._allowed_BTS = None
-        else:
-            self._allowed_BTS = mask.allowed(n_queries, n_keys, device)
+        bias_PNTS = None if rule is None else rule.bias(self._query_PT, positions_PS)
+        fused_causal = mask.only_causal and n_queries == n_keys and bias_PNTS is None
+        sees_all = mask.sees_all or fused_causal or (mask.only_causal and n_queries == 1)
+        allowed_BTS = None if sees_all else mask.allowed(n_queries, n_keys, device)
+        self._kernel = _Kernel(allowed_BTS, bias_PNTS, fused_causal, n_keys, device)
 
     def turn(self, x_BNTH: Tensor) -> Tensor:
         """Queries or new keys, placed at the positions of the queries."""
-        return self._rule.turn(x_BNTH, self._positions_PS[:, self._positions_PS.shape[1] - self._n_queries :])
+        if self._rule is None:
+            return x_BNTH
+        if x_BNTH.dtype not in self._waves:
+            self._waves[x_BNTH.dtype] = self._rule.waves(self._query_PT, x_BNTH.shape[-1], x_BNTH.dtype)
+        waves = self._waves[x_BNTH.dtype]
+        return x_BNTH if waves is None else turned(x_BNTH, *waves)
 
     def __call__(
         self, q_BNTH: Tensor, keys_BKSH: Tensor, v_BKSH: Tensor, dropout: float, score: Score | None = None
@@ -71,59 +71,88 @@ class Attend:
 
         keys_BKSH: what `score.keys` gave. score: the scaled dot product when None.
         """
-        if score is not None and score.scale is None:
-            return self._scored(score(q_BNTH, keys_BKSH), v_BKSH, dropout)
-        scale = q_BNTH.shape[-1] ** -0.5
-        if score is not None and score.scale is not None:
-            q_BNTH, scale = score.queries(q_BNTH), score.scale
-        if self._blocks is not None:
-            return self._blocks(q_BNTH, *_grouped(q_BNTH, keys_BKSH, v_BKSH), scale, dropout)
-        if self._training_on_cpu:
-            return self._plain(q_BNTH, *_grouped(q_BNTH, keys_BKSH, v_BKSH), scale, dropout)
-        mask = None if self._allowed_BTS is None else self._allowed_BTS[:, None]
-        if self._bias_PNTS is not None:
-            mask = self._addend(q_BNTH.dtype)
-        shares = q_BNTH.shape[1] != keys_BKSH.shape[1]
-        is_causal = self._fused_causal and mask is None and q_BNTH.shape[2] > 1
+        score = score or Score(q_BNTH.shape[-1] ** -0.5)
+        q_BNTH = score.queries(q_BNTH)
+        compute = self._kernel if self._windows is None else self._windows
+        return compute(q_BNTH, keys_BKSH, v_BKSH, dropout, score)
+
+
+class _Kernel:
+    """softmax(score(q, k) + addend) v for all queries and keys that it is given.
+
+    allowed_RTS: which keys a query sees, all when None. bias_RNTS: added to scores. causal: queries and keys are the
+    same positions, and a query sees those up to its own.
+    """
+
+    def __init__(
+        self,
+        allowed_RTS: Tensor | None,
+        bias_RNTS: Tensor | None,
+        causal: bool,
+        n_keys: int,
+        device: torch.device,
+    ) -> None:
+        self._allowed_RTS = allowed_RTS
+        self._bias_RNTS = bias_RNTS
+        self._causal = causal
+        self._n_keys = n_keys
+        self._device = device
+        self._plain = device.type == "cpu" and torch.is_grad_enabled() and n_keys <= PLAIN_LIMIT
+        self._addends: dict[tuple[torch.dtype, int], Tensor] = {}
+
+    def __call__(self, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, dropout: float, score: Score) -> Tensor:
+        """Mix the values. q_BNTH and k_BKSH: what `score` makes of queries and keys."""
+        if score.scale is None:
+            score_BNTS = score.compare(q_BNTH, k_BKSH)
+            weights = (score_BNTS + self._addend(score_BNTS.dtype, len(q_BNTH))).softmax(-1)
+            return F.dropout(weights, dropout) @ v_BKSH
+        if self._plain:
+            return self._products(q_BNTH, *_grouped(q_BNTH, k_BKSH, v_BKSH), dropout, score.scale)
+        mask = None
+        if self._bias_RNTS is not None:
+            mask = self._addend(q_BNTH.dtype, len(q_BNTH))
+        elif self._allowed_RTS is not None:
+            mask = _rows(self._allowed_RTS[:, None], len(q_BNTH))
         return F.scaled_dot_product_attention(
             q_BNTH,
-            keys_BKSH,
+            k_BKSH,
             v_BKSH,
             attn_mask=mask,
             dropout_p=dropout,
-            is_causal=is_causal,
-            enable_gqa=shares,
-            scale=scale,
+            is_causal=self._causal and self._n_keys > 1,
+            scale=score.scale,
+            enable_gqa=q_BNTH.shape[1] != k_BKSH.shape[1],
         )
 
-    def _plain(self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, scale: float, dropout: float) -> Tensor:
+    def _products(self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, dropout: float, scale: float) -> Tensor:
         B, N, T, _ = q_BNTH.shape
         q, k, v = (t.reshape(B * N, -1, t.shape[-1]) for t in (q_BNTH, k_BNSH, v_BNSH))
-        addend = self._addend(q.dtype)
+        addend = self._addend(q.dtype, B)
         if addend.shape[0] * addend.shape[1] > 1:
-            addend = addend.expand(B, N, -1, -1).reshape(B * N, T, -1)
+            addend = addend.expand(B, N, -1, -1).reshape(B * N, addend.shape[2], -1)
         else:
             addend = addend[0]
         weights = torch.baddbmm(addend, q, k.transpose(1, 2), alpha=scale).softmax(-1)
         return (F.dropout(weights, dropout) @ v).view(B, N, T, -1)
 
-    def _scored(self, score_BNTS: Tensor, v_BNSH: Tensor, dropout: float) -> Tensor:
-        """Scores that are no products of queries and keys."""
-        if self._allowed_BTS is None and not self._mask.sees_all:
-            self._allowed_BTS = self._mask.allowed(self._n_queries, score_BNTS.shape[-1], self._device)
-        weights_BNTS = (score_BNTS + self._addend(score_BNTS.dtype)).softmax(-1)
-        return F.dropout(weights_BNTS, dropout) @ v_BNSH
-
-    def _addend(self, dtype: torch.dtype) -> Tensor:
-        """What is added to the scores: positions, and -inf where nothing is seen; (1 or B, 1 or N, T, S)."""
-        if dtype not in self._addends:
+    def _addend(self, dtype: torch.dtype, n_rows: int) -> Tensor:
+        """Positions, and -inf where nothing is seen: (1 or n_rows, 1 or N, T or 1, S or 1)."""
+        if (dtype, n_rows) not in self._addends:
             addend = torch.zeros(1, 1, 1, 1, dtype=dtype, device=self._device)
-            if self._bias_PNTS is not None:
-                addend = self._bias_PNTS.to(dtype)
-            if self._allowed_BTS is not None:
-                addend = torch.where(self._allowed_BTS[:, None], addend, float("-inf"))
-            self._addends[dtype] = addend
-        return self._addends[dtype]
+            if self._bias_RNTS is not None:
+                addend = _rows(self._bias_RNTS.to(dtype), n_rows)
+            allowed_RTS = self._allowed_RTS
+            if self._causal:
+                allowed_RTS = Mask(causal=True).allowed(self._n_keys, self._n_keys, self._device)
+            if allowed_RTS is not None:
+                addend = torch.where(_rows(allowed_RTS[:, None], n_rows), addend, float("-inf"))
+            self._addends[dtype, n_rows] = addend
+        return self._addends[dtype, n_rows]
+
+
+def _rows(t: Tensor, n_rows: int) -> Tensor:
+    """The tensor for so many rows; one that is the same for all stays as it is."""
+    return t if len(t) in (1, n_rows) else t.repeat(n_rows // len(t), *(1,) * (t.ndim - 1))
 
 
 def _grouped(q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,105 +163,100 @@ def _grouped(q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor) -> tuple[Tensor, Te
     return k_BKSH.repeat_interleave(groups, 1), v_BKSH.repeat_interleave(groups, 1)
 
 
-def _block(mask: Mask) -> int:
-    """Queries that are computed together under a window: at least as many as it reaches back."""
-    assert mask.window is not None
-    return max(BLOCK, (mask.window - 1) * mask.dilation)
+class _Windows:
+    """Attention under a window, in blocks of queries that are rows of their own; so its memory is linear in the length.
 
-
-class _Blocks:
-    """Attention under a window in blocks of queries, so that memory grows linearly with the length of the row.
-
-    Q queries see the Q + reach or Q + 2 reach keys around them, and the G global ones; global queries see all keys.
+    Positions a whole number of steps apart are brought together, so that a window with dilation is one without. Q
+    queries see the keys of their block, those within reach of it, and the global ones. Global queries see all keys.
     """
 
     def __init__(
-        self, mask: Mask, length: int, device: torch.device, positions_PS: Tensor, rule: AttentionPositions
+        self, mask: Mask, length: int, device: torch.device, positions_PS: Tensor, rule: AttentionPositions | None
     ) -> None:
-        assert mask.window is not None
-        self.length = length
-        self.n_global = min(mask.n_global, length)
-        self.n_rows = _block(mask)
-        self.before = (mask.window - 1) * mask.dilation
-        self.after = 0 if mask.causal and mask.prefix_B is None else self.before
-        self.n_blocks = -(-length // self.n_rows)
-        query_CQ1 = torch.arange(self.n_blocks * self.n_rows, device=device).view(self.n_blocks, self.n_rows, 1)
-        key_C1W = self._windows(torch.arange(length, device=device)[None, None, :, None], -1)[0, 0, :, None, :, 0]
-        allowed = self._allowed(mask, query_CQ1, key_C1W) & (key_C1W >= self.n_global)
-        self.addend_local = self._addend(allowed, self._bias(rule, positions_PS, query_CQ1, key_C1W))
-        key_1G = torch.arange(self.n_global, device=device).expand(self.n_blocks, 1, -1)
-        seen = self._allowed(mask, query_CQ1, key_1G, local=False)
-        self.addend_global = self._addend(seen, self._bias(rule, positions_PS, query_CQ1, key_1G))
+        self._length = length
+        self._dilation = mask.dilation
+        self._before, self._n_queries = _reach(mask)
+        self._after = 0 if mask.causal and mask.prefix_B is None else self._before
+        self._n_global = min(mask.n_global, length)
+        # blocks of one group: what a whole number of steps lies between
+        self._n_blocks = -(-length // (mask.dilation * self._n_queries))
+        places_T = torch.arange(self._n_blocks * self._n_queries * mask.dilation, device=device)
+        query_CQ = self._query_blocks(places_T[None, None, :, None])[:, 0, :, 0]
+        # places outside of the row are -1 here
+        key_CW = self._key_blocks(places_T[None, None, :, None] + 1)[:, 0, :, 0] - 1
+        local = (key_CW >= self._n_global) & (key_CW < length)
+        global_G = torch.arange(self._n_global, device=device)
+        key_CW = torch.cat((key_CW, global_G.expand(len(key_CW), -1)), 1)
+        real = F.pad(local, (0, self._n_global), value=True)
+        query_CQ1, key_C1W = query_CQ.clamp(max=length - 1)[:, :, None], key_CW.clamp(0, length - 1)[:, None]
+        allowed = mask.between(query_CQ1, key_C1W) & real[:, None]
         # a query that sees nothing sees itself, and one behind the row anything, so that softmax stays finite
-        nothing = ~(allowed.any(-1, keepdim=True) | seen.any(-1, keepdim=True))
-        self.addend_local = torch.where(
-            (nothing & ((query_CQ1 == key_C1W) | (query_CQ1 >= length)))[:, :, None], 0.0, self.addend_local
+        own = (query_CQ[:, :, None] == key_CW[:, None]) | (query_CQ[:, :, None] >= length)
+        allowed_RQW = (allowed | (~allowed.any(-1, keepdim=True) & own)).flatten(0, 1)
+        bias = None
+        if rule is not None:
+            bias = rule.bias(
+                positions_PS[:, query_CQ1[..., 0]].flatten(0, 1), positions_PS[:, key_C1W[:, 0]].flatten(0, 1)
+            )
+        self._kernel = _Kernel(allowed_RQW, bias, False, key_CW.shape[1], device)
+        self._of_global: _Kernel | None = None
+        if self._n_global:
+            allowed = mask.between(global_G[:, None], places_T[None, :length])
+            allowed = allowed | (~allowed.any(-1, keepdim=True) & (global_G[:, None] == places_T[:length]))
+            bias = None if rule is None else rule.bias(positions_PS[:, : self._n_global], positions_PS)
+            self._of_global = _Kernel(allowed, bias, False, length, device)
+
+    @staticmethod
+    def pay(mask: Mask, length: int) -> bool:
+        """Whether the row is so long that blocks take less than all pairs of positions."""
+        return mask.window is not None and length > 2 * mask.dilation * _reach(mask)[1]
+
+    def __call__(self, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, dropout: float, score: Score) -> Tensor:
+        mixed = self._kernel(
+            self._query_blocks(q_BNTH), self._keys_and_global(k_BKSH), self._keys_and_global(v_BKSH), dropout, score
         )
-        rows_G = torch.arange(self.n_global, device=device).view(1, -1, 1)
-        keys_S = torch.arange(length, device=device).view(1, 1, -1)
-        allowed_rows = self._allowed(mask, rows_G, keys_S, local=False)
-        allowed_rows = allowed_rows | (~allowed_rows.any(-1, keepdim=True) & (rows_G == keys_S))
-        self.addend_rows = self._addend(allowed_rows, self._bias(rule, positions_PS, rows_G, keys_S))[:, 0]
+        mixed_BNTH = self._row(mixed, len(q_BNTH))
+        if self._of_global is None:
+            return mixed_BNTH
+        rows = self._of_global(q_BNTH[:, :, : self._n_global], k_BKSH, v_BKSH, dropout, score)
+        return torch.cat((rows, mixed_BNTH[:, :, self._n_global :]), 2)
 
-    def _windows(self, t_BNSH: Tensor, filler: float) -> Tensor:
-        """The keys around each block: (B, N, C, W, H)."""
-        missing = self.n_blocks * self.n_rows - self.length
-        padded = F.pad(t_BNSH, (0, 0, self.before, self.after + missing), value=filler)
-        return padded.unfold(2, self.before + self.n_rows + self.after, self.n_rows).transpose(-1, -2)
+    def _steps(self, t_BNTH: Tensor) -> Tensor:
+        """(B, N, steps, dilation, H), filled up with zeros to whole blocks."""
+        B, N, T, H = t_BNTH.shape
+        steps = self._n_blocks * self._n_queries
+        return F.pad(t_BNTH, (0, 0, 0, steps * self._dilation - T)).reshape(B, N, steps, self._dilation, H)
 
-    @staticmethod
-    def _allowed(mask: Mask, query: Tensor, key: Tensor, local: bool = True) -> Tensor:
-        """Which keys are seen, by their numbers: (B or 1, C, Q, W). Keys and queries beyond the row see nothing."""
-        length_rows = [t for t in (mask.keep_BS, mask.documents_BS) if t is not None]
-        q, k = query[None], key[None]
-        allowed = (k >= 0) & (q >= 0)
-        if mask.causal:
-            past = k <= q
-            allowed = allowed & (past if mask.prefix_B is None else past | (k < mask.prefix_B[:, None, None, None]))
-        if local:
-            assert mask.window is not None
-            away = (q - k).abs()
-            allowed = allowed & (away < mask.window * mask.dilation) & (away % mask.dilation == 0)
-        if length_rows:
-            last = length_rows[0].shape[1] - 1
-            at_q, at_k = query.clamp(0, last), key.clamp(0, last)
-            if mask.documents_BS is not None:
-                allowed = allowed & (mask.documents_BS[:, at_q] == mask.documents_BS[:, at_k])
-            if mask.keep_BS is not None:
-                allowed = allowed & mask.keep_BS[:, at_k]
-        return allowed
+    def _query_blocks(self, q_BNTH: Tensor) -> Tensor:
+        """The queries of each block: (B C, N, Q, H)."""
+        B, N, _, H = q_BNTH.shape
+        blocks = self._steps(q_BNTH).view(B, N, self._n_blocks, self._n_queries, self._dilation, H)
+        return blocks.permute(0, 4, 2, 1, 3, 5).flatten(0, 2)
 
-    @staticmethod
-    def _bias(rule: AttentionPositions, positions_PS: Tensor, query: Tensor, key: Tensor) -> Tensor | None:
-        """(P, C, N, Q, W), or None."""
-        last = positions_PS.shape[1] - 1
-        at_q = positions_PS[:, query[..., 0].clamp(0, last)]
-        at_k = positions_PS[:, key[:, 0].clamp(0, last)]
-        bias = rule.bias(at_q.flatten(0, 1), at_k.flatten(0, 1))
-        return None if bias is None else bias.view(*at_q.shape[:2], *bias.shape[1:])
+    def _key_blocks(self, t_BKSH: Tensor) -> Tensor:
+        """The keys of each block, and those within reach of it: (B C, K, W, H)."""
+        padded = F.pad(self._steps(t_BKSH), (0, 0, 0, 0, self._before, self._after))
+        blocks = padded.unfold(2, self._before + self._n_queries + self._after, self._n_queries)
+        return blocks.permute(0, 3, 2, 1, 5, 4).flatten(0, 2)
 
-    @staticmethod
-    def _addend(allowed_BCQW: Tensor, bias_PCNQW: Tensor | None) -> Tensor:
-        """(B or 1, C, 1 or N, Q, W)."""
-        zero = torch.zeros(1, device=allowed_BCQW.device) if bias_PCNQW is None else bias_PCNQW
-        return torch.where(allowed_BCQW[:, :, None], zero, float("-inf"))
+    def _keys_and_global(self, t_BKSH: Tensor) -> Tensor:
+        blocks = self._key_blocks(t_BKSH)
+        if not self._n_global:
+            return blocks
+        first = t_BKSH[:, :, : self._n_global].repeat_interleave(len(blocks) // len(t_BKSH), 0)
+        return torch.cat((blocks, first), 2)
 
-    def __call__(self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, scale: float, dropout: float) -> Tensor:
-        B, N, T, H = q_BNTH.shape
-        missing = self.n_blocks * self.n_rows - T
-        q_BNCQH = F.pad(q_BNTH, (0, 0, 0, missing)).view(B, N, self.n_blocks, self.n_rows, H) * scale
-        keys, values = self._windows(k_BNSH, 0.0), self._windows(v_BNSH, 0.0)
-        local = q_BNCQH @ keys.transpose(-1, -2) + self.addend_local.transpose(1, 2)
-        global_k, global_v = k_BNSH[:, :, : self.n_global], v_BNSH[:, :, : self.n_global]
-        far = q_BNCQH @ global_k[:, :, None].transpose(-1, -2) + self.addend_global.transpose(1, 2)
-        weights = F.dropout(torch.cat((local, far), -1).softmax(-1).to(v_BNSH.dtype), dropout)
-        near, rest = torch.split(weights, [local.shape[-1], self.n_global], -1)
-        mixed: Tensor = (near @ values + rest @ global_v[:, :, None]).reshape(B, N, -1, v_BNSH.shape[-1])[:, :, :T]
-        if not self.n_global:
-            return mixed
-        score = q_BNTH[:, :, : self.n_global] @ k_BNSH.transpose(-1, -2) * scale + self.addend_rows
-        rows = F.dropout(score.softmax(-1).to(v_BNSH.dtype), dropout) @ v_BNSH
-        return torch.cat((rows, mixed[:, :, self.n_global :]), 2)
+    def _row(self, mixed: Tensor, n_rows: int) -> Tensor:
+        """Blocks back to rows: (B, N, T, H)."""
+        blocks = mixed.reshape(n_rows, self._dilation, self._n_blocks, *mixed.shape[1:])
+        row_BNTH: Tensor = blocks.permute(0, 3, 2, 4, 1, 5).flatten(2, 4)[:, :, : self._length]
+        return row_BNTH
+
+
+def _reach(mask: Mask) -> tuple[int, int]:
+    """How many steps back a window goes, and how many queries make a block."""
+    assert mask.window is not None
+    return mask.window - 1, max(BLOCK, mask.window - 1)
 
 
 class Mixer(nn.Module, ABC):

@@ -56,9 +56,9 @@ def _angles(positions_PT: Tensor, width: int, theta: float) -> Tensor:
 class AttentionPositions(nn.Module):
     """A rule by which positions take part in attention; this one does nothing."""
 
-    def turn(self, x_BNTH: Tensor, positions_PT: Tensor) -> Tensor:
-        """Queries or keys as they are compared."""
-        return x_BNTH
+    def waves(self, positions_PT: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+        """What `turned` turns queries and keys with, cosines and sines (P, 1, T, H/2); None where they stay."""
+        return None
 
     def bias(self, query_PT: Tensor, key_PS: Tensor) -> Tensor | None:
         """What is added to the scores: (P, N, T, S)."""
@@ -72,11 +72,15 @@ class RotaryPositions(AttentionPositions):
         super().__init__()
         self.theta = theta
 
-    def turn(self, x_BNTH: Tensor, positions_PT: Tensor) -> Tensor:
-        angles_P1TH = _angles(positions_PT, x_BNTH.shape[-1], self.theta)[:, None]
-        cos, sin = (wave.to(x_BNTH.dtype) for wave in (angles_P1TH.cos(), angles_P1TH.sin()))
-        first, second = x_BNTH.chunk(2, -1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+    def waves(self, positions_PT: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        angles_P1TH = _angles(positions_PT, width, self.theta)[:, None]
+        return angles_P1TH.cos().to(dtype), angles_P1TH.sin().to(dtype)
+
+
+def turned(x_BNTH: Tensor, cos_P1TH: Tensor, sin_P1TH: Tensor) -> Tensor:
+    """Each pair (i, i + H/2) turned by its angle."""
+    first, second = x_BNTH.chunk(2, -1)
+    return torch.cat((first * cos_P1TH - second * sin_P1TH, second * cos_P1TH + first * sin_P1TH), -1)
 
 
 class AlibiPositions(AttentionPositions):

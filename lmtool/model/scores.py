@@ -30,10 +30,14 @@ class Score(nn.Module):
         """What of a key is compared."""
         return k_BNSH
 
+    def compare(self, queries_BNTH: Tensor, keys_BNSH: Tensor) -> Tensor:
+        """Scores (B, N, T, S) of what `queries` and `keys` gave."""
+        assert self.scale is not None
+        return queries_BNTH @ keys_BNSH.transpose(-1, -2) * self.scale
+
     def forward(self, q_BNTH: Tensor, keys_BNSH: Tensor) -> Tensor:
         """Scores (B, N, T, S) of queries with what `keys` gave."""
-        assert self.scale is not None
-        return self.queries(q_BNTH) @ keys_BNSH.transpose(-1, -2) * self.scale
+        return self.compare(self.queries(q_BNTH), keys_BNSH)
 
 
 class Bilinear(Score):
@@ -77,8 +81,8 @@ class Additive(Score):
     def keys(self, k_BNSH: Tensor) -> Tensor:
         return k_BNSH @ self.key_NHH
 
-    def forward(self, q_BNTH: Tensor, keys_BNSH: Tensor) -> Tensor:
-        sums_BNTSH = self.queries(q_BNTH)[:, :, :, None] + keys_BNSH[:, :, None]
+    def compare(self, queries_BNTH: Tensor, keys_BNSH: Tensor) -> Tensor:
+        sums_BNTSH = queries_BNTH[:, :, :, None] + keys_BNSH[:, :, None]
         scores: Tensor = torch.squeeze(sums_BNTSH.tanh() @ self.out_NH1[:, None], -1)
         return scores
 

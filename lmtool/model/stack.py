@@ -5,7 +5,6 @@ Shapes: B rows, T positions, S positions so far, D model width. P is B, or 1 whe
 
 from collections.abc import Iterator, Sequence
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -114,7 +113,7 @@ class Stack(nn.Module):
         source = None
         if source_mask is not None:
             n_source = next(state.k_BNSH.shape[2] for state in past if isinstance(state, Memory))
-            source = Attend(source_mask, T, n_source, x_BTD.device, _no_positions(n_source, T, x_BTD.device))
+            source = Attend(source_mask, T, n_source, x_BTD.device)
         attend = Attend(mask, T, S, x_BTD.device, positions_PS, self.position, source)
         now = []
         for number, (sublayer, state) in enumerate(zip(self.sublayers, past, strict=True)):
@@ -126,11 +125,6 @@ class Stack(nn.Module):
         if seen is not None:
             seen.append(hidden_BTD)
         return hidden_BTD, tuple(now)
-
-
-def _no_positions(n_source: int, n_queries: int, device: torch.device) -> Tensor:
-    """A source has its positions in its vectors; only their number counts here."""
-    return torch.zeros(1, max(n_source, n_queries), dtype=torch.int64, device=device)
 
 
 def _mixers(spec: Transformer, source: bool) -> Sequence[Mixer]:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtool.batch import Batch
-from lmtool.model.positions import AlibiPositions, RelativePositions, RotaryPositions, alibi_slopes
+from lmtool.model.positions import AlibiPositions, RelativePositions, RotaryPositions, alibi_slopes, turned
 from tests.model import tiny
 from tests.reference import attention as reference
 
@@ -20,12 +20,13 @@ from tests.reference import attention as reference
 )
 def test_rotary_turns_pairs(positions: list[int], half: int, theta: float) -> None:
     x = torch.randn(2, 3, len(positions), 2 * half, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    turned = RotaryPositions(theta).turn(x, torch.tensor([positions]))
+    rule = RotaryPositions(theta)
+    found = turned(x, *rule.waves(torch.tensor([positions]), 2 * half, x.dtype))
     for row in range(2):
         for head in range(3):
             for t, position in enumerate(positions):
                 wanted = reference.rotated(x[row, head, t].numpy(), position, theta)
-                np.testing.assert_allclose(turned[row, head, t].numpy(), wanted, rtol=1e-10, atol=1e-10)
+                np.testing.assert_allclose(found[row, head, t].numpy(), wanted, rtol=1e-10, atol=1e-10)
 
 
 @settings(max_examples=20, deadline=None)
@@ -35,7 +36,8 @@ def test_rotary_products_depend_on_the_distance_alone(first: int, second: int, s
     rule = RotaryPositions(10_000.0)
 
     def product(a: int, b: int) -> float:
-        return float((rule.turn(q, torch.tensor([[a]])) * rule.turn(k, torch.tensor([[b]]))).sum())
+        at_a, at_b = (rule.waves(torch.tensor([[place]]), 8, torch.float64) for place in (a, b))
+        return float((turned(q, *at_a) * turned(k, *at_b)).sum())
 
     assert product(first, second) == pytest.approx(product(first + shift, second + shift), abs=1e-9)
 
