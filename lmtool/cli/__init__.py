@@ -12,9 +12,11 @@ from lmtool import __version__
 from lmtool.cli import recipes, runs
 from lmtool.cli.embed import embed
 from lmtool.cli.evaluate import evaluate
+from lmtool.cli.finetune import finetune
 from lmtool.cli.generate import generate
 from lmtool.cli.neighbors import neighbors
 from lmtool.cli.output import plain, prepare_streams
+from lmtool.cli.predict import predict
 from lmtool.cli.pretrain import pretrain
 from lmtool.cli.resume import resume
 from lmtool.cli.signals import leave_on_signals
@@ -25,7 +27,7 @@ MISTYPED: type[Exception] = typer.BadParameter.__mro__[1]
 """Base of what Typer raises for a wrong command, option or argument. Typer has it under no public name of its own."""
 
 app = typer.Typer(
-    help="Pretrain, decode and measure language models.",
+    help="Pretrain, fine-tune, decode and measure language models.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -33,6 +35,8 @@ app = typer.Typer(
 app.command()(pretrain)
 app.command()(resume)
 app.command()(generate)
+app.command()(finetune)
+app.command()(predict)
 app.command("eval")(evaluate)
 app.command()(neighbors)
 app.command()(embed)

@@ -17,13 +17,22 @@ def pretrain(
         typer.Option(metavar="FILE", help="Validation text, instead of a part of TEXT. May be repeated."),
     ] = None,
     column: Column = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="RUN",
+            help="Train this run's weights on, with its model and tokenizer.",
+            show_default=False,
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="DIR", help="The run directory; a new one in runs/ by default."),
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train a model on text, from scratch.
+    """Train a model on text, from scratch or from a run.
 
     Prints the run directory at the end. Ctrl-C saves and stops; `lmtool resume` goes on.
     """
@@ -34,9 +43,14 @@ def pretrain(
         flags.append(Setting("data.valid", valid, "--valid"))
     if column is not None:
         flags.append(Setting("data.column", column, "--column"))
-    resolved = load(recipe, overrides or (), flags)
+    if source is None:
+        resolved = load(recipe, overrides or (), flags)
+    else:
+        from lmtool.engine.finetuning import recipe_continued
+
+        resolved = recipe_continued(source, None if recipe == DEFAULT_RECIPE else recipe, overrides or (), flags)
 
     from lmtool.cli.training import follow
     from lmtool.engine.session import pretrain as start
 
-    follow(lambda context: start(resolved, output=output, **context), quiet)
+    follow(lambda context: start(resolved, output=output, source=source, **context), quiet)

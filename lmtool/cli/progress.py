@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from lmtool.engine.fit import Step
+    from lmtool.engine.material import Validation
     from lmtool.engine.session import Nothing, Started
     from lmtool.engine.train import Ended, Event, Plan, Sampled
     from lmtool.recipe.spec import TokenizerFile, TokenizerSpec
@@ -81,7 +82,7 @@ class Display:
                 self._say(*_plan(event))
                 self._begin(event)
             case train.Stepped():
-                self._step(event.step, event.valid_loss, event.is_best)
+                self._step(event.step, event.validation, event.is_best)
             case train.Sampled():
                 self._say(_sampled(event))
             case train.Warned():
@@ -128,19 +129,20 @@ class Display:
 
     def _begin(self, plan: "Plan") -> None:
         self._steps = plan.steps
+        self._unit = plan.unit
         self._began = time.monotonic()
         if self._console is not None:
             self._open_bar(_training_bar(self._console), plan.steps, plan.first_step)
 
-    def _step(self, step: "Step", valid_loss: float | None, is_best: bool) -> None:
+    def _step(self, step: "Step", validation: "Validation | None", is_best: bool) -> None:
         # The mean of the last steps, since they differ. The very first is forgotten: it also warms up.
         warm = len(self._seconds) > 1
         self._seconds = [*self._seconds[-19:], step.seconds] if warm else [step.seconds] * (len(self._seconds) + 1)
         seconds = sum(self._seconds) / len(self._seconds)
-        speed = f"{step.tokens / seconds:,.0f} tokens/s"
+        speed = f"{step.tokens / seconds:,.0f} {self._unit}s/s"
         left = f"{_clock((self._steps - step.step) * seconds)} left"
         self._update(completed=step.step, loss=f"loss {step.loss:.3f}", speed=speed, left=left)
-        valid = "" if valid_loss is None else f"  valid loss {valid_loss:.4f}" + (" (best)" if is_best else "")
+        valid = "" if validation is None else f"  {_valid(validation)}" + (" (best)" if is_best else "")
         now = time.monotonic()
         if valid or (self._bar is None and (step.step == 1 or now - self._last_line > LINE_SECONDS)):
             self._say(
@@ -171,7 +173,12 @@ def _working_bar(console: "Console") -> "Progress":
 
 
 def _started(event: "Started") -> list[str]:
-    data, prepared = event.recipe.data, event.prepared
+    from lmtool.engine.material import TextMaterial
+
+    data = event.recipe.data
+    if not isinstance(event.material, TextMaterial):
+        return [f"run {event.path}", *event.material.lines, f"tokenizer: {_entries(event)}"]
+    prepared = event.material.prepared
     train, valid = prepared.train, prepared.valid
     if data.valid:
         held_out = ", ".join(data.valid)
@@ -183,8 +190,12 @@ def _started(event: "Started") -> list[str]:
     return [
         f"run {event.path}",
         f"text: {text}, {len(train):,} tokens; validation: {held_out}, {len(valid):,} tokens",
-        f"tokenizer: {entries(prepared.tokenizer, event.recipe.tokenizer)}",
+        f"tokenizer: {_entries(event)}",
     ]
+
+
+def _entries(event: "Started") -> str:
+    return entries(event.material.tokenizer, event.recipe.tokenizer)
 
 
 def _nothing(event: "Nothing") -> list[str]:
@@ -214,8 +225,8 @@ def entries(tokenizer: "Tokenizer", asked: "TokenizerSpec | TokenizerFile") -> s
 def _plan(plan: "Plan") -> list[str]:
     return [
         f"model: {plan.parameters:,} parameters; {plan.device}",
-        f"plan: steps {plan.first_step + 1:,} to {plan.steps:,}, {plan.batch_tokens:,} tokens each, "
-        f"{plan.epochs:.1f} times through the text",
+        f"plan: steps {plan.first_step + 1:,} to {plan.steps:,}, {count(plan.batch_units, plan.unit)} each, "
+        f"{plan.epochs:.1f} times through the {'table' if plan.unit == 'row' else 'text'}",
     ]
 
 
@@ -225,13 +236,20 @@ def _sampled(event: "Sampled") -> str:
 
 
 def _ended(event: "Ended", seconds: float) -> str:
-    best = "" if event.best_loss is None else f"; best valid loss {event.best_loss:.4f} at step {event.best_step}"
+    best = ""
+    if event.best_value is not None:
+        best = f"; best valid {event.metric} {event.best_value:.4f} at step {event.best_step}"
     match event.reason:
         case "finished":
             return f"finished at step {event.step} after {_clock(seconds)}{best}"
         case "early":
             return f"stopped early at step {event.step} after {_clock(seconds)}: validation got no better{best}"
     return f"interrupted and saved at step {event.step}{best}; lmtool resume goes on"
+
+
+def _valid(validation: "Validation") -> str:
+    metrics = "".join(f"  {name} {value:.4f}" for name, value in validation.metrics.items())
+    return f"valid loss {validation.loss:.4f}{metrics}"
 
 
 def _clock(seconds: float) -> str:

@@ -6,20 +6,23 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from lmtool.cli.output import plain
 from lmtool.cli.progress import Display
 from lmtool.cli.signals import StopAtStep
 
 if TYPE_CHECKING:
+    from lmtool.engine.results import Results
     from lmtool.engine.session import Nothing, Started
     from lmtool.engine.train import Event
 
 
-def follow(start: "Callable[[dict[str, Any]], Iterator[Event | Started | Nothing]]", quiet: bool) -> None:
-    """Run a training session and show it; the run directory goes to stdout when it is over.
+def follow(start: "Callable[[dict[str, Any]], Iterator[Event | Started | Nothing | Results]]", quiet: bool) -> None:
+    """Run a training session and show it; results and the run directory go to stdout when it is over.
 
     start: given the keyword arguments that all sessions take.
     """
     from lmtool.engine.distributed import is_main
+    from lmtool.engine.results import Results
     from lmtool.engine.session import Nothing, Started
     from lmtool.engine.train import Ended, Plan
 
@@ -37,6 +40,10 @@ def follow(start: "Callable[[dict[str, Any]], Iterator[Event | Started | Nothing
                     display.run = event.path
                 case Ended():
                     reason = event.reason
+                case Results():
+                    for line in event.lines():
+                        typer.echo(plain(line))
+                    continue
             display.show(event)
     if display.run is not None:
         typer.echo(display.run)

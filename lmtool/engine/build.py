@@ -12,9 +12,10 @@ from lmtool import model, objective
 from lmtool.engine.device import Compute, resolve
 from lmtool.errors import CheckpointError
 from lmtool.model import LanguageModel, NGramModel, SkipGramModel
+from lmtool.model.classifier import Classifier
 from lmtool.objective import Objective, Vocabulary
 from lmtool.recipe.load import load
-from lmtool.recipe.spec import DeviceName, PrecisionName, Recipe
+from lmtool.recipe.spec import Classification, DeviceName, PrecisionName, Recipe
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import Run
 from lmtool.run.find import find
@@ -44,8 +45,7 @@ class Loaded:
 
     @property
     def objective(self) -> Objective:
-        counts = self.model.counts_V.cpu().numpy() if isinstance(self.model, SkipGramModel) else None
-        return build_objective(self.recipe, self.tokenizer, counts)
+        return build_objective(self.recipe, self.tokenizer, counts_of(self.model))
 
 
 def build_model(recipe: Recipe, tokenizer: Tokenizer, compute: Compute) -> LanguageModel:
@@ -55,7 +55,10 @@ def build_model(recipe: Recipe, tokenizer: Tokenizer, compute: Compute) -> Langu
     """
     rows = vocabulary_rows(recipe, tokenizer)
     torch.manual_seed(hash_key(recipe.seed, "weights"))
-    return model.build(recipe.model, rows).to(compute.device)
+    built = model.build(recipe.model, rows)
+    if isinstance(recipe.objective, Classification):
+        built = Classifier(built, recipe.objective, recipe.model)
+    return built.to(compute.device)
 
 
 def vocabulary_rows(recipe: Recipe, tokenizer: Tokenizer) -> int:
@@ -90,6 +93,11 @@ def build_objective(recipe: Recipe, tokenizer: Tokenizer, counts: NDArray[np.int
     return objective.build(recipe, vocabulary)
 
 
+def counts_of(lm: LanguageModel) -> NDArray[np.int64] | None:
+    """How often each id stands in the training text, for models that keep it."""
+    return lm.counts_V.cpu().numpy() if isinstance(lm, SkipGramModel) else None
+
+
 def load_run(reference: str, *, device: DeviceName = "auto", precision: PrecisionName = "auto") -> Loaded:
     """The best checkpoint of a run, or the checkpoint that is named, ready for inference.
 
@@ -120,7 +128,10 @@ def read_run(run: Run) -> tuple[Recipe, Tokenizer]:
 
 def load_weights(lm: LanguageModel, checkpoint: Checkpoint) -> None:
     """Copy a checkpoint's weights into a model. Raises CheckpointError that names the first that does not fit."""
-    tensors = checkpoint.model()
+    _copy(lm, checkpoint.model(), checkpoint)
+
+
+def _copy(lm: LanguageModel, tensors: dict[str, Tensor], checkpoint: Checkpoint) -> None:
     own = lm.state_dict()
     for name in sorted(own.keys() | tensors.keys()):
         there, here = tensors.get(name), own.get(name)
@@ -131,6 +142,27 @@ def load_weights(lm: LanguageModel, checkpoint: Checkpoint) -> None:
                 fix="put the run's own recipe.yaml back",
             )
     lm.load_state_dict(tensors)
+
+
+def load_body(lm: LanguageModel, checkpoint: Checkpoint, same_labels: bool) -> str | None:
+    """Copy the weights of another run into a model, and its head where both have one for the same labels.
+
+    Returns what became of the head, if there is anything to say. Raises CheckpointError as `load_weights` does.
+    """
+    tensors = checkpoint.model()
+    body = {name.removeprefix("body."): t for name, t in tensors.items() if name.startswith("body.")}
+    if not isinstance(lm, Classifier):
+        _copy(lm, body or tensors, checkpoint)
+        return None
+    _copy(lm.body, body or tensors, checkpoint)
+    head = {name: t for name, t in tensors.items() if body and not name.startswith("body.")}
+    own = {name: t for name, t in lm.state_dict().items() if not name.startswith("body.")}
+    if not head:
+        return None
+    if same_labels and {name: t.shape for name, t in head.items()} == {name: t.shape for name, t in own.items()}:
+        lm.load_state_dict(head, strict=False)
+        return "the head is kept, since the labels are the same"
+    return "the head is new, since the labels are not those of the run"
 
 
 def _fits(there: Tensor, here: Tensor, lm: LanguageModel) -> bool:

@@ -3,6 +3,8 @@
 Shapes: S samples, T positions.
 """
 
+from typing import Protocol
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -13,11 +15,34 @@ from lmtool.run.order import LaneOrder, SampleOrder, StreamWindows, hash_key
 from lmtool.text.store import TokenStore
 
 
+class Source(Protocol):
+    """Where examples come from.
+
+    unit: what the texts are that `documents` numbers. per_epoch: examples in one pass.
+    """
+
+    unit: str
+
+    @property
+    def per_epoch(self) -> int: ...
+
+    def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
+        """The examples with these sample numbers, which count on from epoch to epoch."""
+
+    def documents(self, sample_S: NDArray[np.int64]) -> list[int]:
+        """Numbers of the texts that the samples are cut from, in order, each once."""
+
+    def restarts(self, step: int) -> bool:
+        """True when the rows of this step (from 0) do not go on from those of the step before."""
+
+
 class Examples:
     """Examples cut from a store, in an order that is a function of the seed.
 
     lanes: rows of a batch that go on from one batch to the next; None where each row stands alone.
     """
+
+    unit = "documents"
 
     def __init__(self, store: TokenStore, cut: Cut, seed: int, lanes: int | None = None) -> None:
         self._store = store

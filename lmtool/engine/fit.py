@@ -16,7 +16,7 @@ from lmtool.engine.carry import Continued, fresh, rows_of
 from lmtool.engine.count import count_part
 from lmtool.engine.device import Compute
 from lmtool.engine.distributed import World, peers_may_end
-from lmtool.engine.examples import Examples
+from lmtool.engine.examples import Examples, Source
 from lmtool.engine.optimizer import Optimizers
 from lmtool.engine.schedule import multiplier
 from lmtool.errors import NumericalError, ResourceError
@@ -68,7 +68,7 @@ def fit(
     model: LanguageModel,
     objective: Objective,
     optimizers: Optimizers,
-    examples: Examples,
+    examples: Source,
     recipe: Recipe,
     compute: Compute,
     world: World,
@@ -93,6 +93,7 @@ def fit(
     training = recipe.training
     rows = micro_batch or rows_at_once(training, world)
     if isinstance(model, NGramModel):
+        assert isinstance(examples, Examples)
         for step in range(first_step, training.steps):
             started = time.perf_counter()
             total, count = count_part(model, examples, recipe, step, compute)
@@ -114,7 +115,7 @@ def fit(
                 try:
                     batches = loader.batches(step, rows)
                     total, count, carried = _accumulate(
-                        module, optimizers, batches, before, recipe.seed, step, compute, world
+                        module, objective, optimizers, batches, before, recipe.seed, step, compute, world
                     )
                     break
                 except RuntimeError as error:
@@ -149,6 +150,7 @@ def rows_at_once(training: Training, world: World) -> int:
 
 def _accumulate(
     module: nn.Module,
+    objective: Objective,
     optimizers: Optimizers,
     batches: list[Batch],
     before: DecodeState | None,
@@ -174,16 +176,14 @@ def _accumulate(
             optimizers.backward(total)
         losses.append(total.detach())
         states += [] if after is None else [after]
-        count += batch.n_targets
+        count += objective.count(batch)
     return float(torch.stack(losses).sum(dtype=torch.float32)), count, DecodeState.join(states) if states else None
 
 
 class _Loader:
     """Reads the batches of the next step while the current one is computed."""
 
-    def __init__(
-        self, examples: Examples, objective: Objective, recipe: Recipe, world: World, compute: Compute
-    ) -> None:
+    def __init__(self, examples: Source, objective: Objective, recipe: Recipe, world: World, compute: Compute) -> None:
         self._examples = examples
         self._objective = objective
         self._batch_size = recipe.training.batch_size
@@ -204,6 +204,11 @@ class _Loader:
     def samples(self, step: int) -> NDArray[np.int64]:
         """Numbers of the samples of this process in `step`."""
         return rank_samples(step, self._batch_size, self._world.rank, self._world.size)
+
+    @property
+    def unit(self) -> str:
+        """What `documents` counts."""
+        return self._examples.unit
 
     def documents(self, step: int) -> list[int]:
         """Numbers of the documents in the whole batch of `step`, whichever processes compute it."""
@@ -235,6 +240,6 @@ def _not_finite(what: str, value: float, step: int, loader: _Loader) -> Numerica
     listed = ", ".join(str(number) for number in documents[:8]) + (", ..." if len(documents) > 8 else "")
     return NumericalError(
         f"the {what} of step {step + 1} is {value}; no weight was changed",
-        where=f"documents {listed} of the training text",
+        where=f"{loader.unit} {listed} of the training text",
         fix="try a lower optimizer.lr, more schedule.warmup_steps, or training.precision=float32",
     )

@@ -1,6 +1,7 @@
 """Starting and resuming: from what a person asks for to a locked run directory and the training in it."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,17 +12,21 @@ from pydantic import ValidationError
 from lmtool.engine.build import read_run, vocabulary_rows
 from lmtool.engine.device import Compute, resolve
 from lmtool.engine.distributed import World, joined, local_rank
-from lmtool.engine.train import Event, Progress, Warned, train
+from lmtool.engine.material import Material, TextMaterial
+from lmtool.engine.results import Results, measure_best
+from lmtool.engine.tables import SPLIT, RowMaterial, read_rows, saved_split
+from lmtool.engine.train import Ended, Event, Progress, Warned, train
 from lmtool.errors import CheckpointError, DataError, UsageError
 from lmtool.recipe.document import Path as RecipePath
 from lmtool.recipe.document import dotted
 from lmtool.recipe.dump import dump, leaves
 from lmtool.recipe.load import Resolved, load
 from lmtool.recipe.size import check_fits, machine_memory, parameter_count
-from lmtool.recipe.spec import NGram, Recipe, Recurrent, SkipGram, Transformer
+from lmtool.recipe.spec import Classification, NGram, Recipe, Recurrent, SkipGram, Transformer
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import Run, check_folder, describe_environment
 from lmtool.run.find import find
+from lmtool.text.disk import write_file
 from lmtool.text.prepare import Prepared, default_cache, prepare
 from lmtool.text.prepare import Progress as Report
 from lmtool.text.tokenizer import Tokenizer
@@ -54,7 +59,7 @@ class Started:
     path: Path
     name: str
     recipe: Recipe
-    prepared: Prepared
+    material: Material
     changes: tuple[str, ...] = ()
 
 
@@ -74,9 +79,11 @@ def pretrain(
     command: Sequence[str],
     report: Report,
     stop: Callable[[], bool],
+    source: str | None = None,
 ) -> Iterator[Event | Started]:
     """Prepare the text, make a run directory, and train.
 
+    source: a run whose weights and tokenizer are trained on; from scratch when None.
     output: the run directory; a new one under the runs directory when None. command: as typed, for run.json.
     report: told how preparing the text goes. stop: asked after each step.
 
@@ -86,11 +93,12 @@ def pretrain(
     if not recipe.data.train:
         raise UsageError("no text to train on", fix="name a file: lmtool pretrain TEXT")
     compute = resolve(recipe.training.device, recipe.training.precision, local_rank())
+    weights, tokenizer = open_source(source) if source is not None else (None, None)
     with joined(compute) as world:
         _check(recipe, compute, world, resolved.origins)
         if world.is_main:
             check_folder(output)
-        prepared = _prepare(recipe, world, report)
+        prepared = _prepare(recipe, world, report, tokenizer)
         recipe = _with_text(recipe, prepared)
         _check_memory(recipe, compute, resolved.origins)
         run = None
@@ -106,8 +114,82 @@ def pretrain(
         with run or nullcontext():
             if run is not None:
                 run.start(step=0, command=command, environment=describe_environment(str(compute.device)))
-                yield Started(run.path, run.name, recipe, prepared)
-            yield from train(run, recipe, prepared, compute, world, stop=stop)
+                yield Started(run.path, run.name, recipe, TextMaterial(prepared, recipe))
+            yield from train(run, recipe, TextMaterial(prepared, recipe), compute, world, source=weights, stop=stop)
+
+
+def finetune(
+    resolved: Resolved,
+    *,
+    source: str | None,
+    output: Path | None,
+    command: Sequence[str],
+    report: Report,
+    stop: Callable[[], bool],
+) -> Iterator[Event | Started | Results]:
+    """Read labelled tables, make a run directory, train on them, and measure the best checkpoint.
+
+    source: the run whose weights and tokenizer are trained on; from scratch when None. The rest is as for `pretrain`.
+    """
+    recipe = resolved.recipe
+    compute = resolve(recipe.training.device, recipe.training.precision, local_rank())
+    weights, tokenizer = open_source(source) if source is not None else (None, None)
+    with joined(compute) as world:
+        _check(recipe, compute, world, resolved.origins)
+        if world.is_main:
+            check_folder(output)
+        report("reading", 0, 0)
+        rows = read_rows(recipe, tokenizer)
+        recipe, material = rows.recipe, rows.material
+        run = None
+        if world.is_main:
+            run = Run.create(
+                output,
+                name=resolved.name,
+                summary=summary(recipe),
+                recipe=dump(recipe),
+                tokenizer=material.tokenizer.to_json().encode(),
+                fingerprints={"data": rows.fingerprint, "tokenizer": material.tokenizer.fingerprint},
+            )
+        with run or nullcontext():
+            if run is not None:
+                if rows.split is not None:
+                    write_file(run.path / SPLIT, json.dumps(rows.split).encode())
+                run.start(step=0, command=command, environment=describe_environment(str(compute.device)))
+                yield Started(run.path, run.name, recipe, material)
+            yield from map(Warned, rows.warnings)
+            same = weights is not None and _labels_of(weights) == _labels(recipe)
+            ended = yield from _until_ended(
+                train(run, recipe, material, compute, world, source=weights, same_labels=same, stop=stop)
+            )
+            if run is not None and ended.reason != "interrupted":
+                yield measure_best(run, recipe, material, compute)
+
+
+def _until_ended(events: Iterator[Event]) -> Generator[Event, None, Ended]:
+    """Pass events on; the last one is the value."""
+    last: Event | None = None
+    for last in events:
+        yield last
+    assert isinstance(last, Ended)
+    return last
+
+
+def _labels(recipe: Recipe) -> tuple[str, tuple[str, ...]] | None:
+    spec = recipe.objective
+    return (spec.task, spec.labels) if isinstance(spec, Classification) else None
+
+
+def _labels_of(checkpoint: Checkpoint) -> tuple[str, tuple[str, ...]] | None:
+    """The labels that a checkpoint's head answers; None when it has no head."""
+    return _labels(_recipe_of(checkpoint, Progress.read(checkpoint)))
+
+
+def open_source(reference: str) -> tuple[Checkpoint, Tokenizer]:
+    """The best checkpoint and the tokenizer of a run whose weights are trained on."""
+    found = find(reference)
+    checkpoint, _ = found.best(optimizer=False)
+    return checkpoint, read_run(found.run)[1]
 
 
 def resume(
@@ -117,7 +199,7 @@ def resume(
     command: Sequence[str],
     report: Report,
     stop: Callable[[], bool],
-) -> Iterator[Event | Started | Nothing]:
+) -> Iterator[Event | Started | Nothing | Results]:
     """Go on with a run from its newest whole checkpoint, or from the checkpoint that is named.
 
     overrides: `KEY=VALUE` texts laid over the run's recipe; only keys that leave the past as it was.
@@ -145,8 +227,8 @@ def resume(
                 yield Nothing(run.path, checkpoint.step, early)
                 return
             _, tokenizer = read_run(run)
-            prepared = _prepare(recipe, world, report, tokenizer)
-            if prepared.fingerprint != run.fingerprints["data"]:
+            material, fingerprint = _material(recipe, run, world, report, tokenizer)
+            if fingerprint != run.fingerprints["data"]:
                 raise CheckpointError(
                     "the run cannot go on: its text has changed since it was started",
                     where=", ".join((*recipe.data.train, *recipe.data.valid)),
@@ -156,10 +238,12 @@ def resume(
                 environment = describe_environment(str(compute.device))
                 run.start(step=checkpoint.step, command=command, environment=environment)
                 run.write_recipe(dump(recipe))
-                yield Started(run.path, run.name, recipe, prepared, tuple(changes.values()))
-            yield from train(
-                run if world.is_main else None, recipe, prepared, compute, world, checkpoint=checkpoint, stop=stop
-            )
+                yield Started(run.path, run.name, recipe, material, tuple(changes.values()))
+            main = run if world.is_main else None
+            events = train(main, recipe, material, compute, world, checkpoint=checkpoint, stop=stop)
+            ended = yield from _until_ended(events)
+            if main is not None and isinstance(material, RowMaterial) and ended.reason != "interrupted":
+                yield measure_best(main, recipe, material, compute)
 
 
 def summary(recipe: Recipe) -> str:
@@ -222,6 +306,15 @@ def _prepare(recipe: Recipe, world: World, report: Report, tokenizer: Tokenizer 
                 fix="give more text, or set model.context lower",
             )
     return prepared
+
+
+def _material(recipe: Recipe, run: Run, world: World, report: Report, tokenizer: Tokenizer) -> tuple[Material, str]:
+    """What a run learns from, read again, and its fingerprint."""
+    if isinstance(recipe.objective, Classification):
+        rows = read_rows(recipe, tokenizer, saved_split(run.path))
+        return rows.material, rows.fingerprint
+    prepared = _prepare(recipe, world, report, tokenizer)
+    return TextMaterial(prepared, recipe), prepared.fingerprint
 
 
 def _with_text(recipe: Recipe, prepared: Prepared) -> Recipe:

@@ -1,4 +1,4 @@
-"""A training run from prepared text to its last checkpoint: fit, validate, sample, save; told as events."""
+"""A training run from prepared text or tables to its last checkpoint: fit, validate, sample, save; told as events."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -12,19 +12,17 @@ from lmtool.decoding.prompts import form_of
 from lmtool.decoding.settings import MaskPredict, Sample, Settings
 from lmtool.decoding.text import Options, complete, write
 from lmtool.engine import carry
-from lmtool.engine.build import build_model, build_objective, load_weights
+from lmtool.engine.build import build_model, build_objective, counts_of, load_body, load_weights
 from lmtool.engine.device import Compute
 from lmtool.engine.distributed import World
-from lmtool.engine.evaluate import mean_loss, sample_spans
-from lmtool.engine.examples import Examples
 from lmtool.engine.fit import Step, fit, rows_at_once
+from lmtool.engine.material import Material, Validation
 from lmtool.engine.optimizer import Optimizers
 from lmtool.errors import CheckpointError, ResourceError
-from lmtool.model import DecodeState, LanguageModel, NGramModel, SkipGramModel
+from lmtool.model import DecodeState, LanguageModel, NGramModel
 from lmtool.recipe.spec import Evaluation, Recipe
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import Run
-from lmtool.text.prepare import Prepared
 
 LONG_RUN = 100_000_000
 """Tokens from which compiling the model pays on a GPU."""
@@ -32,24 +30,23 @@ LONG_RUN = 100_000_000
 
 @dataclass(frozen=True)
 class Plan:
-    """What is about to happen, known before the first step."""
+    """What is about to happen, known before the first step. batch_units: of `unit`, in one step."""
 
     parameters: int
-    batch_tokens: int
+    unit: str
+    batch_units: int
     steps: int
     first_step: int
-    train_tokens: int
-    valid_tokens: int
     epochs: float
     device: str
 
 
 @dataclass(frozen=True)
 class Stepped:
-    """A step is done and logged. valid_loss: nats per token, when the step ended with a validation."""
+    """A step is done and logged. validation: how good the model is now, when the step ended with one."""
 
     step: Step
-    valid_loss: float | None
+    validation: Validation | None
     is_best: bool
 
 
@@ -83,7 +80,8 @@ class Ended:
     reason: Literal["finished", "early", "interrupted"]
     step: int
     best_step: int | None
-    best_loss: float | None
+    best_value: float | None
+    metric: str
 
 
 Event = Plan | Stepped | Sampled | Saved | Warned | Ended
@@ -100,7 +98,7 @@ class Progress:
     tokens: int = 0
     seconds: float = 0.0
     best_step: int | None = None
-    best_loss: float | None = None
+    best_value: float | None = None
     stale: int = 0
     micro_batch: int | None = None
     setup: dict[str, object] = field(default_factory=dict)
@@ -116,11 +114,13 @@ class Progress:
                 "state.json is not of this version of lmtool", where=str(checkpoint.path), fix="train anew"
             ) from error
 
-    def judge(self, step: int, valid_loss: float) -> bool:
-        """Take note of a validation; True when it is the best so far."""
-        is_best = self.best_loss is None or valid_loss < self.best_loss
+    def judge(self, step: int, validation: Validation, metric: str) -> bool:
+        """Take note of a validation; True when it is the best so far: of least loss, or of the highest metric."""
+        value = validation.loss if metric == "loss" else validation.metrics[metric]
+        sign = 1 if metric == "loss" else -1
+        is_best = self.best_value is None or sign * value < sign * self.best_value
         if is_best:
-            self.best_step, self.best_loss, self.stale = step, valid_loss, 0
+            self.best_step, self.best_value, self.stale = step, value, 0
         else:
             self.stale += 1
         return is_best
@@ -146,28 +146,28 @@ def setup(recipe: Recipe, compute: Compute, world: World) -> dict[str, object]:
 def train(
     run: Run | None,
     recipe: Recipe,
-    prepared: Prepared,
+    material: Material,
     compute: Compute,
     world: World,
     *,
     checkpoint: Checkpoint | None = None,
+    source: Checkpoint | None = None,
+    same_labels: bool = False,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Event]:
     """Train under `recipe`, from the start or from `checkpoint`, and keep everything in `run`.
 
     run: locked and started; None in processes that only compute. Every process iterates to the end.
+    source: weights to begin with, of another run; same_labels: its head answers the same labels.
     stop: asked after each step; the run is then saved and ended, in all processes at the same step.
 
     Raises NumericalError, ResourceError and CheckpointError. When a save fails training goes on with a warning, but a
     run whose last save fails ends with that error.
     """
     keeper = _Keeper(run, recipe.checkpoint.keep_last)
-    lm = build_model(recipe, prepared.tokenizer, compute)
-    counts = None
-    if isinstance(lm, SkipGramModel):
-        counts = prepared.train.counts()
-        lm.take_counts(counts)
-    objective = build_objective(recipe, prepared.tokenizer, counts)
+    lm = build_model(recipe, material.tokenizer, compute)
+    material.inform(lm)
+    objective = build_objective(recipe, material.tokenizer, counts_of(lm))
     optimizers = Optimizers(recipe.optimizer, lm, compute)
     progress, first_step = Progress(), 0
     carried: DecodeState | None = None
@@ -179,27 +179,23 @@ def train(
             like = carry.fresh(lm, recipe.training.batch_size, compute.device)
             carried = carry.from_tensors(tensors, like, str(checkpoint.path))
         progress, first_step = Progress.read(checkpoint), checkpoint.step
+    elif source is not None and (notice := load_body(lm, source, same_labels)):
+        yield Warned(notice)
     here = setup(recipe, compute, world)
     if progress.setup != here:
         if checkpoint is not None:
             yield Warned(_setup_changes(progress.setup, here))
         progress.micro_batch = rows_at_once(recipe.training, world)
     progress.setup, progress.recipe = here, recipe.model_dump(mode="json")
-    context, steps = recipe.model.context, recipe.training.steps
-    lanes = recipe.training.batch_size if recipe.training.carry_state else None
-    examples = Examples(prepared.train, objective.cut(context), recipe.seed, lanes)
-    validation = sample_spans(prepared.valid, context, recipe.evaluation.tokens, recipe.seed)
-    batch_tokens, epochs = recipe.training.batch_size * context, steps * recipe.training.batch_size / examples.per_epoch
-    if isinstance(lm, NGramModel):
-        batch_tokens, epochs = len(prepared.train) // steps, 1.0
+    steps = recipe.training.steps
+    examples = material.source(objective)
     yield Plan(
         parameters=sum(parameter.numel() for parameter in lm.parameters()),
-        batch_tokens=batch_tokens,
+        unit=material.unit,
+        batch_units=material.batch_units,
         steps=steps,
         first_step=first_step,
-        train_tokens=len(prepared.train),
-        valid_tokens=sum(span.n_scored for span in validation),
-        epochs=epochs,
+        epochs=1.0 if isinstance(lm, NGramModel) else steps * recipe.training.batch_size / examples.per_epoch,
         device=compute.describe() + (f", {world.size} processes" if world.size > 1 else ""),
     )
     if _compiles(recipe, compute):
@@ -225,18 +221,18 @@ def train(
         progress.micro_batch = step.micro_batch
         progress.tokens += step.tokens
         progress.seconds += step.seconds
-        valid_loss, is_best = None, False
+        validation, is_best = None, False
         if last % recipe.evaluation.every == 0 or last == steps:
-            valid_loss = mean_loss(lm, prepared.valid, validation, objective, compute, world)
-            is_best = progress.judge(last, valid_loss)
+            validation = material.validate(lm, objective, compute, world)
+            is_best = progress.judge(last, validation, recipe.evaluation.metric)
             if progress.is_stale(recipe.evaluation) and last < steps:
                 reason = "early"
         if step.stop and last < steps:
             reason = "interrupted"
-        yield from keeper.log(_record(step, valid_loss, progress))
-        yield Stepped(step, valid_loss, is_best)
-        if valid_loss is not None:
-            for sampled in _samples(run, lm, prepared, recipe, last):
+        yield from keeper.log(_record(step, validation, progress))
+        yield Stepped(step, validation, is_best)
+        if validation is not None:
+            for sampled in _samples(run, lm, material, recipe, last):
                 yield from keeper.log_sample(sampled)
                 yield sampled
         if last % recipe.checkpoint.every == 0 or last == steps or is_best or reason != "finished":
@@ -247,7 +243,7 @@ def train(
     keeper.close(reason)
     # torchrun takes the first process that ends for a failed one when it was interrupted, and ends the others
     world.wait()
-    yield Ended(reason, last, progress.best_step, progress.best_loss)
+    yield Ended(reason, last, progress.best_step, progress.best_value, recipe.evaluation.metric)
 
 
 class _Keeper:
@@ -301,21 +297,22 @@ class _Keeper:
             self._run.end("stopped" if reason == "interrupted" else "finished")
 
 
-def _record(step: Step, valid_loss: float | None, progress: Progress) -> dict[str, object]:
+def _record(step: Step, validation: Validation | None, progress: Progress) -> dict[str, object]:
     """One line of metrics.jsonl, by the names that other programs read."""
     return {
         "step": step.step,
         "loss": step.loss,
-        "valid_loss": valid_loss,
+        "valid_loss": None if validation is None else validation.loss,
         "lr": step.lr,
         "grad_norm": step.grad_norm,
         "tokens": progress.tokens,
         "tokens_per_second": round(step.tokens / step.seconds),
         "seconds": round(progress.seconds, 3),
+        **({} if validation is None else validation.metrics),
     }
 
 
-def _samples(run: Run | None, lm: LanguageModel, prepared: Prepared, recipe: Recipe, step: int) -> Iterator[Sampled]:
+def _samples(run: Run | None, lm: LanguageModel, material: Material, recipe: Recipe, step: int) -> Iterator[Sampled]:
     if run is None or not recipe.evaluation.prompts:
         return
     n_tokens = recipe.evaluation.sample_tokens
@@ -324,8 +321,8 @@ def _samples(run: Run | None, lm: LanguageModel, prepared: Prepared, recipe: Rec
         settings, options = MaskPredict(seed=recipe.seed), Options(length=n_tokens, overflow="cut")
     else:
         settings, options = Sample(seed=recipe.seed, max_new_tokens=n_tokens), Options(overflow="cut")
-    form = form_of(recipe, documents=prepared.data.split == "document")
-    for completion in complete(write(lm, prepared.tokenizer, recipe.evaluation.prompts, settings, options, form=form)):
+    form = form_of(recipe, documents=material.documents)
+    for completion in complete(write(lm, material.tokenizer, recipe.evaluation.prompts, settings, options, form=form)):
         yield Sampled(step, completion.prompt, completion.text.removeprefix(completion.prompt))
 
 

@@ -6,7 +6,7 @@ Shapes: B rows, T new positions, S cached positions, D model width, V vocabulary
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -146,7 +146,7 @@ class LanguageModel(nn.Module, ABC):
     vocab_size: int
     context: int | None
     longest: int | None = None
-    reads: ClassVar[Literal["past", "source", "both"]] = "past"
+    reads: Literal["past", "source", "both"] = "past"
 
     @abstractmethod
     def forward(self, batch: Batch) -> Tensor:

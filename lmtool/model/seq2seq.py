@@ -4,7 +4,7 @@ Shapes: B rows, T positions of the target, S positions of the source, D model wi
 """
 
 from collections.abc import Iterable
-from typing import ClassVar, Literal, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -76,7 +76,7 @@ class RecurrentEncoderDecoder(RecurrentModel):
     2015): the query is the state h_{t-1} of the first layer, whose update takes the context beside the embedding.
     """
 
-    reads: ClassVar[Literal["past", "source", "both"]] = "source"
+    reads: Literal["past", "source", "both"] = "source"
 
     def __init__(self, spec: Recurrent, vocab_size: int) -> None:
         super().__init__(spec, vocab_size)

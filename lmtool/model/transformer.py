@@ -3,7 +3,7 @@
 Shapes: B rows, T positions, S positions so far or of a source, D model width, V vocabulary.
 """
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -81,7 +81,7 @@ class TransformerDecoder(TransformerModel):
 class TransformerPrefix(TransformerDecoder):
     """A decoder whose row has a prefix that all its positions see (Raffel et al. 2020; Dong et al. 2019)."""
 
-    reads: ClassVar[Literal["past", "source", "both"]] = "source"
+    reads: Literal["past", "source", "both"] = "source"
 
     def start(self, batch: Batch) -> DecodeState:
         """The state behind the prefix, which is `batch.source_BS`; padding of it is moved to the front."""
@@ -102,7 +102,7 @@ class TransformerPrefix(TransformerDecoder):
 class TransformerEncoder(TransformerModel):
     """A Stack that sees both sides: BERT (Devlin et al. 2019)."""
 
-    reads: ClassVar[Literal["past", "source", "both"]] = "both"
+    reads: Literal["past", "source", "both"] = "both"
 
     def __init__(self, spec: Transformer, vocab_size: int) -> None:
         super().__init__(spec, vocab_size)
@@ -158,7 +158,7 @@ class TransformerEncoderDecoder(TransformerModel):
     Both share the embedding, and a table of learned positions.
     """
 
-    reads: ClassVar[Literal["past", "source", "both"]] = "source"
+    reads: Literal["past", "source", "both"] = "source"
 
     def __init__(self, spec: Transformer, vocab_size: int) -> None:
         super().__init__(spec, vocab_size)

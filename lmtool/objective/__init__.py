@@ -4,10 +4,21 @@ from lmtool.errors import RecipeError
 from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
 from lmtool.objective.bidirectional import BidirectionalObjective
 from lmtool.objective.causal import CausalObjective
+from lmtool.objective.classification import ClassificationObjective
 from lmtool.objective.skipgram import SkipGramObjective
-from lmtool.recipe.spec import Bidirectional, Causal, Recipe, SkipGramWindow
+from lmtool.recipe.spec import Bidirectional, Causal, Classification, Recipe, SkipGramWindow
 
-__all__ = ["CausalObjective", "Cut", "Example", "Loss", "Objective", "SkipGramObjective", "Vocabulary", "build"]
+__all__ = [
+    "CausalObjective",
+    "ClassificationObjective",
+    "Cut",
+    "Example",
+    "Loss",
+    "Objective",
+    "SkipGramObjective",
+    "Vocabulary",
+    "build",
+]
 
 
 def build(recipe: Recipe, vocabulary: Vocabulary) -> Objective:
@@ -19,5 +30,7 @@ def build(recipe: Recipe, vocabulary: Vocabulary) -> Objective:
             return BidirectionalObjective(CausalObjective(Causal(), vocabulary.bos, recipe.data.isolate_documents))
         case SkipGramWindow() as spec:
             return SkipGramObjective(spec, vocabulary)
+        case Classification() as spec:
+            return ClassificationObjective(spec, vocabulary)
         case spec:
             raise RecipeError([f"objective.kind: {spec.kind} is not there yet"])

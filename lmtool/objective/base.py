@@ -35,6 +35,8 @@ class Example:
 
     tokens: int64 ids. rng: decides all that is random about this example, in this epoch; it follows from the recipe's
     seed and the number of the sample, so that no split of a batch changes it.
+    label: for rows of a table, the number of the class, a 0 or 1 for each label, or a number; float64.
+    segments: the text that each token belongs to, where rows hold several.
     other: for unit "pair", the second text; `follows` tells whether it follows the first.
     """
 
@@ -42,6 +44,8 @@ class Example:
     rng: np.random.Generator
     other: NDArray[np.int64] | None = None
     follows: bool = False
+    label: NDArray[np.float64] | None = None
+    segments: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True)
@@ -105,3 +109,7 @@ class Objective(ABC):
     @abstractmethod
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
         """The summed -log p of the batch's targets: without smoothing or auxiliary terms."""
+
+    def count(self, batch: Batch) -> int:
+        """How many things of a batch have a loss, as `loss` counts them, known before it is computed."""
+        return batch.n_targets

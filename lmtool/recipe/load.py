@@ -87,7 +87,16 @@ def load(name: str | FilePath, overrides: Sequence[str] = (), flags: Sequence[Se
     """
     file = find(name)
     source = file.name if str(name) in shipped() else escaped(str(name), 200)
-    text = _read(file, source)
+    return lay_over(_read(file, source), source, file.stem, overrides, flags)
+
+
+def lay_over(
+    text: str, source: str, name: str, overrides: Sequence[str] = (), flags: Sequence[Setting] = ()
+) -> Resolved:
+    """`load` for a recipe that is there as YAML text.
+
+    source: what to call the text in messages. name: the recipe's.
+    """
     document = parse(text, source)
     if document.mistakes and document.value is None:
         raise RecipeError([str(mistake) for mistake in document.mistakes])
@@ -106,7 +115,7 @@ def load(name: str | FilePath, overrides: Sequence[str] = (), flags: Sequence[Se
     if recipe is None or mistakes:
         raise RecipeError(list(dict.fromkeys(str(mistake) for mistake in mistakes)))
     origins = {dotted(path): str(layers.origin(path) or "default") for path in leaves(recipe)}
-    return Resolved(recipe, file.stem, origins)
+    return Resolved(recipe, name, origins)
 
 
 def _read(file: FilePath, source: str) -> str:

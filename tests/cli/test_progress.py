@@ -11,6 +11,7 @@ import pytest
 from lmtool.cli import progress
 from lmtool.cli.progress import Display
 from lmtool.engine.fit import Step
+from lmtool.engine.material import TextMaterial, Validation
 from lmtool.engine.session import Nothing, Started
 from lmtool.engine.train import Ended, Plan, Sampled, Stepped, Warned
 from lmtool.recipe.load import load
@@ -57,18 +58,19 @@ def started(split="document", valid=(), asked=300, changes=()):
     recipe = load("tiny", [f"tokenizer.vocab_size={asked}"]).recipe
     data = recipe.data.model_copy(update={"split": split, "valid": tuple(valid)})
     tokenizer = SimpleNamespace(kind="bpe", vocab_size=300)
-    prepared = SimpleNamespace(train=Store(range(5000)), valid=Store(range(40)), tokenizer=tokenizer)
-    return Started(Path("runs/one"), "tiny", recipe.model_copy(update={"data": data}), prepared, changes)
+    material = object.__new__(TextMaterial)
+    material.tokenizer = tokenizer
+    material.prepared = SimpleNamespace(train=Store(range(5000)), valid=Store(range(40)), tokenizer=tokenizer)
+    return Started(Path("runs/one"), "tiny", recipe.model_copy(update={"data": data}), material, changes)
 
 
 def plan(first_step=0, steps=10):
     return Plan(
         parameters=12345,
-        batch_tokens=4096,
+        unit="token",
+        batch_units=4096,
         steps=steps,
         first_step=first_step,
-        train_tokens=5000,
-        valid_tokens=40,
         epochs=1.25,
         device="cpu, float32",
     )
@@ -85,7 +87,7 @@ def stepped(number, valid_loss=None, is_best=False, seconds=0.5):
         micro_batch=8,
         stop=False,
     )
-    return Stepped(step, valid_loss, is_best)
+    return Stepped(step, None if valid_loss is None else Validation(valid_loss), is_best)
 
 
 STORY = [
@@ -96,7 +98,7 @@ STORY = [
     Sampled(2, NASTY, NASTY),
     Warned(NASTY),
     stepped(3),
-    Ended("finished", 10, 2, 2.25),
+    Ended("finished", 10, 2, 2.25, "loss"),
 ]
 
 
@@ -212,8 +214,8 @@ def test_a_process_that_only_computes_says_nothing(stderr):
         (started(changes=("training.steps 1 -> 2",)), "changed: training.steps 1 -> 2"),
         (Nothing(Path("a b"), 10, early=True), "finished: a b stopped early, at step 10\n"),
         (Nothing(Path("a b"), 10, early=True), "  lmtool resume 'a b' -s evaluation.patience=+5 trains on"),
-        (Ended("early", 5, 2, 1.5), "stopped early at step 5 after 0:00: validation got no better; best"),
-        (Ended("interrupted", 5, None, None), "interrupted and saved at step 5; lmtool resume goes on"),
+        (Ended("early", 5, 2, 1.5, "loss"), "stopped early at step 5 after 0:00: validation got no better; best"),
+        (Ended("interrupted", 5, None, None, "loss"), "interrupted and saved at step 5; lmtool resume goes on"),
     ],
 )
 def test_single_lines(stderr, event, line):

@@ -35,7 +35,7 @@ def nats(plain: KneserNey, document: list[int], first: int = 1) -> float:
 
 
 def test_all_of_the_text_is_counted_once(work: Work) -> None:
-    prepared = work.pretrain(*NGRAM)[0].prepared
+    prepared = work.pretrain(*NGRAM)[0].material.prepared
     loaded = load_run(str(work.run()))
     assert isinstance(loaded.model, NGramModel)
     train, valid = documents_of(prepared, "train"), documents_of(prepared, "valid")
@@ -50,7 +50,7 @@ def test_all_of_the_text_is_counted_once(work: Work) -> None:
 
 
 def test_the_loss_of_a_step_is_that_of_its_part_before_it_is_counted(work: Work) -> None:
-    prepared = work.pretrain(*NGRAM)[0].prepared
+    prepared = work.pretrain(*NGRAM)[0].material.prepared
     train = documents_of(prepared, "train")
     n_tokens, V = sum(map(len, train)), prepared.tokenizer.vocab_size
     losses = [record["loss"] for record in metrics(work.run())]

@@ -31,7 +31,7 @@ def test_training_and_resuming(work: Work, precision: str) -> None:
     assert warnings_in(resumed) == []
     # sums on a GPU need not come out the same twice
     assert losses(work)[:31] == pytest.approx(losses(work, "whole")[:31], rel=0.05)
-    assert ended(resumed).best_loss == pytest.approx(ended(whole).best_loss, rel=0.05)
+    assert ended(resumed).best_value == pytest.approx(ended(whole).best_value, rel=0.05)
 
 
 def test_float16_keeps_its_gradient_scale(work: Work) -> None:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from lmtool import durable
 from lmtool.batch import Batch
 from lmtool.cli import app
-from lmtool.engine import session, train
+from lmtool.engine import material, session, train
 from lmtool.engine.build import build_model, load_run
 from lmtool.engine.device import Compute
 from lmtool.engine.distributed import World
@@ -65,7 +65,7 @@ def test_the_events_of_a_run(work: Work) -> None:
     assert isinstance(events[0], session.Started)
     assert isinstance(events[1], train.Plan)
     plan = events[1]
-    assert (plan.steps, plan.first_step, plan.batch_tokens) == (12, 0, 128)
+    assert (plan.steps, plan.first_step, plan.batch_units) == (12, 0, 128)
     assert [event.step.step for event in events if isinstance(event, train.Stepped)] == list(range(1, 13))
     samples = [event for event in events if isinstance(event, train.Sampled)]
     assert [(event.step, event.prompt) for event in samples] == [
@@ -88,7 +88,7 @@ def validations(monkeypatch: pytest.MonkeyPatch) -> Script:
 
     def script(*losses: float) -> None:
         said = iter(losses)
-        monkeypatch.setattr(train, "mean_loss", lambda *_: next(said))
+        monkeypatch.setattr(material, "mean_loss", lambda *_: next(said))
 
     return script
 
@@ -96,7 +96,7 @@ def validations(monkeypatch: pytest.MonkeyPatch) -> Script:
 def test_the_last_and_the_best_checkpoints_stay(work: Work, validations: Script) -> None:
     validations(2.0, 3.0, 2.5)
     events = work.pretrain()
-    assert (ended(events).best_step, ended(events).best_loss) == (4, 2.0)
+    assert (ended(events).best_step, ended(events).best_value) == (4, 2.0)
     assert kept(work.run()) == [4, 10, 12]
     assert load_run(str(work.run())).step == 4
     saved = [int(event.path.name[-6:]) for event in events if isinstance(event, train.Saved)]
@@ -128,7 +128,7 @@ def test_patience_counts_on_when_resumed(work: Work, validations: Script) -> Non
     assert ended(work.pretrain(*patient, stop=after(7))).step == 7
     validations(3.0)
     last = ended(work.resume())
-    assert (last.reason, last.step, last.best_step, last.best_loss) == ("early", 8, 2, 2.0)
+    assert (last.reason, last.step, last.best_step, last.best_value) == ("early", 8, 2, 2.0)
 
 
 def test_numerical_errors_leave_the_last_checkpoint(work: Work) -> None:

@@ -37,8 +37,8 @@ def test_a_signal_finishes_the_step_and_saves(work: Work, number: signal.Signals
 
 STUCK = """
 import time
-import lmtool.engine.train as train
-train.mean_loss = lambda *_: time.sleep(1e6)
+import lmtool.engine.material as material
+material.mean_loss = lambda *_: time.sleep(1e6)
 from lmtool.cli import main
 main()
 """

@@ -1,0 +1,107 @@
+"""`lmtool finetune`: train a model on a labelled table."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from lmtool.cli.arguments import Overrides, Quiet
+
+
+def finetune(
+    table: Annotated[
+        str, typer.Argument(metavar="TABLE", help="A labelled .csv, .tsv, .jsonl or .parquet file, or hf:NAME.")
+    ],
+    source: Annotated[
+        str, typer.Option("--from", metavar="RUN", help="The run whose weights are trained on; the last by default.")
+    ] = "last",
+    recipe: Annotated[
+        str | None,
+        typer.Option("--recipe", "-r", metavar="NAME", help="Train from scratch by this recipe.", show_default=False),
+    ] = None,
+    overrides: Overrides = None,
+    text_column: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A column of text. May be repeated.", show_default=False),
+    ] = None,
+    label_column: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The column of labels.", show_default=False)
+    ] = None,
+    labels: Annotated[
+        Literal["auto", "class", "multi", "number"],
+        typer.Option(help="One class a row, any number of labels (a;b), or a number; told by the table itself."),
+    ] = "auto",
+    valid: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Table that chooses the best checkpoint; else a part of TABLE is held out."),
+    ] = None,
+    test: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Table that is only measured on, at the end.", show_default=False)
+    ] = None,
+    epochs: Annotated[
+        float | None, typer.Option(metavar="N", help="Passes over the table.", show_default=False)
+    ] = None,
+    metric: Annotated[
+        Literal["loss", "accuracy", "macro-f1", "correlation"] | None,
+        typer.Option(help="What tells the best checkpoint.", show_default=False),
+    ] = None,
+    encoding: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of .csv and .tsv files; UTF-8 by default.", show_default=False)
+    ] = None,
+    delimiter: Annotated[
+        str | None,
+        typer.Option(metavar="C", help="The character between fields; told by the table itself.", show_default=False),
+    ] = None,
+    skip_bad_rows: Annotated[
+        bool, typer.Option("--skip-bad-rows", metavar="", help="Leave bad rows out and count them.")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="The run directory; a new one in runs/ by default."),
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train a model on a labelled table, and measure it.
+
+    Columns and the kind of labels are found and said. Prints the results and the run directory at the end. Ctrl-C
+    saves and stops; `lmtool resume` goes on.
+    """
+    from lmtool.errors import UsageError
+    from lmtool.recipe.load import Setting, load
+
+    given: list[tuple[str, object, str]] = [
+        ("data.train", [table], "TABLE"),
+        ("data.valid", valid and [valid], "--valid"),
+        ("data.test", test, "--test"),
+        ("data.text_columns", text_column, "--text-column"),
+        ("data.label_column", label_column, "--label-column"),
+        ("data.encoding", encoding, "--encoding"),
+        ("data.delimiter", delimiter, "--delimiter"),
+        ("data.skip_bad_rows", skip_bad_rows or None, "--skip-bad-rows"),
+        ("objective.task", None if labels == "auto" else labels, "--labels"),
+        ("training.epochs", epochs, "--epochs"),
+        ("evaluation.metric", metric, "--metric"),
+    ]
+    flags = [Setting(key, value, flag) for key, value, flag in given if value is not None]
+    from_scratch = recipe is not None
+    if from_scratch and source != "last":
+        raise UsageError("--from trains a run on, --recipe starts from scratch", fix="leave out one or the other")
+    if recipe is not None:
+        resolved = load(recipe, overrides or (), flags)
+        if resolved.recipe.objective.kind != "classification":
+            raise UsageError(
+                f"recipe {recipe} is not for labelled tables: its objective is {resolved.recipe.objective.kind}",
+                fix="add -s objective.kind=classification, or train it with lmtool pretrain",
+            )
+    else:
+        from lmtool.engine.finetuning import recipe_from_run
+        from lmtool.text.prepare import default_cache
+        from lmtool.text.table import open_table
+
+        n_rows = open_table(table, cache=default_cache(), encoding=encoding, delimiter=delimiter).n_rows
+        resolved = recipe_from_run(source, n_rows, overrides or (), flags)
+
+    from lmtool.cli.training import follow
+    from lmtool.engine.session import finetune as start
+
+    follow(lambda context: start(resolved, source=None if from_scratch else source, output=output, **context), quiet)

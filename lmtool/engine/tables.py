@@ -1,0 +1,280 @@
+"""From labelled tables to rows that a model learns from, and to how well it answers them.
+
+Shapes: R rows, C classes, labels or 1 number.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lmtool.engine.device import Compute
+from lmtool.engine.distributed import World
+from lmtool.engine.material import Material, Validation
+from lmtool.engine.metrics import class_metrics, confusion_matrix, multi_label_metrics, regression_metrics
+from lmtool.engine.rows import Layout, Row, RowExamples
+from lmtool.errors import DataError, UsageError
+from lmtool.model import LanguageModel
+from lmtool.model.classifier import Classifier
+from lmtool.objective import ClassificationObjective, Example, Objective
+from lmtool.recipe.spec import Classification, Recipe, TokenizerFile
+from lmtool.text.columns import Columns, choose_columns
+from lmtool.text.examples import Examples, read_examples, restore_split, shared_rows, split_examples
+from lmtool.text.labels import Kind, Label, LabelMap
+from lmtool.text.prepare import default_cache
+from lmtool.text.table import Table, open_table
+from lmtool.text.tokenizer import Tokenizer
+
+SPLIT = "split.json"
+"""In a run directory: the numbers of the rows that were held out."""
+
+BATCH_TOKENS = 16_384
+"""Positions computed at once when rows are answered."""
+
+
+class RowMaterial(Material):
+    """Rows of labelled tables: to learn from, to choose the best checkpoint by, and to be measured on at the end."""
+
+    unit = "row"
+    documents = True
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        recipe: Recipe,
+        train: Sequence[Row],
+        valid: Sequence[Row],
+        test: Sequence[Row] | None,
+        lines: tuple[str, ...],
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.train, self.valid, self.test = train, valid, test
+        self.batch_units = recipe.training.batch_size
+        self.lines = lines
+        self._recipe = recipe
+
+    def inform(self, lm: LanguageModel) -> None:
+        pass  # no model has to know anything of a table
+
+    def source(self, objective: Objective) -> RowExamples:
+        return RowExamples(self.train, self._recipe.training.batch_size, self._recipe.seed)
+
+    def validate(self, lm: LanguageModel, objective: Objective, compute: Compute, world: World) -> Validation:
+        assert isinstance(objective, ClassificationObjective)
+        scores_RC, loss = answer(lm, objective, self.valid, compute)
+        result = measure_rows(scores_RC, self.valid, objective.spec)
+        names = {
+            "accuracy": "accuracy",
+            "macro_f1": "macro-f1",
+            "subset_accuracy": "accuracy",
+            "pearson": "correlation",
+        }
+        found = {names[key]: float(value) for key, value in result.items() if key in names and value is not None}
+        return Validation(loss, found)
+
+
+@dataclass(frozen=True)
+class ReadRows:
+    """Tables made ready for training.
+
+    recipe: with what only the tables could say: columns, labels, steps. split: what to keep of the rows held out.
+    """
+
+    recipe: Recipe
+    material: RowMaterial
+    split: dict[str, Any] | None
+    fingerprint: str
+    warnings: tuple[str, ...]
+
+
+def read_rows(recipe: Recipe, tokenizer: Tokenizer | None, split: dict[str, Any] | None = None) -> ReadRows:
+    """Read the tables that a recipe names and lay out their rows.
+
+    tokenizer: of the run that is trained on; when None, one is trained on the texts. split: the rows held out by an
+    earlier session of the run. Raises the errors of the tables, and UsageError for a recipe that names several.
+    """
+    spec, data = recipe.objective, recipe.data
+    assert isinstance(spec, Classification)
+    if len(data.train) != 1 or len(data.valid) > 1:
+        raise UsageError("a model learns from one labelled table", where="data.train", fix="name one table")
+    table = open_table(data.train[0], cache=default_cache(), encoding=data.encoding, delimiter=data.delimiter)
+    columns = choose_columns(table, text_columns=data.text_columns, label_column=data.label_column)
+    if columns.target is not None:
+        raise DataError(
+            f"{columns.describe()}: a target is to be written, not a label to be told",
+            where=str(table.path),
+            fix="name the label with --label-column, or train with objective seq2seq",
+        )
+    kind: Kind | None = None if spec.task == "auto" else spec.task
+    known = LabelMap(kind, spec.labels) if kind is not None and spec.labels else None
+    examples = read_examples(table, columns, kind=kind, labels=known, skip_bad_rows=data.skip_bad_rows)
+    labels = cast(LabelMap, examples.labels)
+    warnings = [*map(str, examples.notices)] + ([str(examples.skipped)] if examples.skipped.count else [])
+
+    def others(source: str) -> Examples:
+        other = open_table(source, cache=default_cache(), encoding=data.encoding, delimiter=data.delimiter)
+        found = read_examples(other, _same(columns, other), labels=labels, skip_bad_rows=data.skip_bad_rows)
+        shared = shared_rows(examples, found)
+        warnings.extend(([str(shared)] if shared else []) + ([str(found.skipped)] if found.skipped.count else []))
+        return found
+
+    kept = None
+    if data.valid:
+        train, valid = examples, others(data.valid[0])
+    else:
+        parts = restore_split(examples, split) if split else split_examples(examples, data.valid_fraction, recipe.seed)
+        train, valid, kept = parts.train, parts.test, parts.to_json()
+    test = others(data.test) if data.test else None
+    if labels.kind == "number" and spec.task == "auto":
+        values = [float(cast(float, item.label)) for item in train.items]
+        spec = spec.model_copy(update={"center": float(np.mean(values)), "scale": float(np.std(values)) or 1.0})
+    spec = spec.model_copy(update={"task": labels.kind, "labels": labels.names if labels.kind != "number" else ()})
+    if tokenizer is None:
+        if isinstance(recipe.tokenizer, TokenizerFile):
+            tokenizer = Tokenizer.load(recipe.tokenizer.path)
+        else:
+            tokenizer = Tokenizer.train(recipe.tokenizer, (text for item in train.items for text in item.texts))
+    layout = Layout(recipe.model, tokenizer)
+
+    def laid(part: Examples) -> list[Row]:
+        answers = [as_answer(labels, cast(Label, item.label), spec) for item in part.items]
+        return layout.rows((item.texts for item in part.items), answers, (item.row for item in part.items))
+
+    rows = {"train": laid(train), "valid": laid(valid)} | ({"test": laid(test)} if test else {})
+    for name, part in rows.items():
+        if n_cut := sum(row.cut for row in part):
+            warnings.append(f"{n_cut:,} of {len(part):,} {name} rows are cut at the context of {recipe.model.context}")
+    steps = recipe.training.steps
+    if recipe.training.epochs is not None:
+        steps = max(1, math.ceil(recipe.training.epochs * len(train) / recipe.training.batch_size))
+    recipe = recipe.model_copy(
+        update={
+            "objective": spec,
+            "data": data.model_copy(update={"text_columns": columns.texts, "label_column": columns.label}),
+            "training": recipe.training.model_copy(update={"steps": steps}),
+            "model": recipe.model.model_copy(update={"vocab_size": recipe.model.vocab_size or tokenizer.vocab_size}),
+        }
+    )
+    held = f"validation: {len(valid):,} rows" + (f", test: {len(test):,} rows" if test else "")
+    lines = (f"{columns.describe()}", f"table: {train.describe()}; {held}")
+    material = RowMaterial(tokenizer, recipe, rows["train"], rows["valid"], rows.get("test"), lines)
+    digest = hashlib.sha256()
+    for part in rows.values():
+        for row in part:
+            digest.update(row.tokens.tobytes())
+            digest.update(b"" if row.label is None else row.label.tobytes())
+    return ReadRows(recipe, material, kept, digest.hexdigest(), tuple(warnings))
+
+
+def _same(columns: Columns, table: Table) -> Columns:
+    """The columns of the training table in another one. Raises DataError when one is missing."""
+    return choose_columns(table, text_columns=columns.texts, label_column=columns.label)
+
+
+def saved_split(run: Path) -> dict[str, Any] | None:
+    """The rows that a run holds out; None when a table of its own was named."""
+    path = run / SPLIT
+    if not path.exists():
+        return None
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def as_answer(labels: LabelMap, label: Label, spec: Classification) -> NDArray[np.float64]:
+    """A label in the numbers that a head learns: (1,) class or scaled number, (C,) for labels."""
+    numbers = np.atleast_1d(np.array(labels.encode(label), dtype=np.float64))
+    return (numbers - spec.center) / spec.scale if labels.kind == "number" else numbers
+
+
+@torch.inference_mode()
+def answer(
+    lm: LanguageModel, objective: ClassificationObjective, rows: Sequence[Row], compute: Compute
+) -> tuple[NDArray[np.float64], float]:
+    """Scores of all rows in their order, (R, C), and the mean loss; NaN when the rows have no labels."""
+    assert isinstance(lm, Classifier)
+    was_training = lm.training
+    lm.eval()
+    total = 0.0
+    found: dict[int, NDArray[np.float64]] = {}
+    for group in _groups(rows):
+        examples = [Example(rows[i].tokens, _NO_CHANCE, label=rows[i].label, segments=rows[i].segments) for i in group]
+        batch = objective.collate(examples).to(compute.device)
+        with compute.autocast():
+            scores_BC, _ = lm.answer(batch)
+        if examples[0].label is not None:
+            total += float(objective.head_loss(scores_BC, batch).total)
+        found.update(zip(group, scores_BC.cpu().double().numpy(), strict=True))
+    lm.train(was_training)
+    has_labels = bool(rows) and rows[0].label is not None
+    return np.stack([found[i] for i in range(len(rows))]), total / len(rows) if has_labels else math.nan
+
+
+_NO_CHANCE = np.random.Generator(np.random.PCG64(0))
+"""Where nothing is random."""
+
+
+def _groups(rows: Sequence[Row]) -> Iterator[list[int]]:
+    """Rows of like length together, so that little is padding."""
+    group: list[int] = []
+    for i in sorted(range(len(rows)), key=lambda i: len(rows[i].tokens)):
+        if group and (len(group) + 1) * len(rows[i].tokens) > BATCH_TOKENS:
+            yield group
+            group = []
+        group.append(i)
+    if group:
+        yield group
+
+
+def probabilities(scores_RC: NDArray[np.float64], spec: Classification) -> NDArray[np.float64]:
+    """What scores say: softmax over classes, a sigmoid for each label, and numbers on their own scale."""
+    match spec.task:
+        case "class":
+            powers_RC = np.exp(scores_RC - scores_RC.max(1, keepdims=True))
+            shares: NDArray[np.float64] = powers_RC / powers_RC.sum(1, keepdims=True)
+            return shares
+        case "multi":
+            sigmoid: NDArray[np.float64] = 1 / (1 + np.exp(-scores_RC))
+            return sigmoid
+    return scores_RC * spec.scale + spec.center
+
+
+def measure_rows(scores_RC: NDArray[np.float64], rows: Sequence[Row], spec: Classification) -> dict[str, Any]:
+    """How well rows with labels are answered, in plain numbers."""
+    true_RC = np.stack([cast(NDArray[np.float64], row.label) for row in rows])
+    match spec.task:
+        case "class":
+            confusion = confusion_matrix(true_RC[:, 0].astype(np.int64), scores_RC.argmax(1), len(spec.labels))
+            return class_metrics(confusion).to_json(spec.labels)
+        case "multi":
+            return multi_label_metrics(true_RC > 0.5, scores_RC > 0).to_json(spec.labels)
+    true_R, found_R = (probabilities(numbers_RC, spec)[:, 0] for numbers_RC in (true_RC, scores_RC))
+    return dict(regression_metrics(true_R, found_R).to_json())
+
+
+def mistakes(
+    scores_RC: NDArray[np.float64], rows: Sequence[Row], spec: Classification, most: int = 10
+) -> list[dict[str, Any]]:
+    """The most confident wrong answers among classes: row, true and given class, probability."""
+    if spec.task != "class":
+        return []
+    p_RC = probabilities(scores_RC, spec)
+    given_R = p_RC.argmax(1)
+    true_R = [int(cast(NDArray[np.float64], row.label)[0]) for row in rows]
+    wrong = [i for i in range(len(rows)) if given_R[i] != true_R[i]]
+    wrong.sort(key=lambda i: (-p_RC[i].max(), i))
+    return [
+        {
+            "row": rows[i].number,
+            "label": spec.labels[true_R[i]],
+            "predicted": spec.labels[given_R[i]],
+            "probability": float(p_RC[i].max()),
+        }
+        for i in wrong[:most]
+    ]

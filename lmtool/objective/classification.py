@@ -1,0 +1,126 @@
+"""Classification and regression: answer each row of a labelled table (O9; F1, F2).
+
+Shapes: B rows, T positions, C classes or labels.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from lmtool.batch import IGNORE, Batch
+from lmtool.model import LanguageModel
+from lmtool.model.classifier import Classifier
+from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
+from lmtool.objective.cross_entropy import chunked_cross_entropy, smoothed_cross_entropy
+from lmtool.recipe.spec import Classification
+
+
+@dataclass(frozen=True)
+class ClassificationObjective(Objective):
+    """Mean over rows of the head's loss, plus lm_weight times the mean over tokens of the language model's.
+
+    class: softmax cross-entropy. multi: sigmoid cross-entropy, mean over the labels. number: squared error.
+    """
+
+    spec: Classification
+    vocabulary: Vocabulary
+
+    def cut(self, context: int) -> Cut:
+        raise TypeError("rows of a table are not cut from a text")
+
+    def collate_spans(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
+        raise TypeError("rows of a table are not measured as a text")
+
+    def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
+        """Rows padded behind. Examples without a label give a batch without labels."""
+        B, T = len(examples), max(len(example.tokens) for example in examples)
+        tokens_BT = torch.full((B, T), self.vocabulary.pad)
+        keep_BT = torch.zeros(B, T, dtype=torch.bool)
+        segments_BT = torch.zeros(B, T, dtype=torch.int64)
+        for row, example in enumerate(examples):
+            n = len(example.tokens)
+            tokens_BT[row, :n] = torch.from_numpy(example.tokens)
+            keep_BT[row, :n] = True
+            if example.segments is not None:
+                segments_BT[row, :n] = torch.from_numpy(example.segments)
+        has_segments = examples[0].segments is not None
+        targets_BT = None
+        if self.spec.lm_weight:
+            targets_BT = F.pad(tokens_BT[:, 1:], (0, 1), value=IGNORE).masked_fill(
+                ~F.pad(keep_BT[:, 1:], (0, 1)), IGNORE
+            )
+        labels = [example.label for example in examples if example.label is not None]
+        answers = torch.from_numpy(np.stack(labels)) if labels else None
+        return Batch(
+            tokens_BT,
+            targets_BT,
+            keep_BT=None if keep_BT.all() else keep_BT,
+            segments_BT=segments_BT if has_segments else None,
+            labels_B=answers[:, 0].long() if answers is not None and self.spec.task == "class" else None,
+            values_BC=answers.float() if answers is not None and self.spec.task != "class" else None,
+        )
+
+    def count(self, batch: Batch) -> int:
+        return len(batch.tokens_BT)
+
+    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
+        assert isinstance(model, Classifier)
+        scores_BC, hidden_BTD = model.answer(batch)
+        total = self._head_loss(scores_BC, batch, self.spec.label_smoothing, self._weights)
+        if batch.targets_BT is not None:
+            total = total + self.spec.lm_weight * self._lm_loss(model, hidden_BTD, batch.targets_BT)
+        return Loss(total, torch.tensor(len(scores_BC), device=scores_BC.device))
+
+    def score(self, model: LanguageModel, batch: Batch) -> Loss:
+        assert isinstance(model, Classifier)
+        scores_BC, _ = model.answer(batch)
+        return self.head_loss(scores_BC, batch)
+
+    def head_loss(self, scores_BC: Tensor, batch: Batch) -> Loss:
+        """The plain loss of scores that are there already."""
+        total = self._head_loss(scores_BC, batch, 0.0, None)
+        return Loss(total, torch.tensor(len(scores_BC), device=scores_BC.device))
+
+    @cached_property
+    def _weights(self) -> Tensor | None:
+        return None if self.spec.class_weights is None else torch.tensor(self.spec.class_weights)
+
+    def _head_loss(self, scores_BC: Tensor, batch: Batch, smoothing: float, weights_C: Tensor | None) -> Tensor:
+        match self.spec.task:
+            case "class":
+                if batch.labels_B is None:
+                    raise ValueError("a batch without labels has no loss")
+                if weights_C is None:
+                    return smoothed_cross_entropy(scores_BC, batch.labels_B, smoothing)
+                weights_B = weights_C.to(scores_BC.device)[batch.labels_B]
+                each = [
+                    smoothed_cross_entropy(scores_BC[i : i + 1], batch.labels_B[i : i + 1], smoothing)
+                    for i in range(len(scores_BC))
+                ]
+                return (torch.stack(each) * weights_B).sum()
+            case "multi":
+                if batch.values_BC is None:
+                    raise ValueError("a batch without labels has no loss")
+                return F.binary_cross_entropy_with_logits(scores_BC, batch.values_BC, reduction="none").mean(1).sum()
+            case _:
+                if batch.values_BC is None:
+                    raise ValueError("a batch without numbers has no loss")
+                return (scores_BC - batch.values_BC).square().sum()
+
+    @staticmethod
+    def _lm_loss(model: LanguageModel, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
+        """Sum over rows of the mean over their tokens, so that no split of a batch changes it."""
+        n_B = (targets_BT != IGNORE).sum(1).clamp(min=1)
+        rows = zip(hidden_BTD, targets_BT, n_B, strict=True)
+        return torch.stack(
+            [
+                chunked_cross_entropy(model.logits, model.head_parameters(), hidden_TD, targets_T, model.vocab_size) / n
+                for hidden_TD, targets_T, n in rows
+            ]
+        ).sum()

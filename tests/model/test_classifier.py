@@ -1,0 +1,86 @@
+"""Pooling and heads against loops, and padding that changes nothing."""
+
+import numpy as np
+import pytest
+import torch
+
+from lmtool.batch import Batch
+from lmtool.model.classifier import Classifier, Pool, pooling
+from lmtool.recipe.spec import Classification
+from tests.model import tiny
+
+KEEP = torch.tensor([[True] * 5, [True, True, True, False, False], [False, True, True, True, False]])
+
+
+def states() -> torch.Tensor:
+    return torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kind", ["first", "last", "mean", "max", "attention"])
+def test_pools_equal_loops(kind: str) -> None:
+    torch.manual_seed(0)
+    pool, hidden = Pool(kind, 4).double(), states()  # type: ignore[arg-type]
+    found = pool(hidden, KEEP).detach().numpy()
+    for row in range(3):
+        kept = [hidden[row, t].numpy() for t in range(5) if KEEP[row, t]]
+        match kind:
+            case "first":
+                wanted = kept[0]
+            case "last":
+                wanted = kept[-1]
+            case "mean":
+                wanted = sum(kept) / len(kept)
+            case "max":
+                wanted = np.array([max(h[d] for h in kept) for d in range(4)])
+            case _:
+                key, query = pool.key, pool.query
+                weight, bias, v = (p.detach().numpy() for p in (key.weight, key.bias, query.weight))
+                scores = [float(v[0] @ np.tanh(weight @ h + bias)) for h in kept]
+                shares = np.exp(scores) / np.exp(scores).sum()
+                wanted = sum(share * h for share, h in zip(shares, kept, strict=True))
+        np.testing.assert_allclose(found[row], wanted, rtol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["first", "last", "mean", "max", "attention"])
+def test_without_padding_all_positions_count(kind: str) -> None:
+    torch.manual_seed(0)
+    pool, hidden = Pool(kind, 4).double(), states()  # type: ignore[arg-type]
+    everything = torch.ones(3, 5, dtype=torch.bool)
+    torch.testing.assert_close(pool(hidden, None), pool(hidden, everything))
+
+
+def classifier(shape: str, **changes: object) -> Classifier:
+    model = tiny.spec(shape=shape)
+    spec = Classification.model_validate(
+        {"kind": "classification", "task": "class", "labels": ["a", "b", "c"]} | changes
+    )
+    torch.manual_seed(0)
+    return Classifier(tiny.model(shape=shape), spec, model).double().eval()
+
+
+@pytest.mark.parametrize("shape", ["encoder", "decoder"])
+def test_scores_of_a_row_do_not_depend_on_its_padding(shape: str) -> None:
+    model, row = classifier(shape), tiny.tokens(1, 6)
+    alone, _ = model.answer(Batch(row))
+    padded = torch.cat((row, tiny.tokens(1, 3, seed=1)), 1)
+    keep = torch.tensor([[True] * 6 + [False] * 3])
+    found, _ = model.answer(Batch(padded, keep_BT=keep))
+    assert found.shape == (1, 3)
+    torch.testing.assert_close(found, alone, rtol=1e-6, atol=1e-6)
+
+
+def test_auto_pooling_is_that_of_the_papers() -> None:
+    spec = Classification(kind="classification")
+    assert pooling(spec, tiny.spec(shape="encoder")) == "first"
+    assert pooling(spec, tiny.spec(shape="decoder")) == "last"
+    assert pooling(Classification(kind="classification", pool="max"), tiny.spec()) == "max"
+
+
+def test_a_classifier_still_is_its_language_model() -> None:
+    body = tiny.model()
+    model = Classifier(body, Classification(kind="classification", task="number"), tiny.spec())
+    batch = Batch(tiny.tokens(2, 7))
+    assert torch.equal(model.logits(model(batch)), body.logits(body(batch)))
+    state = model.start(batch)
+    hidden, _ = model.advance(batch.tokens_BT, state)
+    torch.testing.assert_close(hidden, body(batch))
