@@ -140,6 +140,8 @@ def test_sampled_frequencies_fit_the_distribution():
         (Sample(max_new_tokens=1000, temperature=0.5), [x**2 for x in p]),
         (Sample(max_new_tokens=1000, temperature=1.0, top_k=3), p[:3]),
         (Sample(max_new_tokens=1000, temperature=1.0, top_p=0.7), p[:3]),
+        (Sample(max_new_tokens=1000, temperature=1.0, min_p=0.45), p[:3]),
+        (Sample(max_new_tokens=1000, temperature=1.0, typical_p=0.8), p[:3]),
         (Sample(max_new_tokens=1000, temperature=1.0, top_k=4, top_p=0.4), p[:1]),
     ]
     critical = {5: 18.47, 3: 13.82, 1: 1e-9}  # the 99.9th percentile for one degree of freedom less
