@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from lmtool.batch import Batch
 from lmtool.engine.device import Compute
 from lmtool.engine.optimizer import MuonMatrices, Optimizers, orthogonalise
-from lmtool.model import LanguageModel
-from lmtool.recipe.spec import Optimizer
+from lmtool.model import LanguageModel, build
+from lmtool.recipe.spec import Optimizer, Recurrent
 from tests.model import tiny
 from tests.reference import optimizers as reference
 
@@ -435,3 +435,24 @@ def test_steps_on_a_gpu_equal_those_on_the_cpu(fields: dict[str, Any], precision
         results.append([parameter.detach().cpu() for parameter in model.parameters()])
     for one, two in zip(*results, strict=True):
         torch.testing.assert_close(one, two, rtol=2e-2, atol=2e-3)
+
+
+@pytest.mark.parametrize(("cell", "n_gates"), [("rnn", 1), ("gru", 3), ("lstm", 4)])
+def test_muon_moves_the_matrix_of_each_gate_by_itself(cell: str, n_gates: int) -> None:
+    spec = {"kind": "recurrent", "cell": cell, "n_layers": 2, "d_model": 12, "context": 8}
+    torch.manual_seed(0)
+    model = build(Recurrent.model_validate(spec), 11)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimizers = Optimizers(spec_of(MUON | {"weight_decay": 0.0}), model, CPU)
+    (step,) = drawn_gradients(model, 1)
+    set_gradients(model, step)
+    optimizers.update(1.0, 1.0, None)
+    matrices = [name for name in before if ".weight_" in name]
+    assert len(matrices) == 4
+    for name in matrices:
+        for moved in (model.get_parameter(name).detach() - before[name]).split(12):
+            singular = torch.linalg.svdvals(moved) / 0.02
+            assert 0.3 < float(singular.min()) <= float(singular.max()) < 1.25, "each gate's step is near orthogonal"
+    moments = {key for key in optimizers.state() if key.startswith("momentum/")}
+    assert moments == {f"momentum/{name}" for name in matrices}
+    assert len(before[matrices[0]]) == 12 * n_gates
