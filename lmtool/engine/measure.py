@@ -38,16 +38,20 @@ def measure(
 ) -> Measured:
     """Perplexity of the text in `sources` under a run.
 
-    context, stride: tokens; by default the model's context, and a stride of the same, so that windows do not overlap.
+    context, stride: tokens; by default the model's context, and a stride of the same, so that windows do not overlap. A
+        context may be as long as the model's positions go, which but for learned ones have no end.
     column: of the text in tables; that of the training text by default. report: told how it goes.
-    Raises UsageError when the stride is longer than the context or the context longer than the model's.
+    Raises UsageError when the stride is longer than the context, or the context longer than the model can read.
     """
     loaded = load_run(reference, device=device, precision=precision)
-    limit = loaded.model.context
-    context = context or limit or loaded.recipe.model.context
+    context = context or loaded.model.context or loaded.recipe.model.context
     stride = stride or context
-    if limit is not None and context > limit:
-        raise UsageError(f"a context of {context} is longer than the model's", fix=f"take {limit} or less")
+    longest = loaded.model.longest
+    if longest is not None and context > longest:
+        raise UsageError(
+            f"a context of {context} is longer than the model's, which has {longest} learned positions",
+            fix=f"take {longest} or less",
+        )
     if stride > context:
         raise UsageError(f"a stride of {stride} leaves out tokens", fix=f"take at most the context, {context}")
     data = loaded.recipe.data

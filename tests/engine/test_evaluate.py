@@ -186,8 +186,8 @@ def test_validation_equals_measuring_the_same_text(work: Work, split: str) -> No
     )
     best = ended(events)
     found = measure(str(work.run()), [str(valid)], context=None, stride=None).perplexity
-    assert best.best_loss == pytest.approx(found.loss, rel=1e-6)
-    assert {record["step"]: record["valid_loss"] for record in metrics(work.run())}[best.best_step] == best.best_loss
+    assert best.best_value == pytest.approx(found.loss, rel=1e-6)
+    assert {record["step"]: record["valid_loss"] for record in metrics(work.run())}[best.best_step] == best.best_value
     shorter = measure(str(work.run()), [str(valid)], context=8, stride=3).perplexity
     assert (shorter.context, shorter.stride, shorter.tokens) == (8, 3, found.tokens)
 
@@ -199,3 +199,23 @@ def test_windows_that_cannot_be(work: Work, context: int, stride: int | None, me
     work.pretrain("training.steps=1")
     with pytest.raises(UsageError, match=message):
         measure(str(work.run()), [str(work.text)], context=context, stride=stride)
+
+
+@pytest.mark.parametrize("position", ["alibi", "rotary", "relative", "sinusoidal", "none"])
+def test_without_learned_positions_more_is_read_than_in_training(work: Work, position: str) -> None:
+    work.pretrain("training.steps=1", f"model.position.kind={position}", "data.split=slice")
+    text = work.folder / "long.txt"
+    text.write_text("the cat sat on the mat and ran away home " * 4, encoding="utf-8")
+    short, long = (
+        measure(str(work.run()), [str(text)], context=context, stride=None).perplexity for context in (None, 40)
+    )
+    assert (short.context, long.context) == (16, 40)
+    assert long.tokens == short.tokens
+    assert long.loss != short.loss
+
+
+def test_as_many_learned_positions_are_read_as_there_are(work: Work) -> None:
+    work.pretrain("training.steps=1", "model.position={kind: learned, size: 20}")
+    assert measure(str(work.run()), [str(work.text)], context=20, stride=None).perplexity.context == 20
+    with pytest.raises(UsageError, match="has 20 learned positions"):
+        measure(str(work.run()), [str(work.text)], context=21, stride=None)

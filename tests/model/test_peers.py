@@ -87,3 +87,140 @@ def no_grad_forward(model: LanguageModel, tokens_BT: Tensor) -> Tensor:
     with torch.no_grad():
         hidden: Tensor = model(Batch(tokens_BT))
     return hidden
+
+
+def joined(peer: dict[str, Tensor], model: LanguageModel, names: dict[str, tuple[str, ...]]) -> None:
+    """Copy weights that they keep apart and we keep as one; all of theirs must be used."""
+    for name, parameter in model.named_parameters():
+        module, _, kind = name.rpartition(".")
+        with torch.no_grad():
+            parameter.copy_(torch.cat([peer.pop(f"{theirs}.{kind}") for theirs in names[module]]))
+    assert not peer
+
+
+@pytest.mark.parametrize("theta", [10_000.0, 50.0])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+def test_llama(dtype: torch.dtype, tolerance: float, theta: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
+
+    config = LlamaConfig(
+        vocab_size=tiny.VOCAB,
+        hidden_size=32,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=24,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=False,
+        rope_parameters={"rope_type": "default", "rope_theta": theta},
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    peer = LlamaForCausalLM(config).to(dtype).eval()
+    if dtype == torch.float64:
+        # theirs compute these in float32 whatever the model is
+
+        def waves(self: LlamaRotaryEmbedding, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+            angles = position_ids[..., None] * theta ** -(torch.arange(0, 8, 2, dtype=torch.float64) / 8)
+            doubled = torch.cat((angles, angles), -1)
+            return doubled.cos(), doubled.sin()
+
+        def norm(self: LlamaRMSNorm, x: Tensor) -> Tensor:
+            return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+
+        monkeypatch.setattr(LlamaRotaryEmbedding, "forward", waves)
+        monkeypatch.setattr(LlamaRMSNorm, "forward", norm)
+    randomise(peer)
+    model = tiny.model(
+        dtype=dtype,
+        d_model=32,
+        n_kv_heads=2,
+        d_ff=24,
+        activation="swiglu",
+        norm={"kind": "rms", "eps": 1e-6},
+        bias=False,
+        tie_embeddings=False,
+        position={"kind": "rotary", "theta": theta},
+    )
+    names: dict[str, tuple[str, ...]] = {"inputs.tokens": ("model.embed_tokens",), "stack.norm": ("model.norm",)}
+    for layer in range(2):
+        attention, ffn, theirs = (
+            f"stack.sublayers.{2 * layer}",
+            f"stack.sublayers.{2 * layer + 1}",
+            f"model.layers.{layer}",
+        )
+        names |= {
+            f"{attention}.norm": (f"{theirs}.input_layernorm",),
+            f"{attention}.mixer.qkv": tuple(f"{theirs}.self_attn.{part}_proj" for part in "qkv"),
+            f"{attention}.mixer.out": (f"{theirs}.self_attn.o_proj",),
+            f"{ffn}.norm": (f"{theirs}.post_attention_layernorm",),
+            f"{ffn}.mixer.up": (f"{theirs}.mlp.gate_proj", f"{theirs}.mlp.up_proj"),
+            f"{ffn}.mixer.out": (f"{theirs}.mlp.down_proj",),
+        }
+    weights = peer.state_dict()
+    weights["lm_head.own"] = weights.pop("lm_head.weight")
+    joined(weights, model, {**names, "head": ("lm_head",)})
+    tokens_BT = tiny.tokens(3, 20)
+    with torch.no_grad():
+        wanted = peer(tokens_BT).logits
+    for logits in (model.logits(model(Batch(tokens_BT))), model.logits(no_grad_forward(model, tokens_BT))):
+        torch.testing.assert_close(logits, wanted, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("n_heads", [4, 6])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-6)])
+def test_bloom(dtype: torch.dtype, tolerance: float, n_heads: int) -> None:
+    """ALiBi, also with a number of heads that is no power of two; their softmax is float32 whatever the model is."""
+    from transformers import BloomConfig, BloomForCausalLM
+
+    width = 4 * n_heads
+    config = BloomConfig(
+        vocab_size=tiny.VOCAB,
+        hidden_size=width,
+        n_layer=2,
+        n_head=n_heads,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    peer = BloomForCausalLM(config).to(dtype).eval()
+    randomise(peer)
+    model = tiny.model(
+        dtype=dtype,
+        d_model=width,
+        n_heads=n_heads,
+        activation="gelu-tanh",
+        norm={"embedding": True},
+        position={"kind": "alibi"},
+    )
+    weights = peer.transformer.state_dict()
+    for layer in range(2):
+        for kind in ("weight", "bias"):
+            # theirs has query, key and value of a head beside each other
+            key = f"h.{layer}.self_attention.query_key_value.{kind}"
+            heads = weights[key].view(n_heads, 3, 4, *weights[key].shape[1:])
+            weights[key] = heads.transpose(0, 1).reshape(weights[key].shape)
+    names: dict[str, tuple[str, ...]] = {
+        "inputs.tokens": ("word_embeddings",),
+        "inputs.norm": ("word_embeddings_layernorm",),
+        "stack.norm": ("ln_f",),
+    }
+    for layer in range(2):
+        attention, ffn, theirs = f"stack.sublayers.{2 * layer}", f"stack.sublayers.{2 * layer + 1}", f"h.{layer}"
+        names |= {
+            f"{attention}.norm": (f"{theirs}.input_layernorm",),
+            f"{attention}.mixer.qkv": (f"{theirs}.self_attention.query_key_value",),
+            f"{attention}.mixer.out": (f"{theirs}.self_attention.dense",),
+            f"{ffn}.norm": (f"{theirs}.post_attention_layernorm",),
+            f"{ffn}.mixer.up": (f"{theirs}.mlp.dense_h_to_4h",),
+            f"{ffn}.mixer.out": (f"{theirs}.mlp.dense_4h_to_h",),
+        }
+    joined(weights, model, names)
+    tokens_BT = tiny.tokens(3, 20)
+    with torch.no_grad():
+        wanted = peer(tokens_BT).logits
+    for logits in (model.logits(model(Batch(tokens_BT))), model.logits(no_grad_forward(model, tokens_BT))):
+        torch.testing.assert_close(logits, wanted, rtol=tolerance, atol=tolerance)

@@ -98,3 +98,13 @@ def test_the_same_text_further_on_is_read_alike(kind: str) -> None:
     row = tiny.tokens(1, 20)
     shifted = torch.cat((tiny.tokens(1, 3, seed=5), row), 1)
     torch.testing.assert_close(model(Batch(shifted))[0, 3 + 4 :], model(Batch(row))[0, 4:], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("both_sides", [True, False])
+@pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (8, 20)])
+def test_buckets_are_those_of_transformers(both_sides: bool, buckets: int, max_distance: int) -> None:
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    away = torch.arange(-1100, 1101)
+    wanted = T5Attention._relative_position_bucket(away, both_sides, buckets, max_distance)
+    assert torch.equal(RelativePositions(2, buckets, max_distance, both_sides).bucket(away), wanted)
