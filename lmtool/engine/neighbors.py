@@ -32,25 +32,26 @@ class Neighbors:
     loaded: Loaded
 
 
-@torch.inference_mode()
 def neighbors(reference: str, word: str, k: int, *, device: DeviceName = "auto") -> Neighbors:
     """The k tokens nearest to a word by cosine, among the vectors that a run's model has for tokens without context.
 
     Raises UsageError when the word is no token of the run's tokenizer, or the model has no vectors.
     """
     loaded = load_run(reference, device=device, precision="float32")
+    return Neighbors(loaded.tokenizer.piece(find_token(loaded.tokenizer, word)), nearest(loaded, word, k), loaded)
+
+
+@torch.inference_mode()
+def nearest(loaded: Loaded, word: str, k: int) -> list[Neighbor]:
+    """The same for a model that is loaded already: the neighbours alone, the nearest first."""
     tokenizer = loaded.tokenizer
-    vectors_VD = loaded.model.token_vectors()[: tokenizer.vocab_size]
     token = find_token(tokenizer, word)
-    unit_VD = F.normalize(vectors_VD, dim=-1)
+    unit_VD = F.normalize(loaded.model.token_vectors()[: tokenizer.vocab_size], dim=-1)
     similarity_V = unit_VD @ unit_VD[token]
     similarity_V[: tokenizer.n_specials] = -torch.inf
     similarity_V[token] = -torch.inf
     best = similarity_V.topk(min(k, tokenizer.vocab_size - tokenizer.n_specials - 1))
-    nearest = [
-        Neighbor(tokenizer.piece(i), s) for i, s in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    ]
-    return Neighbors(tokenizer.piece(token), nearest, loaded)
+    return [Neighbor(tokenizer.piece(i), s) for i, s in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
 
 
 def find_token(tokenizer: Tokenizer, word: str) -> int:

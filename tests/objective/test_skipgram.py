@@ -15,6 +15,7 @@ from lmtool.errors import DataError, UsageError
 from lmtool.model import SkipGramModel, build
 from lmtool.objective import Example, SkipGramObjective, Vocabulary
 from lmtool.objective import skipgram as module
+from lmtool.recipe.size import parameter_count
 from lmtool.recipe.spec import Recipe, SkipGram, SkipGramWindow
 from tests.reference import skipgram as reference
 
@@ -217,3 +218,8 @@ def test_a_recipe_cannot_ask_for_samples() -> None:
     Recipe.model_validate(recipe)
     with pytest.raises(ValidationError, match=r"evaluation\.prompts are for models that write"):
         Recipe.model_validate(recipe | {"evaluation": {"prompts": ["One"]}})
+
+
+def test_its_size_is_known_from_the_recipe() -> None:
+    built = model(d_model=5)
+    assert parameter_count(SkipGram(kind="skipgram", d_model=5), V) == sum(p.numel() for p in built.parameters())

@@ -1,0 +1,111 @@
+"""Skip-gram with negative sampling: words per second and neighbours, beside gensim's (pip install gensim).
+
+    python benchmarks/word2vec.py [--rounds 5] [--epochs 5]
+
+Both read data/stories.txt with the same words, width 100, window 5, 5 noise words, subsampling at 1e-3, on all cores,
+in turns. A word is a word of the text, whether subsampling keeps it or not; preparing the text does not count. The
+figure of quality: of the 5 nearest words of each word of a class, the share that is of the same class.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from json import loads
+from pathlib import Path
+
+from gensim.models import Word2Vec
+
+from lmtool.engine.build import load_run
+from lmtool.engine.neighbors import nearest
+from lmtool.errors import UsageError
+from lmtool.text.tokenizer import find_words
+
+TRAIN = "data/stories.txt"
+CONTEXT, BATCH, K = 512, 8, 5
+CLASSES = {
+    "trades": [
+        "baker",
+        "farmer",
+        "miller",
+        "gardener",
+        "teacher",
+        "carpenter",
+        "fisher",
+        "blacksmith",
+        "weaver",
+        "potter",
+        "tailor",
+        "shoemaker",
+    ],
+    "names": ["Anna", "Clara", "Emma", "Rosa", "Martha", "Greta", "Tom", "Ben", "Jack", "Peter", "Henry", "Sam"],
+    "colours": ["red", "blue", "green", "yellow", "white", "black", "brown", "grey"],
+    "numbers": ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"],
+}
+
+Nearest = Callable[[str], list[str]]
+
+
+def quality(find: Nearest) -> float:
+    """Mean over all words of the classes that have vectors."""
+    shares = []
+    for words in CLASSES.values():
+        for word in words:
+            try:
+                found = find(word)
+            except (KeyError, UsageError):
+                continue
+            shares.append(sum(near in words for near in found) / K)
+    return statistics.mean(shares)
+
+
+def lmtool(epochs: int, n_words: int) -> tuple[float, float]:
+    """Words per second and quality of the recipe `skipgram`."""
+    steps = round(epochs * n_words / (CONTEXT * BATCH))
+    settings = (f"training.steps={steps}", f"evaluation.every={steps}", f"checkpoint.every={steps}")
+    flags = [word for setting in settings for word in ("-s", setting)]
+    command = [sys.executable, "-m", "lmtool", "pretrain", TRAIN, "--recipe", "skipgram", "-q", *flags]
+    run = Path(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip())
+    seconds = loads((run / "metrics.jsonl").read_text().splitlines()[-1])["seconds"]
+    loaded = load_run(str(run))
+    return steps * CONTEXT * BATCH / seconds, quality(lambda word: [near.word for near in nearest(loaded, word, K)])
+
+
+def gensim(epochs: int, documents: list[list[str]]) -> tuple[float, float]:
+    """Words per second and quality of Word2Vec."""
+    workers = os.cpu_count() or 1
+    model = Word2Vec(vector_size=100, window=5, negative=5, sample=1e-3, min_count=1, sg=1, workers=workers)
+    model.build_vocab(documents)
+    began = time.perf_counter()
+    model.train(documents, total_examples=model.corpus_count, epochs=epochs)
+    speed = epochs * sum(map(len, documents)) / (time.perf_counter() - began)
+    return speed, quality(lambda word: [near for near, _ in model.wv.most_similar(word, topn=K)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=5)
+    asked = parser.parse_args()
+    texts = Path(TRAIN).read_text(encoding="utf-8").split("\n\n")
+    documents = [[text[start:stop] for start, stop in find_words(text)] for text in texts]
+    n_words = sum(map(len, documents))
+    found: dict[str, list[tuple[float, float]]] = {"lmtool": [], "gensim": []}
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["LMTOOL_RUNS"] = folder
+        for _ in range(asked.rounds):
+            found["lmtool"].append(lmtool(asked.epochs, n_words))
+            found["gensim"].append(gensim(asked.epochs, documents))
+    print(f"{n_words:,} words, {asked.epochs} epochs, medians of {asked.rounds} rounds\n")
+    print("| | words/s | of the 5 nearest, in the same class |\n|---|---|---|")
+    for name, rounds in found.items():
+        speed, share = (statistics.median(column) for column in zip(*rounds, strict=True))
+        print(f"| {name} | {speed:,.0f} | {share:.3f} |")
+
+
+if __name__ == "__main__":
+    main()
