@@ -8,7 +8,7 @@ from typing import Literal
 
 from lmtool.decoding.reader import Prompt
 from lmtool.errors import DataError, ResourceError, UsageError
-from lmtool.recipe.spec import Masked, Prefix, Recipe, Recurrent, Transformer
+from lmtool.recipe.spec import Prefix, Recipe, Recurrent, Transformer
 from lmtool.text.tokenizer import Tokenizer
 
 Reads = Literal["past", "source", "both"]
@@ -57,12 +57,10 @@ class Form:
 
     documents: each text between [BOS] and [EOS].
     answers: an answer between [BOS] and [EOS], to a source.
-    sentences: [CLS] text [SEP].
     """
 
     documents: bool = False
     answers: bool = False
-    sentences: bool = False
 
 
 def form_of(recipe: Recipe, *, documents: bool) -> Form:
@@ -72,8 +70,6 @@ def form_of(recipe: Recipe, *, documents: bool) -> Form:
             return Form(documents=documents)
         case Transformer(shape="encoder-decoder" | "prefix") | Recurrent(shape="encoder-decoder"), _:
             return Form(answers=True)
-        case _, Masked(next_sentence=True):
-            return Form(sentences=True)
         case _:
             return Form(documents=documents)
 
@@ -120,9 +116,9 @@ def frame_masks(
         ids += _encode(tokenizer, part.removesuffix(" ") if followed and tokenizer.kind == "bpe" else part)
         ids += [tokenizer.mask_id] * followed
     ids += [tokenizer.mask_id] * length
-    if form.sentences:
-        return (tokenizer.cls_id, *ids, tokenizer.sep_id)
-    return (tokenizer.bos_id, *ids, tokenizer.eos_id) if form.documents else tuple(ids)
+    if form.documents:
+        ids = [tokenizer.bos_id, *ids, tokenizer.eos_id]
+    return (tokenizer.cls_id, *ids, tokenizer.sep_id)
 
 
 def _encode(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -7,12 +7,14 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from lmtool.batch import Batch
 from lmtool.engine.device import Compute
 from lmtool.engine.distributed import World
 from lmtool.errors import DataError
 from lmtool.model import LanguageModel
-from lmtool.objective import Objective
+from lmtool.objective import Loss, Objective
 from lmtool.run.order import hash_key, permute
 from lmtool.text.store import TokenStore
 from lmtool.text.tokenizer import Tokenizer
@@ -134,7 +136,9 @@ def mean_loss(
     world: World,
 ) -> float:
     """Nats per target of the spans, without label smoothing, computed by all processes together."""
-    total, count = world.sum(_nats(model, store, wanted[world.rank :: world.size], objective, compute), compute)
+    share = wanted[world.rank :: world.size]
+    nats = _nats(model, store, share, compute, objective.collate_validation, objective.score)
+    total, count = world.sum(nats, compute)
     return total / max(1, count)
 
 
@@ -161,7 +165,7 @@ def evaluate(
         n_bytes -= len(tokenizer.decode([first]).encode()) if first != tokenizer.bos_id else 0
     if not wanted:
         raise DataError(f"the text has {len(store)} tokens, so there is none to predict", fix="give more text")
-    nats, n_targets = _nats(model, store, wanted, objective, compute, report)
+    nats, n_targets = _nats(model, store, wanted, compute, objective.collate_spans, objective.measure, report)
     if not n_targets:
         raise DataError(f"the text has {len(store)} tokens, but no {objective.unit} to predict", fix="give more text")
     return Perplexity(nats, n_targets, n_bytes, n_words, context, stride, objective.unit)
@@ -172,8 +176,9 @@ def _nats(
     model: LanguageModel,
     store: TokenStore,
     wanted: Sequence[Span],
-    objective: Objective,
     compute: Compute,
+    collate: Callable[[Sequence[tuple[NDArray[np.int64], int]]], Batch],
+    score: Callable[[LanguageModel, Batch], Loss],
     report: Report = lambda stage, done, total: None,
 ) -> tuple[float, int]:
     """The sum of -log p over the targets of the spans, and their number."""
@@ -187,7 +192,7 @@ def _nats(
     for group in _batches(wanted):
         rows = [(store.read(span.start, span.stop), span.first - span.start) for span in group]
         with compute.autocast():
-            loss = objective.score(model, objective.collate_spans(rows).to(compute.device))
+            loss = score(model, collate(rows).to(compute.device))
         total += loss.total
         n_targets += loss.count
         done += sum(span.n_scored for span in group)

@@ -5,8 +5,20 @@ from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
 from lmtool.objective.bidirectional import BidirectionalObjective
 from lmtool.objective.causal import CausalObjective
 from lmtool.objective.classification import ClassificationObjective
+from lmtool.objective.masked import MaskedObjective
 from lmtool.objective.skipgram import SkipGramObjective
-from lmtool.recipe.spec import Bidirectional, Causal, Classification, Recipe, SkipGramWindow
+from lmtool.objective.sources import Form, PrefixObjective, SpanCorruptionObjective
+from lmtool.recipe.spec import (
+    Bidirectional,
+    Causal,
+    Classification,
+    Masked,
+    Prefix,
+    Recipe,
+    SkipGramWindow,
+    SpanCorruption,
+    Transformer,
+)
 
 __all__ = [
     "CausalObjective",
@@ -32,5 +44,16 @@ def build(recipe: Recipe, vocabulary: Vocabulary) -> Objective:
             return SkipGramObjective(spec, vocabulary)
         case Classification() as spec:
             return ClassificationObjective(spec, vocabulary)
+        case Masked(next_sentence=False) as spec:
+            return MaskedObjective(spec, vocabulary)
+        case Prefix() as spec:
+            return PrefixObjective(spec, vocabulary, _form(recipe))
+        case SpanCorruption() as spec:
+            return SpanCorruptionObjective(spec, vocabulary, _form(recipe))
         case spec:
             raise RecipeError([f"objective.kind: {spec.kind} is not there yet"])
+
+
+def _form(recipe: Recipe) -> Form:
+    model = recipe.model
+    return "prefix" if isinstance(model, Transformer) and model.shape == "prefix" else "encoder-decoder"

@@ -102,6 +102,10 @@ class Objective(ABC):
         spans: tokens of a row, and the index of the first one that is scored; those before it are context.
         """
 
+    def collate_validation(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
+        """Rows by which a model is judged while it trains, the same each time."""
+        return self.collate_spans(spans)
+
     @abstractmethod
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
         """The summed loss of the batch's targets, to train on. Raises ValueError when it has none."""
@@ -113,3 +117,7 @@ class Objective(ABC):
     def count(self, batch: Batch) -> int:
         """How many things of a batch have a loss, as `loss` counts them, known before it is computed."""
         return batch.n_targets
+
+    def measure(self, model: LanguageModel, batch: Batch) -> Loss:
+        """The summed -log p of a text's targets, of rows from `collate_spans`."""
+        return self.score(model, batch)

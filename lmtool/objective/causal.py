@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lmtool.batch import IGNORE, Batch
 from lmtool.model import LanguageModel
 from lmtool.objective.base import Cut, Example, Loss, Objective
-from lmtool.objective.cross_entropy import chunked_cross_entropy
+from lmtool.objective.cross_entropy import summed_loss
 from lmtool.recipe.spec import Causal
 
 
@@ -55,20 +55,7 @@ class CausalObjective(Objective):
         return Batch(tokens_BT, targets_BT)
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        return self._cross_entropy(model, batch, self.spec.label_smoothing)
+        return summed_loss(model, batch, self.spec.label_smoothing)
 
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
-        return self._cross_entropy(model, batch, 0.0)
-
-    def _cross_entropy(self, model: LanguageModel, batch: Batch, label_smoothing: float) -> Loss:
-        if batch.targets_BT is None:
-            raise ValueError("a batch without targets has no loss")
-        total = chunked_cross_entropy(
-            model.logits,
-            model.head_parameters(),
-            model(batch).flatten(0, 1),
-            batch.targets_BT.flatten(),
-            model.vocab_size,
-            label_smoothing,
-        )
-        return Loss(total, (batch.targets_BT != IGNORE).sum())
+        return summed_loss(model, batch)

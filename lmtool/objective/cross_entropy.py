@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lmtool.batch import IGNORE
+from lmtool.batch import IGNORE, Batch
+from lmtool.model import LanguageModel
+from lmtool.objective.base import Loss
 
 CHUNK_ELEMENTS = 2**23
 """Most logits computed at once: 32 MiB in float32."""
@@ -87,3 +89,18 @@ class _ChunkedLoss(torch.autograd.Function):
     def backward(ctx, grad_total):  # type: ignore[no-untyped-def]  # autograd gives contexts no type
         grads = (grad_total * grad for grad in ctx.saved_tensors)
         return None, None, None, None, *grads
+
+
+def summed_loss(model: LanguageModel, batch: Batch, label_smoothing: float = 0.0) -> Loss:
+    """The cross-entropy of all targets of a batch. Raises ValueError when it has none."""
+    if batch.targets_BT is None:
+        raise ValueError("a batch without targets has no loss")
+    total = chunked_cross_entropy(
+        model.logits,
+        model.head_parameters(),
+        model(batch).flatten(0, 1),
+        batch.targets_BT.flatten(),
+        model.vocab_size,
+        label_smoothing,
+    )
+    return Loss(total, (batch.targets_BT != IGNORE).sum())

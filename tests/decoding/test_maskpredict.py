@@ -122,11 +122,11 @@ def test_logits_that_are_not_finite_are_an_error():
 @pytest.mark.parametrize(
     ("prompt", "form", "options", "expected"),
     [
-        ("a__b", Form(), {"placeholder": "__", "length": 0}, ["a", 4, "b"]),
-        ("a __ b", Form(), {"placeholder": "__", "length": 0}, ["a", 4, " ", "b"]),
-        ("____", Form(documents=True), {"placeholder": "__", "length": 0}, [1, 4, 4, 2]),
-        ("a", Form(sentences=True), {"placeholder": None, "length": 2}, [6, "a", 4, 4, 5]),
-        ("[MASK]", Form(), {"placeholder": None, "length": 1}, [*"[MASK]", 4]),
+        ("a__b", Form(), {"placeholder": "__", "length": 0}, [6, "a", 4, "b", 5]),
+        ("a __ b", Form(), {"placeholder": "__", "length": 0}, [6, "a", 4, " ", "b", 5]),
+        ("____", Form(documents=True), {"placeholder": "__", "length": 0}, [6, 1, 4, 4, 2, 5]),
+        ("a", Form(), {"placeholder": None, "length": 2}, [6, "a", 4, 4, 5]),
+        ("[MASK]", Form(), {"placeholder": None, "length": 1}, [6, *"[MASK]", 4, 5]),
     ],
 )
 def test_masks_stand_where_the_placeholder_stood(prompt, form, options, expected):
@@ -172,4 +172,4 @@ def test_what_is_too_long_fills_less_when_it_may():
     (completion,) = complete(
         write(model, ByteTokenizer(), ["abc"], MaskPredict(), Options(length=50, overflow="cut"), form=Form())
     )
-    assert len(completion.tokens) == 7
+    assert len(completion.tokens) == 5

@@ -134,7 +134,7 @@ def gradients(model: LanguageModel, rows: list[NDArray[np.int64]], size: int, ep
     return count, total
 
 
-@pytest.mark.parametrize("family", tiny.FAMILIES)
+@pytest.mark.parametrize("family", tiny.DECODERS)
 @pytest.mark.parametrize("eps", [0.0, 0.1])
 @pytest.mark.parametrize("chunk_rows", [3, 10_000])
 def test_any_micro_batches_give_the_same_gradients(
@@ -147,7 +147,7 @@ def test_any_micro_batches_give_the_same_gradients(
         rows[i][1 : 1 + i] = BOS
     results = []
     for size in (8, 4, 2, 1, 3):
-        model = tiny.model(**tiny.FAMILIES[family])
+        model = tiny.model(**tiny.DECODERS[family])
         count, total = gradients(model, rows, size, eps)
         results.append((count, total, [parameter.grad for parameter in model.parameters()]))
     count, total, grads = results[0]

@@ -1,0 +1,206 @@
+"""Objectives that write a target from a source: prefix language modelling, and span corruption (T5).
+
+Shapes: B rows, T positions of the target, S positions of the source.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lmtool.batch import IGNORE, Batch
+from lmtool.model import LanguageModel
+from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
+from lmtool.objective.cross_entropy import summed_loss
+from lmtool.recipe.spec import Prefix, SpanCorruption
+
+Ints = NDArray[np.int64]
+Form = Literal["prefix", "encoder-decoder"]
+"""The shape of the model: one row whose beginning is seen from all sides, or a source and a row."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What is read, and what is written for it.
+
+    given: the first token behind the source, which is not predicted. targets: what is predicted behind it, IGNORE
+    where there is no loss.
+    """
+
+    source: Ints
+    given: int
+    targets: Ints
+
+
+def batch_of(pairs: Sequence[Pair], form: Form, pad: int) -> Batch:
+    """The pairs as a batch for a model of this form, padded behind."""
+    rows = [np.concatenate(([pair.given], np.where(pair.targets == IGNORE, pad, pair.targets)[:-1])) for pair in pairs]
+    if form == "encoder-decoder":
+        tokens_BT, keep_BT = _padded(rows, pad)
+        source_BS, source_keep_BS = _padded([pair.source for pair in pairs], pad)
+        targets_BT, _ = _padded([pair.targets for pair in pairs], IGNORE)
+        return Batch(tokens_BT, targets_BT, keep_BT, source_BS=source_BS, source_keep_BS=source_keep_BS)
+    tokens_BT, keep_BT = _padded([np.concatenate((p.source, row)) for p, row in zip(pairs, rows, strict=True)], pad)
+    targets_BT, _ = _padded([np.concatenate((np.full(len(p.source), IGNORE), p.targets)) for p in pairs], IGNORE)
+    prefix_B = torch.tensor([len(pair.source) for pair in pairs])
+    return Batch(tokens_BT, targets_BT, keep_BT, prefix_B=prefix_B)
+
+
+def _padded(rows: Sequence[Ints], filler: int) -> tuple[Tensor, Tensor | None]:
+    """Rows of one length, and which positions are text; None where all are."""
+    T = max(len(row) for row in rows)
+    tokens_BT = torch.full((len(rows), T), filler)
+    keep_BT = torch.zeros(len(rows), T, dtype=torch.bool)
+    for i, row in enumerate(rows):
+        tokens_BT[i, : len(row)] = torch.from_numpy(row)
+        keep_BT[i, : len(row)] = True
+    return tokens_BT, None if keep_BT.all() else keep_BT
+
+
+@dataclass(frozen=True)
+class PrefixObjective(Objective):
+    """Mean over the tokens behind a prefix of -log p(w_{i+1} | the prefix, w_..w_i) (Raffel et al. 2020).
+
+    The first token behind the prefix is given to a prefix LM, and follows [BOS] in an encoder-decoder. The token that
+    starts a document is never a target.
+    """
+
+    spec: Prefix
+    vocabulary: Vocabulary
+    form: Form
+
+    def cut(self, context: int) -> Cut:
+        """As for a causal model."""
+        return Cut("stream", context + 1, context)
+
+    def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
+        """Each window split at random, or at the fraction that is set."""
+        pairs = []
+        for example in examples:
+            n = len(example.tokens)
+            if self.spec.fraction is None:
+                split = int(example.rng.integers(1, n - 1)) if n > 2 else 1
+            else:
+                split = min(max(1, round(self.spec.fraction * n)), max(1, n - 2))
+            pairs.append(self._split(example.tokens, split))
+        return batch_of(pairs, self.form, self.vocabulary.pad)
+
+    def collate_spans(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
+        """The prefix is what comes before the first token that is scored: at its least, the mark of the beginning."""
+        first = 1 if self.form == "prefix" else 0
+        pairs = [self._split(tokens, start - first) for tokens, start in spans]
+        return batch_of(pairs, self.form, self.vocabulary.pad)
+
+    def _split(self, tokens: Ints, split: int) -> Pair:
+        behind = tokens[split:]
+        targets = np.where(behind == self.vocabulary.bos, IGNORE, behind)
+        if self.form == "encoder-decoder":
+            return Pair(tokens[:split], self.vocabulary.bos, targets)
+        return Pair(tokens[:split], int(behind[0]), targets[1:])
+
+    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
+        return summed_loss(model, batch, self.spec.label_smoothing)
+
+    def score(self, model: LanguageModel, batch: Batch) -> Loss:
+        return summed_loss(model, batch)
+
+
+@dataclass(frozen=True)
+class SpanCorruptionObjective(Objective):
+    """Write the removed spans behind their sentinels (Raffel et al. 2020).
+
+    "a b c d e" with "b" and "d e" removed: the source is a <0> c <1>, the target <0> b <1> d e <2>. Spans and what is
+    between them are cut at random: round(rate n) tokens in round(that / mean_length) spans, at least one of each.
+    """
+
+    spec: SpanCorruption
+    vocabulary: Vocabulary
+    form: Form
+
+    def cut(self, context: int) -> Cut:
+        """Windows whose source fills the context."""
+        length = context
+        while self._source_length(length + 1) <= context:
+            length += 1
+        if self.form == "prefix":
+            while length > 2 and self._source_length(length) + self._target_length(length) > context:
+                length -= 1
+        return Cut("stream", length, length)
+
+    def _sizes(self, n: int) -> tuple[int, int]:
+        """How many tokens are removed from n, in how many spans."""
+        n_noise = min(max(1, round(self.spec.rate * n)), max(1, n - 1))
+        n_spans = max(1, round(n_noise / self.spec.mean_length))
+        return n_noise, min(n_spans, n_noise, max(1, n - n_noise), max(1, len(self.vocabulary.sentinels) - 1))
+
+    def _source_length(self, n: int) -> int:
+        n_noise, n_spans = self._sizes(n)
+        return n - n_noise + n_spans
+
+    def _target_length(self, n: int) -> int:
+        n_noise, n_spans = self._sizes(n)
+        return n_noise + n_spans + 1
+
+    def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
+        pairs = []
+        for example in examples:
+            source, target = self.corrupt(example.tokens, example.rng)
+            pairs.append(Pair(source, self.vocabulary.bos, target))
+        return batch_of(pairs, self.form, self.vocabulary.pad)
+
+    def corrupt(self, tokens: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
+        """Source and target of a text."""
+        n_noise, n_spans = self._sizes(len(tokens))
+        noise = _partition(n_noise, n_spans, rng)
+        rest = _partition(len(tokens) - n_noise, n_spans, rng)
+        source: list[int] = []
+        target: list[int] = []
+        place = 0
+        for i in range(n_spans):
+            source += [*tokens[place : place + rest[i]].tolist(), self.vocabulary.sentinels[i]]
+            place += rest[i]
+            target += [self.vocabulary.sentinels[i], *tokens[place : place + noise[i]].tolist()]
+            place += noise[i]
+        target.append(
+            self.vocabulary.sentinels[n_spans] if n_spans < len(self.vocabulary.sentinels) else self.vocabulary.eos
+        )
+        return np.array(source), np.array(target)
+
+    def collate_spans(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
+        """All that is scored is one removed span, which ends the text."""
+        sentinel = self.vocabulary.sentinels[0]
+        pairs = []
+        for tokens, first in spans:
+            behind = np.where(tokens[first:] == self.vocabulary.bos, IGNORE, tokens[first:])
+            source = np.append(tokens[:first], sentinel)
+            pairs.append(Pair(source, self.vocabulary.bos, np.concatenate(([IGNORE], behind))))
+        batch = batch_of(pairs, self.form, sentinel)
+        return batch
+
+    def collate_validation(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
+        """As in training, but the same spans of a text are removed each time."""
+        pairs = []
+        for tokens, _ in spans:
+            rng = np.random.Generator(np.random.PCG64(tokens.astype(np.uint64)))
+            source, target = self.corrupt(tokens, rng)
+            pairs.append(Pair(source, self.vocabulary.bos, target))
+        return batch_of(pairs, self.form, self.vocabulary.pad)
+
+    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
+        return summed_loss(model, batch)
+
+    def score(self, model: LanguageModel, batch: Batch) -> Loss:
+        return summed_loss(model, batch)
+
+
+def _partition(n: int, parts: int, rng: np.random.Generator) -> list[int]:
+    """n as a sum of `parts` numbers of at least 1, every way alike; the first may be 0 where n is too small."""
+    if n < parts:
+        return [0] * (parts - n) + [1] * n
+    cuts = np.sort(rng.permutation(n - 1)[: parts - 1]) + 1
+    sizes: list[int] = np.diff(np.concatenate(([0], cuts, [n]))).astype(int).tolist()
+    return sizes

@@ -1,0 +1,127 @@
+"""Masked language modelling: exact shares, special tokens untouched, fresh masks, pseudo-likelihood."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmtool.batch import IGNORE, Batch
+from lmtool.objective import Example, Vocabulary
+from lmtool.objective.masked import MaskedObjective, choose
+from lmtool.recipe.spec import Masked, SpanMasking
+from tests.model import tiny
+from tests.reference import objectives as reference
+
+V = 60
+PAD, BOS, EOS, MASK, SEP, CLS, SPECIALS = 0, 1, 2, 4, 5, 6, 7
+VOCABULARY = Vocabulary(V, PAD, BOS, EOS, MASK, SEP, CLS, (), SPECIALS)
+
+
+def objective(**changes: Any) -> MaskedObjective:
+    return MaskedObjective(Masked.model_validate({"kind": "masked"} | changes), VOCABULARY)
+
+
+def example(tokens: np.ndarray, seed: int = 0) -> Example:
+    return Example(tokens, np.random.default_rng(seed))
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    n=st.integers(1, 200),
+    n_special=st.integers(0, 5),
+    rate=st.sampled_from([0.15, 0.3, 0.5]),
+    seed=st.integers(0, 1000),
+    spans=st.booleans(),
+)
+def test_shares_are_exact_and_special_tokens_stay(n: int, n_special: int, rate: float, seed: int, spans: bool) -> None:
+    rng = np.random.default_rng(seed)
+    tokens = np.concatenate((rng.integers(SPECIALS, V, n), rng.integers(0, SPECIALS, n_special)))
+    rng.shuffle(tokens)
+    own = objective(rate=rate, spans={} if spans else None)
+    batch = own.collate([example(tokens, seed)])
+    row, targets = batch.tokens_BT[0].tolist(), batch.targets_BT[0].tolist()  # type: ignore[index]
+    assert (row[0], row[-1], targets[0], targets[-1]) == (CLS, SEP, IGNORE, IGNORE)
+    chosen = [t for t, target in enumerate(targets) if target != IGNORE]
+    assert len(chosen) == max(1, round(rate * n))
+    masked = [t for t in chosen if row[t] == MASK]
+    assert len(masked) == round(0.8 * len(chosen))
+    # of the rest, a random token may by chance be the true one
+    changed = [t for t in chosen if row[t] not in (MASK, targets[t])]
+    assert len(changed) <= min(round(0.1 * len(chosen)), len(chosen) - len(masked))
+    for t in range(1, len(row) - 1):
+        truth = tokens[t - 1]
+        if t in chosen:
+            assert targets[t] == truth >= SPECIALS
+            assert row[t] == MASK or row[t] >= SPECIALS
+        else:
+            assert row[t] == truth
+
+
+def test_masks_differ_from_epoch_to_epoch_and_not_in_validation() -> None:
+    tokens = np.arange(SPECIALS, SPECIALS + 40)
+    one, two = (objective().collate([example(tokens, seed)]).tokens_BT for seed in (0, 1))
+    assert not torch.equal(one, two)
+    first, second = (objective().collate_validation([(tokens, 1)]).tokens_BT for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_lengths_of_spans_are_geometric() -> None:
+    """Joshi et al. 2020: p = 0.2, cut off at 10, mean about 3.8."""
+    spans, rng = SpanMasking(), np.random.default_rng(0)
+    places = np.arange(100_000)
+    chosen = np.sort(choose(places, 0.02, spans, rng))
+    runs = np.diff(np.flatnonzero(np.concatenate(([True], np.diff(chosen) > 1, [True]))))
+    shares = Counter(runs.tolist())
+    weights = {k: 0.2 * 0.8 ** (k - 1) for k in range(1, 11)}
+    for length in (1, 2, 3, 5):
+        wanted = weights[length] / sum(weights.values())
+        assert shares[length] / len(runs) == pytest.approx(wanted, abs=0.05)
+    assert runs.mean() == pytest.approx(3.8, abs=0.4)
+
+
+def encoder() -> Any:
+    return tiny.model(shape="encoder", vocab_size=V, position={"kind": "rotary"})
+
+
+def test_pseudo_likelihood_masks_one_token_at_a_time() -> None:
+    model = encoder()
+    texts = [np.array([BOS, 9, 30, 12, EOS]), np.array([8, 55, 21])]
+    own = objective()
+    batch = own.collate_spans([(texts[0], 1), (texts[1], 1)])
+    found = own.measure(model, batch)
+    total = 0.0
+    for text, first in ((texts[0], 1), (texts[1], 1)):
+        row = [CLS, *text.tolist(), SEP]
+
+        def log_p(masked: list[int], t: int) -> torch.Tensor:
+            return model.logits(model(Batch(torch.tensor([masked])))).detach().log_softmax(-1)[0, t]
+
+        for t in range(len(row)):
+            if t - 1 >= first and row[t] >= SPECIALS:
+                masked = [*row[:t], MASK, *row[t + 1 :]]
+                total -= float(log_p(masked, t)[row[t]].detach())
+        if first == 1 and text[0] >= SPECIALS:
+            whole = reference.pseudo_nll(log_p, row, MASK)
+            assert whole > 0
+    assert int(found.count) == 5
+    assert float(found.total.detach()) == pytest.approx(total, rel=1e-6)
+
+
+@pytest.mark.parametrize("spans", [None, {}])
+def test_splits_of_a_batch_give_the_same_gradient(spans: Any) -> None:
+    own, rng = objective(spans=spans), np.random.default_rng(0)
+    texts = [rng.integers(SPECIALS, V, 12) for _ in range(8)]
+    found = []
+    for size in (8, 2, 1):
+        model = encoder()
+        for start in range(0, 8, size):
+            examples = [example(texts[i], i) for i in range(start, start + size)]
+            own.loss(model, own.collate(examples)).total.backward()
+        found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    for other in found[1:]:
+        for one, two in zip(found[0], other, strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-8)

@@ -1,0 +1,131 @@
+"""Prefixes and removed spans: nothing is lost, the loss is on the target only, and a text has one likelihood."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmtool.batch import IGNORE
+from lmtool.objective import Example, Vocabulary
+from lmtool.objective.sources import PrefixObjective, SpanCorruptionObjective, _partition
+from lmtool.recipe.spec import Prefix, SpanCorruption
+from tests.model import tiny
+from tests.reference import objectives as reference
+
+V, BOS, EOS = 60, 1, 2
+SENTINELS = tuple(range(7, 27))
+VOCABULARY = Vocabulary(V, 0, BOS, EOS, 4, 5, 6, SENTINELS, 27)
+FORMS = ("prefix", "encoder-decoder")
+
+
+def example(tokens: np.ndarray, seed: int = 0) -> Example:
+    return Example(tokens, np.random.default_rng(seed))
+
+
+def text(n: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(27, V, n)
+
+
+def corruption(form: str = "encoder-decoder", **changes: Any) -> SpanCorruptionObjective:
+    return SpanCorruptionObjective(
+        SpanCorruption.model_validate({"kind": "span-corruption"} | changes),
+        VOCABULARY,
+        form,  # type: ignore[arg-type]
+    )
+
+
+def prefix(form: str, **changes: Any) -> PrefixObjective:
+    return PrefixObjective(Prefix.model_validate({"kind": "prefix"} | changes), VOCABULARY, form)  # type: ignore[arg-type]
+
+
+@settings(max_examples=150, deadline=None)
+@given(n=st.integers(1, 120), rate=st.floats(0.05, 0.6), mean=st.floats(1, 6), seed=st.integers(0, 1000))
+def test_source_and_target_reassemble(n: int, rate: float, mean: float, seed: int) -> None:
+    own, tokens = corruption(rate=rate, mean_length=mean), text(n, seed)
+    source, target = own.corrupt(tokens, np.random.default_rng(seed))
+    assert reference.reassembled(source.tolist(), target.tolist(), SENTINELS, (EOS,)) == tokens.tolist()
+    noise = [t for t in target.tolist() if t >= 27]
+    assert len(noise) == min(max(1, round(rate * n)), max(1, n - 1))
+    used = [t for t in source.tolist() if t < 27]
+    assert used == list(SENTINELS[: len(used)]), "in their order, each once"
+    assert target.tolist()[0] == SENTINELS[0]
+
+
+def test_lengths_are_t5s() -> None:
+    """512 tokens of source come from 569, one more than in Raffel et al. 2020, whose source has an end mark."""
+    many = Vocabulary(400, 0, 1, 2, 4, 5, 6, tuple(range(7, 107)), 107)
+    own = SpanCorruptionObjective(SpanCorruption(kind="span-corruption"), many, "encoder-decoder")
+    length = own.cut(512).length
+    source, target = own.corrupt(np.arange(107, 107 + length) % 290 + 107, np.random.default_rng(0))
+    assert length == 569
+    assert len(source) == 512
+    assert len(target) == 85 + 28 + 1
+
+
+def test_every_way_to_cut_is_alike() -> None:
+    rng = np.random.default_rng(0)
+    seen: dict[tuple[int, ...], int] = {}
+    for _ in range(6000):
+        sizes = tuple(_partition(5, 3, rng))
+        assert sum(sizes) == 5
+        assert min(sizes) >= 1
+        seen[sizes] = seen.get(sizes, 0) + 1
+    assert len(seen) == 6
+    assert max(seen.values()) < 1.2 * min(seen.values())
+
+
+@settings(max_examples=60, deadline=None)
+@given(n=st.integers(3, 40), seed=st.integers(0, 500), form=st.sampled_from(FORMS), fixed=st.booleans())
+def test_the_loss_is_on_what_follows_the_prefix(n: int, seed: int, form: str, fixed: bool) -> None:
+    tokens = text(n, seed)
+    own = prefix(form, fraction=0.5 if fixed else None)
+    batch = own.collate([example(tokens, seed)])
+    targets = batch.targets_BT[0].tolist()  # type: ignore[index]
+    if form == "prefix":
+        assert batch.prefix_B is not None
+        split = int(batch.prefix_B[0])
+        assert batch.tokens_BT[0].tolist() == tokens[:-1].tolist()
+        assert targets == [IGNORE] * split + tokens[split + 1 :].tolist()
+    else:
+        assert batch.source_BS is not None
+        split = batch.source_BS.shape[1]
+        assert batch.source_BS[0].tolist() == tokens[:split].tolist()
+        assert batch.tokens_BT[0].tolist() == [BOS, *tokens[split:-1].tolist()]
+        assert targets == tokens[split:].tolist()
+    assert 1 <= split < n
+    if fixed and n > 4:
+        assert split == round(0.5 * n)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_text_is_scored_whole(form: str) -> None:
+    """Every token from the first one that is scored, given all before it, whatever the batch."""
+    own = prefix(form)
+    spans = [(np.array([BOS, *text(6)]), 1), (text(9, 1), 4)]
+    batch = own.collate_spans(spans)
+    assert batch.n_targets == 6 + 5
+    model = tiny.model(shape=form, vocab_size=V)
+    together = own.score(model, batch)
+    alone = [own.score(model, own.collate_spans([span])) for span in spans]
+    assert int(together.count) == 11
+    assert float(together.total.detach()) == pytest.approx(sum(float(one.total.detach()) for one in alone), rel=1e-6)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", ["prefix", "span-corruption"])
+def test_splits_of_a_batch_give_the_same_gradient(form: str, kind: str) -> None:
+    own = prefix(form) if kind == "prefix" else corruption(form)
+    texts = [text(14, i) for i in range(8)]
+    found = []
+    for size in (8, 2, 1):
+        model = tiny.model(shape=form, vocab_size=V)
+        for start in range(0, 8, size):
+            batch = own.collate([example(texts[i], i) for i in range(start, start + size)])
+            own.loss(model, batch).total.backward()
+        found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    for other in found[1:]:
+        for one, two in zip(found[0], other, strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-8)
