@@ -74,6 +74,8 @@ class Mask:
     prefix_B: keys before this position are seen by every query of the row, past or future (prefix LM).
     keep_BS: bool, False at keys that nobody sees, which is padding.
     documents_BS: a query sees only keys with its own document's number.
+    places_PS: int64, for the window and the global positions: where in its text each position stands, for one row or
+        for each; None where that is the position itself.
     """
 
     causal: bool = False
@@ -83,6 +85,7 @@ class Mask:
     prefix_B: Tensor | None = None
     keep_BS: Tensor | None = None
     documents_BS: Tensor | None = None
+    places_PS: Tensor | None = None
 
     @property
     def only_causal(self) -> bool:
@@ -118,9 +121,13 @@ class Mask:
                 past = past | (key < self.prefix_B.view(-1, *(1,) * key.ndim))
             allowed = allowed & past
         if self.window is not None:
-            away = (query - key).abs()
+            if self.places_PS is None:
+                query_at, key_at = query, key
+            else:
+                query_at, key_at = self.places_PS[:, query], self.places_PS[:, key]
+            away = (query_at - key_at).abs()
             near = (away < self.window * self.dilation) & (away % self.dilation == 0)
-            allowed = allowed & (near | (key < self.n_global) | (query < self.n_global))
+            allowed = allowed & (near | (key_at < self.n_global) | (query_at < self.n_global))
         if self.documents_BS is not None:
             allowed = allowed & (self.documents_BS[:, query] == self.documents_BS[:, key])
         if self.keep_BS is not None:

@@ -126,14 +126,15 @@ class _Kernel:
 
     def _products(self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, dropout: float, scale: float) -> Tensor:
         B, N, T, _ = q_BNTH.shape
-        q, k, v = (t.reshape(B * N, -1, t.shape[-1]) for t in (q_BNTH, k_BNSH, v_BNSH))
-        addend = self._addend(q.dtype, B)
-        if addend.shape[0] * addend.shape[1] > 1:
-            addend = addend.expand(B, N, -1, -1).reshape(B * N, addend.shape[2], -1)
+        addend = self._addend(q_BNTH.dtype, B)
+        if addend.shape[0] * addend.shape[1] == 1:
+            q, k = q_BNTH.reshape(B * N, T, -1), k_BNSH.reshape(B * N, -1, k_BNSH.shape[-1])
+            score_BNTS = torch.baddbmm(addend[0], q, k.transpose(1, 2), alpha=scale).view(B, N, T, -1)
         else:
-            addend = addend[0]
-        weights = torch.baddbmm(addend, q, k.transpose(1, 2), alpha=scale).softmax(-1)
-        return (F.dropout(weights, dropout) @ v).view(B, N, T, -1)
+            score_BNTS = (q_BNTH * scale) @ k_BNSH.transpose(-1, -2)
+            # in place, for memory
+            score_BNTS += addend
+        return F.dropout(score_BNTS.softmax(-1), dropout) @ v_BNSH
 
     def _addend(self, dtype: torch.dtype, n_rows: int) -> Tensor:
         """Positions, and -inf where nothing is seen: (1 or n_rows, 1 or N, T or 1, S or 1)."""
@@ -208,8 +209,10 @@ class _Windows:
 
     @staticmethod
     def pay(mask: Mask, length: int) -> bool:
-        """Whether the row is so long that blocks take less than all pairs of positions."""
-        return mask.window is not None and length > 2 * mask.dilation * _reach(mask)[1]
+        """Whether a row is so long that blocks take less than all pairs of positions; its text must stand in place."""
+        if mask.window is None or mask.places_PS is not None:
+            return False
+        return length > 2 * mask.dilation * _reach(mask)[1]
 
     def __call__(self, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, dropout: float, score: Score) -> Tensor:
         mixed = self._kernel(

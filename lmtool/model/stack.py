@@ -4,7 +4,9 @@ Shapes: B rows, T positions, S positions so far, D model width. P is B, or 1 whe
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -44,7 +46,8 @@ class Stack(nn.Module):
         super().__init__()
         self.causal = causal
         self.pattern = spec.pattern if isinstance(spec.pattern, WindowPattern) else None
-        self.position = build_attention_position(spec, both_sides=not causal)
+        # the positions of a prefix see each other, so distances have two directions there
+        self.position = build_attention_position(spec, both_sides=not causal or spec.shape == "prefix")
         pre = spec.norm.place == "pre"
         self.sublayers = nn.ModuleList(
             Sublayer(mixer, build_norm(spec.norm, spec.d_model, spec.bias), pre, spec.dropout)
@@ -114,6 +117,8 @@ class Stack(nn.Module):
         if source_mask is not None:
             n_source = next(state.k_BNSH.shape[2] for state in past if isinstance(state, Memory))
             source = Attend(source_mask, T, n_source, x_BTD.device)
+        if _out_of_place(mask, positions_PS):
+            mask = replace(mask, places_PS=positions_PS)
         attend = Attend(mask, T, S, x_BTD.device, positions_PS, self.position, source)
         now = []
         for number, (sublayer, state) in enumerate(zip(self.sublayers, past, strict=True)):
@@ -125,6 +130,17 @@ class Stack(nn.Module):
         if seen is not None:
             seen.append(hidden_BTD)
         return hidden_BTD, tuple(now)
+
+
+def _out_of_place(mask: Mask, positions_PS: Tensor) -> bool:
+    """Whether a window must count positions of the text, which are others than those in the row.
+
+    Padding behind the text moves nothing; and where each document is a text, distances inside it stay the same.
+    """
+    if mask.window is None or (mask.keep_BS is None and (mask.documents_BS is None or not mask.n_global)):
+        return False
+    moved_PS = positions_PS != torch.arange(positions_PS.shape[1], device=positions_PS.device)
+    return bool((moved_PS if mask.keep_BS is None else moved_PS & mask.keep_BS).any())
 
 
 def _mixers(spec: Transformer, source: bool) -> Sequence[Mixer]:

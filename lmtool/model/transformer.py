@@ -213,7 +213,7 @@ def _places(n_positions: int, padding_B: Tensor | None, device: torch.device) ->
     slots_1S = torch.arange(n_positions, device=device)[None]
     if padding_B is None:
         return slots_1S, None
-    return slots_1S - padding_B[:, None], slots_1S >= padding_B[:, None]
+    return (slots_1S - padding_B[:, None]).clamp(min=0), slots_1S >= padding_B[:, None]
 
 
 def positions_in_text(batch: Batch) -> Tensor:

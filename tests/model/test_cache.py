@@ -1,5 +1,10 @@
-"""Cached decoding equals the full forward pass, for any chunks, and states are values that rows can be picked from."""
+"""Cached decoding equals the full forward pass, for any chunks, and states are values that rows can be picked from.
 
+Over all families that decode. Those that read a source have another one in each row, of another length.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -10,13 +15,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lmtool.batch import Batch
-from lmtool.model import DecodeState, KeyValue, LanguageModel
+from lmtool.model import DecodeState, KeyValue, LanguageModel, Memory
 from tests.model import tiny
-from tests.model.tiny import FAMILIES
+from tests.model.tiny import CACHED, FAMILIES
 
 EXACT: dict[str, float] = {"rtol": 1e-9, "atol": 1e-9}
-quick = settings(max_examples=30, deadline=None)
-families = pytest.mark.parametrize("family", FAMILIES)
+quick = settings(max_examples=12, deadline=None)
+families = pytest.mark.parametrize("family", CACHED)
+Texts = Sequence[Sequence[int]]
 
 
 @cache
@@ -24,13 +30,13 @@ def model_of(family: str) -> LanguageModel:
     return tiny.model(**FAMILIES[family])
 
 
-def full(model: LanguageModel, tokens_BT: Tensor) -> Tensor:
-    return model(Batch(tokens_BT)).detach()
+def full(model: LanguageModel, tokens_BT: Tensor, texts: Texts | None = None) -> Tensor:
+    return tiny.read(model, tokens_BT, texts).detach()
 
 
 def read(model: LanguageModel, tokens_BT: Tensor, cuts: list[int], state: DecodeState | None = None) -> Any:
     """Hidden states of all positions, read in chunks that end at `cuts`, and the last state."""
-    state = model.start(Batch(tokens_BT)) if state is None else state
+    state = tiny.start(model, len(tokens_BT)) if state is None else state
     hidden = []
     for start, stop in zip([0, *cuts], [*cuts, tokens_BT.shape[1]], strict=True):
         chunk, state = model.advance(tokens_BT[:, start:stop], state)
@@ -39,7 +45,7 @@ def read(model: LanguageModel, tokens_BT: Tensor, cuts: list[int], state: Decode
 
 
 @st.composite
-def chunkings(draw: st.DrawFn, longest: int = 24) -> tuple[int, list[int]]:
+def chunkings(draw: st.DrawFn, longest: int = 18) -> tuple[int, list[int]]:
     """A length, and where it is cut."""
     length = draw(st.integers(1, longest))
     return length, sorted(draw(st.sets(st.integers(1, length - 1)))) if length > 1 else []
@@ -51,10 +57,11 @@ def chunkings(draw: st.DrawFn, longest: int = 24) -> tuple[int, list[int]]:
 def test_any_chunks_equal_one_forward_pass(family: str, chunking: tuple[int, list[int]], grad: bool) -> None:
     model, (length, cuts) = model_of(family), chunking
     tokens_BT = tiny.tokens(2, length, seed=length)
+    before = tiny.start(model, 2).length
     with torch.set_grad_enabled(grad):
         hidden, state = read(model, tokens_BT, cuts)
     torch.testing.assert_close(hidden, full(model, tokens_BT), **EXACT)
-    assert state.length == length
+    assert state.length == before + length
 
 
 @families
@@ -69,11 +76,15 @@ def test_token_by_token_and_prefill_in_inference_mode(family: str) -> None:
 
 
 @families
-def test_the_whole_context_can_be_read_and_no_more(family: str) -> None:
+def test_the_whole_context_can_be_read(family: str) -> None:
     model = model_of(family)
-    assert model.context is not None
-    hidden, state = read(model, tiny.tokens(1, model.context), [7, 23])
-    assert hidden.shape[1] == state.length == model.context
+    source = [[3, 1, 4]]
+    state = tiny.start(model, 1, source)
+    left = (model.context or 24) - state.length
+    hidden, after = read(model, tiny.tokens(1, left), [7, 20], state)
+    assert hidden.shape[1] == left
+    assert after.length == (model.context or 24)
+    torch.testing.assert_close(hidden, full(model, tiny.tokens(1, left), source), **EXACT)
 
 
 @families
@@ -84,7 +95,8 @@ def test_rows_of_a_state_can_be_picked_dropped_and_doubled(family: str, rows: li
     tokens_BT = tiny.tokens(3, 8)
     picked = torch.tensor(rows)
     _, state = read(model, tokens_BT[:, :cut], [])
-    hidden, _ = read(model, tokens_BT[picked][:, cut:], [], state[picked])
+    chosen = state[picked].trimmed()
+    hidden, _ = read(model, tokens_BT[picked][:, cut:], [], chosen)
     torch.testing.assert_close(hidden, full(model, tokens_BT)[picked][:, cut:], **EXACT)
 
 
@@ -95,8 +107,9 @@ def test_a_state_is_a_value(family: str) -> None:
     tokens_BT = tiny.tokens(2, 5)
     _, state = read(model, tokens_BT[:, :3], [])
     before = [[t.clone() for t in layer] for layer in state.layers]
+    length = state.length
     model.advance(tokens_BT[:, 3:], state)
-    assert state.length == 3
+    assert state.length == length
     for layer, copies in zip(state.layers, before, strict=True):
         assert all(torch.equal(t, copy) for t, copy in zip(layer, copies, strict=True))
     again, _ = model.advance(tokens_BT[:, 3:], state)
@@ -106,21 +119,39 @@ def test_a_state_is_a_value(family: str) -> None:
 @families
 def test_a_state_before_the_first_token(family: str) -> None:
     model = model_of(family)
-    state = model.start(Batch(tiny.tokens(3, 1)))
-    assert (state.length, state.padding_B, len(state.layers)) == (0, None, 4)
-    for layer in state.layers[0::2]:
-        assert isinstance(layer, KeyValue)
-        assert layer.k_BNSH.shape[0] == 3
-        assert layer.k_BNSH.shape[2] == 0
-    assert state.layers[1::2] == ((), ())
+    texts = [[3, 1], [4, 1], [5, 9]]
+    state = tiny.start(model, 3, texts)
+    in_state = 2 if FAMILIES[family].get("shape") == "prefix" else 0
+    assert (state.length, state.padding_B, state.source_keep_BS) == (in_state, None, None)
+    for layer in state.layers:
+        for tensor in layer:
+            assert tensor.shape[0] == 3
+        if isinstance(layer, KeyValue):
+            assert layer.k_BNSH.shape[2] == layer.v_BNSH.shape[2] == in_state
+        if isinstance(layer, Memory):
+            assert layer.k_BNSH.shape[2] == layer.v_BNSH.shape[2] == 2
 
 
-@families
+@pytest.mark.parametrize("family", ["prefix", "prefix with windows", "prefix with relative positions"])
+@pytest.mark.parametrize("padding", [False, True])
+def test_a_prefix_may_be_empty(family: str, padding: bool) -> None:
+    model = model_of(family)
+    texts: list[list[int]] = [[], [3, 1, 4]] if padding else [[], []]
+    hidden, _ = read(model, tiny.tokens(2, 6), [2], tiny.start(model, 2, texts))
+    torch.testing.assert_close(hidden, full(model, tiny.tokens(2, 6), texts), **EXACT)
+    without_source, _ = read(model, tiny.tokens(2, 6), [2], model.start(Batch(tiny.tokens(2, 1))))
+    torch.testing.assert_close(hidden[0], without_source[0], **EXACT)
+
+
+@pytest.mark.parametrize("family", ["modern", "multi-query", "rotary", "prefix, post-norm", "2017 pre-norm"])
 def test_grouped_heads_make_the_cache_smaller(family: str) -> None:
     _, state = read(model_of(family), tiny.tokens(2, 5), [])
-    n_kv_heads = FAMILIES[family].get("n_kv_heads", 4)
-    for layer in state.layers[0::2]:
-        assert layer.k_BNSH.shape == layer.v_BNSH.shape == (2, n_kv_heads, 5, 4)
+    n_kv_heads = FAMILIES[family]["n_kv_heads"]
+    kept = [layer for layer in state.layers if isinstance(layer, KeyValue | Memory)]
+    assert kept
+    for layer in kept:
+        assert layer.k_BNSH.shape[:2] == layer.v_BNSH.shape[:2] == (2, n_kv_heads)
+        assert layer.k_BNSH.shape[3] == layer.v_BNSH.shape[3] == 4
 
 
 @families
@@ -132,14 +163,18 @@ def test_grouped_heads_make_the_cache_smaller(family: str) -> None:
 def test_joined_rows_equal_each_row_alone(family: str, lengths: list[int], cuts: set[int]) -> None:
     """Rows that read 1 to 9 tokens go on together for 5 more, in any chunks."""
     model = model_of(family)
+    texts = tiny.sources(len(lengths), seed=sum(lengths))
     rows = [tiny.tokens(1, length + 5, seed=i) for i, length in enumerate(lengths)]
-    states = [read(model, row[:, :-5], [])[1] for row in rows]
+    states = [
+        read(model, row[:, :-5], [], tiny.start(model, 1, [text]))[1] for row, text in zip(rows, texts, strict=True)
+    ]
     joined = DecodeState.join(states)
-    assert joined.length == max(lengths)
-    assert (joined.padding_B is None) == (len(set(lengths)) == 1)
+    read_so_far = [state.length for state in states]
+    assert joined.length == max(read_so_far)
+    assert (joined.padding_B is None) == (len(set(read_so_far)) == 1)
     hidden, _ = read(model, torch.cat([row[:, -5:] for row in rows]), sorted(cuts), joined)
-    for row, together in zip(rows, hidden, strict=True):
-        torch.testing.assert_close(together, full(model, row)[0, -5:], **EXACT)
+    for row, text, together in zip(rows, texts, hidden, strict=True):
+        torch.testing.assert_close(together, full(model, row, [text])[0, -5:], **EXACT)
 
 
 @families
@@ -148,36 +183,47 @@ def test_joined_rows_equal_each_row_alone(family: str, lengths: list[int], cuts:
 def test_rows_that_come_and_go_equal_each_row_alone(family: str, data: st.DataObject) -> None:
     """Any order of joining, advancing and dropping: the last hidden state of a row is its own."""
     model = model_of(family)
-    texts: list[list[int]] = []
+    rows: list[tuple[list[int], list[int]]] = []
     state: DecodeState | None = None
-    for turn in range(data.draw(st.integers(1, 4))):
-        new = data.draw(st.lists(st.integers(1, 5), max_size=2 if texts else 3, min_size=0 if texts else 1))
+    for turn in range(data.draw(st.integers(1, 3))):
+        new = data.draw(st.lists(st.integers(1, 4), max_size=2 if rows else 3, min_size=0 if rows else 1))
         arrivals = [tiny.tokens(1, length, seed=10 * turn + i) for i, length in enumerate(new)]
-        states = [read(model, arrival, [])[1] for arrival in arrivals]
+        texts = tiny.sources(len(new), seed=turn)
+        states = [
+            read(model, arrival, [], tiny.start(model, 1, [text]))[1]
+            for arrival, text in zip(arrivals, texts, strict=True)
+        ]
         state = DecodeState.join(states if state is None else [state, *states])
-        texts += [arrival[0].tolist() for arrival in arrivals]
-        step = tiny.tokens(len(texts), data.draw(st.integers(1, 3)), seed=100 + turn)
+        rows += [(text, arrival[0].tolist()) for text, arrival in zip(texts, arrivals, strict=True)]
+        step = tiny.tokens(len(rows), data.draw(st.integers(1, 3)), seed=100 + turn)
         hidden, state = model.advance(step, state)
-        texts = [text + more for text, more in zip(texts, step.tolist(), strict=True)]
-        for text, last in zip(texts, hidden[:, -1], strict=True):
-            torch.testing.assert_close(last.detach(), full(model, torch.tensor([text]))[0, -1], **EXACT)
-        stay = data.draw(st.lists(st.integers(0, len(texts) - 1), min_size=1, max_size=3))
-        state, texts = state[torch.tensor(stay)], [texts[i] for i in stay]
+        rows = [(text, own + more) for (text, own), more in zip(rows, step.tolist(), strict=True)]
+        for (text, own), last in zip(rows, hidden[:, -1], strict=True):
+            torch.testing.assert_close(last.detach(), full(model, torch.tensor([own]), [text])[0, -1], **EXACT)
+        stay = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=3))
+        state, rows = state[torch.tensor(stay)].trimmed(), [rows[i] for i in stay]
 
 
-def test_joining_does_not_look_at_what_stands_in_the_padding() -> None:
-    model = model_of("gpt2")
-    states = [read(model, tiny.tokens(1, length), [])[1] for length in (2, 6)]
+@pytest.mark.parametrize("family", [name for name in CACHED if name in tiny.TRANSFORMERS])
+def test_joining_does_not_look_at_what_stands_in_the_padding(family: str) -> None:
+    model = model_of(family)
+    texts = [[3, 1], [4, 1, 5, 9]]
+    lengths = (2, 6)
+    states = [
+        read(model, tiny.tokens(1, length), [], tiny.start(model, 1, [text]))[1]
+        for length, text in zip(lengths, texts, strict=True)
+    ]
     joined = DecodeState.join(states)
+    missing = states[1].length - states[0].length
     assert joined.padding_B is not None
-    assert joined.padding_B.tolist() == [4, 0]
+    assert joined.padding_B.tolist() == [missing, 0]
     spoiled = []
     for layer in joined.layers:
         copies = [t.clone() for t in layer]
         for t in copies:
-            t[0, :, :4] = 1e6
-        spoiled.append(KeyValue(*copies) if copies else ())
+            t[0, :, slice(0, missing) if isinstance(layer, KeyValue) else slice(2, None)] = 1e6
+        spoiled.append(type(layer)(*copies) if copies else ())
     step = tiny.tokens(2, 3, seed=5)
     one, _ = model.advance(step, joined)
-    two, _ = model.advance(step, DecodeState(joined.length, joined.padding_B, tuple(spoiled)))
+    two, _ = model.advance(step, replace(joined, layers=tuple(spoiled)))
     torch.testing.assert_close(one, two, **EXACT)

@@ -11,7 +11,7 @@ from lmtool.errors import UsageError
 from lmtool.model import LanguageModel, SkipGramModel, build
 from lmtool.recipe.spec import NGram, Recurrent, SkipGram
 from tests.model import tiny
-from tests.model.tiny import FAMILIES
+from tests.model.tiny import DECODERS
 
 EXACT: dict[str, float] = {"rtol": 1e-12, "atol": 1e-12}
 SHAPES = ("decoder", "prefix", "encoder", "encoder-decoder")
@@ -28,9 +28,9 @@ def last_of(model: LanguageModel, batch: Batch) -> Tensor:
 
 
 @shapes
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DECODERS)
 def test_there_is_one_for_the_embeddings_and_one_for_each_layer(family: str, shape: str) -> None:
-    changes: dict[str, Any] = {**FAMILIES[family], "shape": shape, "n_layers": 3}
+    changes: dict[str, Any] = {**DECODERS[family], "shape": shape, "n_layers": 3}
     model = tiny.model(**changes)
     batch = Batch(tiny.tokens(2, 7), keep_BT=KEEP)
     layers = model.layers(batch)

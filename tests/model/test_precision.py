@@ -10,7 +10,7 @@ from torch import Tensor
 from lmtool.batch import Batch
 from lmtool.model import DecodeState, LanguageModel, build
 from tests.model import tiny
-from tests.model.tiny import FAMILIES, VOCAB
+from tests.model.tiny import DECODERS, VOCAB
 
 PLACES = [
     pytest.param("cpu", torch.bfloat16, id="cpu bfloat16"),
@@ -23,7 +23,7 @@ PLACES = [
 def initial(family: str) -> LanguageModel:
     """A model with its first weights, whose logits are of the size that training starts from."""
     torch.manual_seed(0)
-    return build(tiny.spec(init={"std": 0.2}, **FAMILIES[family]), VOCAB)
+    return build(tiny.spec(init={"std": 0.2}, **DECODERS[family]), VOCAB)
 
 
 def batch_on(device: str, **more: Any) -> Batch:
@@ -36,7 +36,7 @@ def close(one: Tensor, two: Tensor, share: float) -> bool:
 
 
 @pytest.mark.parametrize(("device", "dtype"), PLACES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DECODERS)
 @pytest.mark.parametrize("isolated", [False, True])
 def test_autocast_is_close_to_float32(device: str, dtype: torch.dtype, family: str, isolated: bool) -> None:
     plain = initial(family)
@@ -58,7 +58,7 @@ def test_autocast_is_close_to_float32(device: str, dtype: torch.dtype, family: s
 
 
 @pytest.mark.parametrize(("device", "dtype"), PLACES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DECODERS)
 def test_the_stream_stays_float32_under_autocast(device: str, dtype: torch.dtype, family: str) -> None:
     model = initial(family).to(device)
     seen = []
@@ -71,7 +71,7 @@ def test_the_stream_stays_float32_under_autocast(device: str, dtype: torch.dtype
 
 
 @pytest.mark.parametrize(("device", "dtype"), PLACES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DECODERS)
 @torch.no_grad()
 def test_cached_decoding_in_low_precision(device: str, dtype: torch.dtype, family: str) -> None:
     plain = initial(family)
@@ -91,7 +91,7 @@ def test_cached_decoding_in_low_precision(device: str, dtype: torch.dtype, famil
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DECODERS)
 @pytest.mark.parametrize("rows", ["alone", "packed", "padded"])
 def test_cuda_equals_the_cpu(family: str, rows: str) -> None:
     """SDPA's kernels on a GPU, in float32, against plain products on the CPU, with every kind of mask."""

@@ -1,4 +1,4 @@
-"""The decoder against the plain one, its gradients, its first weights and its size."""
+"""The Transformers against the plain ones, their gradients, their first weights and their size."""
 
 from pathlib import Path
 from typing import Any
@@ -9,19 +9,23 @@ import yaml
 from torch import nn
 
 from lmtool.batch import Batch
-from lmtool.model import build
+from lmtool.errors import UsageError
+from lmtool.model import DecodeState, build
+from lmtool.model.transformer import TransformerEncoder
 from lmtool.recipe.size import parameter_count
 from lmtool.recipe.spec import Init, LearnedPosition, Norm, Transformer
 from tests.model import tiny
-from tests.model.tiny import FAMILIES, VOCAB
+from tests.model.tiny import TRANSFORMERS, VOCAB
 
 PAGE = Path(__file__).parents[2] / "docs" / "transformer.md"
 NORMS = [{"kind": kind, "place": place} for kind in ("layer", "rms") for place in ("pre", "post")]
+SHAPES = ("decoder", "encoder", "encoder-decoder", "prefix")
+POSITIONS = ("learned", "sinusoidal", "alibi", "relative", "rotary", "none")
 CHOICES: dict[str, dict[str, Any]] = {
     **{f"norm {n['kind']} {n['place']}": {"norm": n} for n in NORMS},
     **{f"norm {n['kind']} {n['place']} without bias": {"norm": n, "bias": False} for n in NORMS},
-    **{f"position {kind}": {"position": {"kind": kind}} for kind in ("learned", "sinusoidal", "none")},
-    **{f"activation {name}": {"activation": name} for name in ("relu", "gelu", "gelu-tanh", "swiglu")},
+    **{f"position {kind}": {"position": {"kind": kind}} for kind in POSITIONS},
+    **{f"activation {name}": {"activation": name} for name in ("relu", "gelu", "gelu-tanh", "swiglu", "geglu")},
     "swiglu without bias": {"activation": "swiglu", "bias": False, "d_ff": 10},
     **{f"{n} heads of keys and values": {"n_kv_heads": n} for n in (1, 2, 4)},
     "one head": {"n_heads": 1},
@@ -29,31 +33,95 @@ CHOICES: dict[str, dict[str, Any]] = {
     "tied, head bias": {"head_bias": True},
     "untied, head bias": {"tie_embeddings": False, "head_bias": True},
     "scaled embedding": {"scale_embedding": True},
+    "normed embedding": {"norm": {"embedding": True}},
+    "scaled head": {"scale_head": True},
+    "transformed head": {"head_transform": True},
     "one layer, narrow": {"n_layers": 1, "d_ff": 3},
     "eps": {"norm": {"eps": 0.5}},
-    **FAMILIES,
+    **{f"{shape}, relative": {"shape": shape, "position": {"kind": "relative", "buckets": 6}} for shape in SHAPES},
+    **{f"{shape}, post-norm": {"shape": shape, "norm": {"place": "post"}} for shape in SHAPES},
+    **{
+        f"{shape}, everything in the head": {
+            "shape": shape,
+            "head_transform": True,
+            "head_bias": True,
+            "scale_head": True,
+            "tie_embeddings": False,
+        }
+        for shape in SHAPES
+    },
+    **TRANSFORMERS,
 }
+PLAIN = {name: of for name, of in CHOICES.items() if of.get("score") not in ("bilinear", "reduced-rank", "additive")}
+"""Scores with weights are held to loops in test_scores.py."""
+SOURCES = [[3, 1, 4, 1], [5]]
+SEGMENTS = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 1, 1]])
 
 
-@pytest.mark.parametrize("changes", CHOICES.values(), ids=CHOICES.keys())
-def test_logits_equal_the_plain_decoder(changes: dict[str, Any]) -> None:
+def segments_of(spec: Transformer) -> torch.Tensor | None:
+    return SEGMENTS if spec.n_segments else None
+
+
+@pytest.mark.parametrize("changes", PLAIN.values(), ids=PLAIN.keys())
+def test_logits_equal_the_plain_model(changes: dict[str, Any]) -> None:
     spec, model = tiny.spec(**changes), tiny.model(**changes)
     tokens_BT = tiny.tokens(2, 5)
-    logits_BTV = model.logits(model(Batch(tokens_BT)))
+    more = {"segments_BT": segments_of(spec)} if spec.shape == "encoder" else {}
+    hidden = tiny.read(model, tokens_BT, SOURCES, **more)
+    logits_BTV = model.logits(hidden)
     assert logits_BTV.shape == (2, 5, VOCAB)
     plain = tiny.as_reference(model, spec)
-    for row, logits_TV in zip(tokens_BT.tolist(), tiny.array(logits_BTV), strict=True):
-        assert logits_TV == pytest.approx(plain.logits(row), rel=1e-9, abs=1e-9)
+    for i, row in enumerate(tokens_BT.tolist()):
+        match spec.shape:
+            case "decoder":
+                wanted = plain.causal(row)
+            case "prefix":
+                wanted = plain.prefix([*SOURCES[i], *row], len(SOURCES[i]))[len(SOURCES[i]) :]
+            case "encoder-decoder":
+                wanted = plain.answer(SOURCES[i], row)
+            case "encoder":
+                wanted, pair = plain.both_sides(row, SEGMENTS[i].tolist() if spec.n_segments else None)
+                if pair is not None:
+                    assert isinstance(model, TransformerEncoder)
+                    found = tiny.array(model.next_sentence_logits(hidden)[i])
+                    assert found == pytest.approx(pair, rel=1e-9, abs=1e-9)
+        assert tiny.array(logits_BTV[i]) == pytest.approx(wanted, rel=1e-8, abs=1e-9)
     with torch.no_grad():
-        without_grad = model.logits(model(Batch(tokens_BT)))
+        without_grad = model.logits(tiny.read(model, tokens_BT, SOURCES, **more))
     torch.testing.assert_close(without_grad, logits_BTV, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("n", [0, 1, 3, 5])
+@pytest.mark.parametrize("position", POSITIONS)
+def test_a_prefix_of_any_length_equals_the_plain_model(n: int, position: str) -> None:
+    """Also the scores inside the prefix."""
+    changes: dict[str, Any] = {"shape": "prefix", "position": {"kind": position}}
+    model = tiny.model(**changes)
+    tokens_BT = tiny.tokens(1, 5)
+    logits = model.logits(model(Batch(tokens_BT, prefix_B=torch.tensor([n]))))
+    wanted = tiny.as_reference(model, tiny.spec(**changes)).prefix(tokens_BT[0].tolist(), n)
+    assert tiny.array(logits[0]) == pytest.approx(wanted, rel=1e-8, abs=1e-9)
+
+
+def test_without_segments_all_tokens_belong_to_the_first() -> None:
+    model = tiny.model(**tiny.BERT)
+    tokens_BT = tiny.tokens(2, 5)
+    zeros = torch.zeros_like(tokens_BT)
+    torch.testing.assert_close(model(Batch(tokens_BT)), model(Batch(tokens_BT, segments_BT=zeros)))
+    assert not torch.allclose(model(Batch(tokens_BT)), model(Batch(tokens_BT, segments_BT=1 - zeros)))
 
 
 @pytest.mark.parametrize("changes", CHOICES.values(), ids=CHOICES.keys())
 def test_every_parameter_gets_a_gradient(changes: dict[str, Any]) -> None:
-    model = build(tiny.spec(**changes), VOCAB).double()
-    logits = model.logits(model(Batch(tiny.tokens(3, 6))))
-    logits.log_softmax(-1)[..., 1].sum().backward()
+    spec = tiny.spec(**changes)
+    torch.manual_seed(0)
+    model = build(spec, VOCAB).double()
+    more = {"segments_BT": segments_of(spec)} if spec.shape == "encoder" else {}
+    hidden = tiny.read(model, tiny.tokens(2, 5), [[3, 1, 4, 1, 5, 9], [5, 0, 2]], **more)
+    loss = model.logits(hidden).log_softmax(-1)[..., 1].sum()
+    if isinstance(model, TransformerEncoder) and spec.next_sentence_head:
+        loss = loss + model.next_sentence_logits(hidden).log_softmax(-1)[..., 1].sum()
+    loss.backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert torch.isfinite(parameter.grad).all(), name
@@ -74,6 +142,27 @@ def test_the_head_parameters_are_those_that_logits_uses(changes: dict[str, Any])
 def test_the_recipe_counts_the_parameters_that_are_there(changes: dict[str, Any]) -> None:
     model = build(tiny.spec(**changes), VOCAB)
     assert parameter_count(tiny.spec(**changes), VOCAB) == sum(p.numel() for p in model.parameters())
+
+
+def test_an_encoder_has_no_next_token() -> None:
+    model = tiny.model(**tiny.BERT)
+    with pytest.raises(UsageError, match="no next token"):
+        model.start(Batch(tiny.tokens(1, 1)))
+    with pytest.raises(UsageError, match="no next token"):
+        model.advance(tiny.tokens(1, 1), DecodeState(0, None, ()))
+
+
+def test_an_encoder_without_the_head_has_no_next_sentence() -> None:
+    model = tiny.model(shape="encoder")
+    assert isinstance(model, TransformerEncoder)
+    with pytest.raises(ValueError, match="next_sentence_head"):
+        model.next_sentence_logits(model(Batch(tiny.tokens(1, 3))))
+
+
+def test_an_encoder_decoder_needs_a_source() -> None:
+    model = tiny.model(shape="encoder-decoder")
+    with pytest.raises(ValueError, match="without a source"):
+        model(Batch(tiny.tokens(1, 3)))
 
 
 def test_gpt2_and_gpt1_have_their_published_sizes() -> None:

@@ -1,19 +1,24 @@
 """Small models whose every weight matters, and their weights in the form of tests/reference/transformer.py."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 from torch import Tensor
 
-from lmtool.model import LanguageModel, build
-from lmtool.recipe.spec import Transformer
+from lmtool.batch import Batch
+from lmtool.model import DecodeState, LanguageModel, build
+from lmtool.model.transformer import TransformerPrefix
+from lmtool.recipe.spec import AlibiPosition, Model, RelativePosition, RotaryPosition, Transformer, WindowPattern
+from tests.reference import attention as plain_attention
 from tests.reference import transformer as reference
 
 VOCAB = 13
 
-FAMILIES: dict[str, dict[str, Any]] = {
+DECODERS: dict[str, dict[str, Any]] = {
     "gpt2": {"activation": "gelu-tanh"},
     "gpt1": {"activation": "gelu-tanh", "norm": {"kind": "layer", "place": "post"}},
     "vaswani": {
@@ -33,7 +38,96 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "multi-query": {"n_kv_heads": 1, "head_bias": True, "position": {"kind": "learned", "size": 40}},
 }
-"""One model of each kind of part, by name."""
+"""One Transformer decoder of each kind of part, by name."""
+
+VASWANI: dict[str, Any] = {"shape": "encoder-decoder", **DECODERS["vaswani"]}
+T5: dict[str, Any] = {
+    "shape": "encoder-decoder",
+    "activation": "relu",
+    "position": {"kind": "relative", "buckets": 6, "max_distance": 12},
+    "score": "dot",
+    "norm": {"kind": "rms", "eps": 1e-6},
+    "bias": False,
+    "scale_head": True,
+}
+BERT: dict[str, Any] = {
+    "shape": "encoder",
+    "norm": {"kind": "layer", "place": "post", "eps": 1e-12, "embedding": True},
+    "n_segments": 2,
+    "head_transform": True,
+    "head_bias": True,
+    "next_sentence_head": True,
+}
+TRANSFORMERS: dict[str, dict[str, Any]] = {
+    **DECODERS,
+    "alibi": {"position": {"kind": "alibi"}},
+    "rotary": {"position": {"kind": "rotary", "theta": 50.0}, "n_kv_heads": 2},
+    "relative": {"position": {"kind": "relative", "buckets": 5, "max_distance": 9}},
+    "window": {"pattern": {"kind": "window", "size": 3}},
+    "global window": {
+        "pattern": {"kind": "window", "size": 2, "dilation": 2, "global_tokens": 2},
+        "position": {"kind": "sinusoidal"},
+    },
+    "bilinear": {"score": "bilinear"},
+    "reduced-rank": {"score": "reduced-rank", "rank": 2},
+    "additive": {"score": "additive", "position": {"kind": "relative", "buckets": 4, "max_distance": 6}},
+    "bert": BERT,
+    "roberta": {**BERT, "n_segments": 0, "next_sentence_head": False},
+    "longformer": {
+        "shape": "encoder",
+        "norm": {"place": "post", "embedding": True},
+        "pattern": {"kind": "window", "size": 2, "global_tokens": 1},
+        "position": {"kind": "learned", "size": 40},
+    },
+    "pre-norm encoder": {"shape": "encoder", "position": {"kind": "rotary"}, "activation": "swiglu", "bias": False},
+    "encoder with alibi": {"shape": "encoder", "position": {"kind": "alibi"}, "n_heads": 2},
+    "2017": VASWANI,
+    "2017 pre-norm": {**VASWANI, "norm": {"place": "pre"}, "n_kv_heads": 2, "tie_embeddings": False},
+    "t5": T5,
+    "t5 1.1": {**T5, "activation": "geglu", "tie_embeddings": False, "scale_head": False, "d_ff": 10},
+    "encoder-decoder with rotary windows": {
+        "shape": "encoder-decoder",
+        "position": {"kind": "rotary"},
+        "pattern": {"kind": "window", "size": 3},
+        "norm": {"embedding": True},
+    },
+    "encoder-decoder, additive": {"shape": "encoder-decoder", "score": "additive"},
+    "prefix": {"shape": "prefix"},
+    "prefix, post-norm": {"shape": "prefix", "norm": {"kind": "rms", "place": "post"}, "n_kv_heads": 2},
+    "prefix with relative positions": {"shape": "prefix", "position": {"kind": "relative", "buckets": 8}},
+    "prefix with windows": {
+        "shape": "prefix",
+        "position": {"kind": "alibi"},
+        "pattern": {"kind": "window", "size": 4, "global_tokens": 1},
+    },
+}
+"""One Transformer of each kind of part and shape, by name."""
+
+RECURRENT: dict[str, Any] = {"kind": "recurrent", "n_layers": 2, "d_model": 8, "context": 24}
+SEQ2SEQ: dict[str, Any] = {**RECURRENT, "shape": "encoder-decoder"}
+FAMILIES: dict[str, dict[str, Any]] = {
+    **TRANSFORMERS,
+    "elman": {**RECURRENT, "cell": "rnn"},
+    "gru": {**RECURRENT, "cell": "gru", "tie_embeddings": False},
+    "lstm": RECURRENT,
+    "lstm with a memory": {**RECURRENT, "attention": {"score": "bilinear"}},
+    "gru with a mean of memories": {**RECURRENT, "cell": "gru", "attention": {"select": "mean"}},
+    "lstm encoder-decoder": SEQ2SEQ,
+    "luong": {**SEQ2SEQ, "attention": {"score": "bilinear"}},
+    "bahdanau": {
+        **SEQ2SEQ,
+        "cell": "gru",
+        "attention": {"score": "additive", "feed": "input"},
+        "bidirectional_encoder": True,
+    },
+    "elmo": {**RECURRENT, "shape": "bidirectional"},
+}
+"""One model of each family that computes vectors, by name."""
+BOTH_SIDES = [name for name, of in FAMILIES.items() if of.get("shape") == "encoder"]
+ONE_SIDE = [name for name in FAMILIES if name not in BOTH_SIDES]
+"""Families in which no position sees those after it."""
+CACHED = [name for name in ONE_SIDE if name != "elmo"]
+"""Families that read on from a state."""
 
 
 def spec(**changes: Any) -> Transformer:
@@ -45,7 +139,7 @@ def spec(**changes: Any) -> Transformer:
 
 def model(seed: int = 0, dtype: torch.dtype = torch.float64, vocab_size: int = VOCAB, **changes: Any) -> LanguageModel:
     """A model in evaluation mode with large random weights, biases and gains, so that a wrong one shows."""
-    built = build(spec(**changes), vocab_size).to(dtype).eval()
+    built = build(any_spec(**changes), vocab_size).to(dtype).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in built.parameters():
@@ -54,57 +148,175 @@ def model(seed: int = 0, dtype: torch.dtype = torch.float64, vocab_size: int = V
     return built
 
 
+def any_spec(**changes: Any) -> Model:
+    """Of the kind that the changes name: what they say, or else a Transformer as `spec` makes it."""
+    if "kind" not in changes:
+        return spec(**changes)
+    named: Model = TypeAdapter(Model).validate_python(changes)
+    return named
+
+
 def tokens(*shape: int, seed: int = 0, vocab_size: int = VOCAB) -> Tensor:
     return torch.randint(vocab_size, shape, generator=torch.Generator().manual_seed(seed))
 
 
-def as_reference(built: LanguageModel, of: Transformer) -> reference.Decoder:
-    """The weights of `built` copied into the plain decoder."""
-    weights = {name: parameter.detach().double().numpy() for name, parameter in built.named_parameters()}
-    n_kv_heads = of.n_kv_heads or of.n_heads
-    kv_width = of.d_model // of.n_heads * n_kv_heads
-    d_ff = of.d_ff or 4 * of.d_model
+def sources(n_rows: int, seed: int = 0) -> list[list[int]]:
+    """A text of 1 to 5 tokens for each row."""
+    return [tokens(1 + (3 * row + seed) % 5, seed=1000 + 10 * seed + row).tolist() for row in range(n_rows)]
 
-    def affine(name: str, start: int = 0, stop: int | None = None) -> reference.Affine:
-        bias = weights.get(f"{name}.bias")
-        return reference.Affine(weights[f"{name}.weight"][start:stop].T, None if bias is None else bias[start:stop])
 
-    def norm(name: str) -> reference.Norm:
-        return reference.Norm(of.norm.kind, weights[f"{name}.weight"], weights.get(f"{name}.bias"), of.norm.eps)
+def padded(texts: Sequence[Sequence[int]], longest: int = 0) -> tuple[Tensor, Tensor | None]:
+    """Texts as rows, padded behind to the longest, or to more; and what is text, unless all of it is."""
+    longest = max(longest, *map(len, texts))
+    rows = torch.tensor([[*text, *[7] * (longest - len(text))] for text in texts], dtype=torch.int64)
+    keep = torch.arange(longest) < torch.tensor([[len(text)] for text in texts])
+    return rows, None if keep.all() else keep
 
-    layers = []
-    for i in range(of.n_layers):
-        attention, ffn = f"stack.sublayers.{2 * i}", f"stack.sublayers.{2 * i + 1}"
-        joined, up = f"{attention}.mixer.qkv", f"{ffn}.mixer.up"
-        gated = of.activation == "swiglu"
-        layers.append(
-            reference.Layer(
-                query=affine(joined, 0, of.d_model),
-                key=affine(joined, of.d_model, of.d_model + kv_width),
-                value=affine(joined, of.d_model + kv_width),
-                out=affine(f"{attention}.mixer.out"),
-                attention_norm=norm(f"{attention}.norm"),
-                gate=affine(up, 0, d_ff) if gated else None,
-                up=affine(up, d_ff if gated else 0),
-                down=affine(f"{ffn}.mixer.out"),
-                ffn_norm=norm(f"{ffn}.norm"),
-            )
+
+def read(built: LanguageModel, tokens_BT: Tensor, texts: Sequence[Sequence[int]] | None = None, **more: Any) -> Tensor:
+    """Hidden states (B, T, D) of the tokens in one forward pass; models with a source read `texts` as that.
+
+    more: other fields of the batch; `sources_to` pads the sources to so many tokens.
+    """
+    if built.reads != "source":
+        hidden: Tensor = built(Batch(tokens_BT, **more))
+        return hidden
+    texts = sources(len(tokens_BT)) if texts is None else texts
+    source_BS, keep_BS = padded(texts, more.pop("sources_to", 0))
+    if not isinstance(built, TransformerPrefix):
+        return built(Batch(tokens_BT, source_BS=source_BS, source_keep_BS=keep_BS, **more))
+    # a row is the prefix, the tokens, and padding
+    T = tokens_BT.shape[1]
+    keep_BT = more.pop("keep_BT", torch.ones_like(tokens_BT, dtype=torch.bool))
+    rows = [[*text, *own] for text, own in zip(texts, tokens_BT.tolist(), strict=True)]
+    kept = [[*[True] * len(text), *own] for text, own in zip(texts, keep_BT.tolist(), strict=True)]
+    rows_BT, text_BT = padded(rows, more.pop("rows_to", 0))
+    if text_BT is not None or not keep_BT.all():
+        more["keep_BT"] = padded(kept, rows_BT.shape[1])[0] == 1
+    prefix_B = torch.tensor([len(text) for text in texts])
+    hidden = built(Batch(rows_BT, prefix_B=prefix_B, **more))
+    return torch.stack([row[n : n + T] for row, n in zip(hidden, prefix_B.tolist(), strict=True)])
+
+
+def start(built: LanguageModel, n_rows: int, texts: Sequence[Sequence[int]] | None = None) -> DecodeState:
+    """The state before the first token of so many rows, behind their sources."""
+    source_BS, keep_BS = padded(sources(n_rows) if texts is None else texts)
+    return built.start(Batch(tokens(n_rows, 1), source_BS=source_BS, source_keep_BS=keep_BS))
+
+
+def as_reference(built: LanguageModel, of: Transformer) -> reference.Model:
+    """The weights of `built` copied into the plain model."""
+    return _Weights(built, of).model()
+
+
+class _Weights:
+    """Weights of a Transformer by the names of its parameters."""
+
+    def __init__(self, built: LanguageModel, of: Transformer) -> None:
+        self.named: dict[str, NDArray[np.float64]] = {name: array(p) for name, p in built.named_parameters()}
+        self.of = of
+        self.head_width = of.d_model // of.n_heads
+        self.n_kv_heads = of.n_kv_heads or of.n_heads
+
+    def model(self) -> reference.Model:
+        of, stacks = self.of, self.of.shape == "encoder-decoder"
+        embedding = self.named["inputs.tokens.weight"]
+        return reference.Model(
+            embedding=embedding,
+            tower=self.tower("decoder", 3) if stacks else self.tower("stack", 2),
+            encoder=self.tower("encoder", 2) if stacks else None,
+            head=reference.Head(
+                matrix=embedding if of.tie_embeddings else self.named["head.own"],
+                bias=self.named.get("head.bias"),
+                scale=of.d_model**-0.5 if of.scale_head else 1.0,
+                dense=self.affine("head.dense") if of.head_transform else None,
+                norm=self.norm("head.norm") if of.head_transform else None,
+                activation=of.activation,
+            ),
+            positions=self.named.get("inputs.position.table.weight"),
+            sinusoidal=of.position.kind == "sinusoidal",
+            segments=self.named.get("inputs.segments.weight"),
+            embedding_norm=self.norm("inputs.norm") if of.norm.embedding else None,
+            embedding_scale=of.d_model**0.5 if of.scale_embedding else 1.0,
+            pooler=self.affine("pooler") if of.next_sentence_head else None,
+            next_sentence=self.affine("next_sentence") if of.next_sentence_head else None,
+            window=self.window,
         )
-    embedding = weights["inputs.tokens.weight"]
-    return reference.Decoder(
-        embedding=embedding,
-        layers=layers,
-        head=embedding if of.tie_embeddings else weights["head.own"],
-        n_heads=of.n_heads,
-        n_kv_heads=n_kv_heads,
-        activation=of.activation,
-        place=of.norm.place,
-        positions=weights.get("inputs.position.table.weight"),
-        sinusoidal=of.position.kind == "sinusoidal",
-        final_norm=norm("stack.norm") if of.norm.place == "pre" else None,
-        head_bias=weights.get("head.bias"),
-        embedding_scale=of.d_model**0.5 if of.scale_embedding else 1.0,
-    )
+
+    def affine(self, name: str, start: int = 0, stop: int | None = None) -> reference.Affine:
+        bias = self.named.get(f"{name}.bias")
+        return reference.Affine(self.named[f"{name}.weight"][start:stop].T, None if bias is None else bias[start:stop])
+
+    def norm(self, name: str) -> reference.Norm:
+        gain, bias = self.named[f"{name}.weight"], self.named.get(f"{name}.bias")
+        return reference.Norm(self.of.norm.kind, gain, bias, self.of.norm.eps)
+
+    def tower(self, name: str, per_layer: int) -> reference.Tower:
+        of = self.of
+        layers = []
+        for first in range(0, of.n_layers * per_layer, per_layer):
+            parts = [f"{name}.sublayers.{first + i}" for i in range(per_layer)]
+            layers.append(
+                reference.Layer(
+                    attention=self.attention(parts[0], "qkv"),
+                    across=self.attention(parts[1], "kv") if per_layer == 3 else None,
+                    network=self.network(parts[-1]),
+                )
+            )
+        return reference.Tower(
+            layers=layers,
+            n_heads=of.n_heads,
+            n_kv_heads=self.n_kv_heads,
+            activation=of.activation,
+            place=of.norm.place,
+            scale={"dot": 1.0, "scaled-dot": self.head_width**-0.5}[of.score],
+            final_norm=self.norm(f"{name}.norm") if of.norm.place == "pre" else None,
+            addend=lambda head, query, key: self.addend(name, head, key - query),
+            turn=self.turn,
+        )
+
+    def attention(self, name: str, joined: str) -> reference.Attention:
+        """Queries stand in front of keys and values in one matrix, or in one of their own (to a source)."""
+        width, kv_width = self.of.d_model, self.head_width * self.n_kv_heads
+        matrix, first = f"{name}.mixer.{joined}", width if joined == "qkv" else 0
+        return reference.Attention(
+            query=self.affine(matrix, 0, width) if joined == "qkv" else self.affine(f"{name}.mixer.q"),
+            key=self.affine(matrix, first, first + kv_width),
+            value=self.affine(matrix, first + kv_width),
+            out=self.affine(f"{name}.mixer.out"),
+            norm=self.norm(f"{name}.norm"),
+        )
+
+    def network(self, name: str) -> reference.Network:
+        d_ff, gated = self.of.d_ff or 4 * self.of.d_model, self.of.activation in ("swiglu", "geglu")
+        up = f"{name}.mixer.up"
+        return reference.Network(
+            gate=self.affine(up, 0, d_ff) if gated else None,
+            up=self.affine(up, d_ff if gated else 0),
+            down=self.affine(f"{name}.mixer.out"),
+            norm=self.norm(f"{name}.norm"),
+        )
+
+    def addend(self, stack: str, head: int, away: int) -> float:
+        match self.of.position:
+            case AlibiPosition():
+                return -plain_attention.alibi_slope(head, self.of.n_heads) * abs(away)
+            case RelativePosition(buckets=buckets, max_distance=farthest):
+                both_sides = stack == "encoder" or self.of.shape in ("encoder", "prefix")
+                bucket = plain_attention.relative_bucket(away, buckets, farthest, both_sides)
+                return float(self.named[f"{stack}.position.table.weight"][bucket, head])
+        return 0.0
+
+    def turn(self, vector: NDArray[np.float64], position: int) -> NDArray[np.float64]:
+        if isinstance(self.of.position, RotaryPosition):
+            return plain_attention.rotated(vector, position, self.of.position.theta)
+        return vector
+
+    def window(self, query: int, key: int) -> bool:
+        pattern = self.of.pattern
+        if not isinstance(pattern, WindowPattern):
+            return True
+        return plain_attention.in_window(query, key, pattern.size, pattern.dilation, pattern.global_tokens)
 
 
 def array(tensor: Tensor) -> NDArray[np.float64]:

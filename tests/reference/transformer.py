@@ -1,4 +1,4 @@
-"""The decoder-only Transformer as the papers print it: row vectors, loops over positions and heads, float64.
+"""The Transformers as the papers print them: row vectors, loops over positions and heads, float64.
 
 Shapes: T positions, S keys, D model width, H head width, V vocabulary. A matrix maps row vectors: y = x W + b.
 """
@@ -47,84 +47,207 @@ class Norm:
 
 
 @dataclass
-class Layer:
-    """Weights of one layer. gate is SwiGLU's W, up its V (Shazeer 2020); other activations have no gate."""
+class Attention:
+    """Weights of one attention."""
 
     query: Affine
     key: Affine
     value: Affine
     out: Affine
-    attention_norm: Norm
+    norm: Norm
+
+
+@dataclass
+class Network:
+    """Weights of one feed-forward network. gate is SwiGLU's W, up its V (Shazeer 2020); others have no gate."""
+
     up: Affine
     down: Affine
-    ffn_norm: Norm
+    norm: Norm
     gate: Affine | None = None
 
 
 @dataclass
-class Decoder:
-    """All weights and choices. A table of positions is learned; without one they are sinusoids, or none at all."""
+class Layer:
+    """One layer; `across` attends to a source."""
 
-    embedding: Array
+    attention: Attention
+    network: Network
+    across: Attention | None = None
+
+
+@dataclass
+class Tower:
+    """Layers, and how they are joined.
+
+    scale: what products of queries and keys are multiplied by. addend: of a score, by head and the positions of query
+    and key. turn: queries and keys at their position. Both are for attention inside the tower, not to a source.
+    """
+
     layers: list[Layer]
-    head: Array
     n_heads: int
     n_kv_heads: int
     activation: str
     place: str
-    positions: Array | None = None
-    sinusoidal: bool = False
+    scale: float
     final_norm: Norm | None = None
-    head_bias: Array | None = None
-    embedding_scale: float = 1.0
+    addend: Callable[[int, int, int], float] = lambda head, query, key: 0.0
+    turn: Callable[[Array, int], Array] = lambda vector, position: vector
 
-    def logits(self, tokens: Sequence[int]) -> Array:
-        """(T, V): scores of the token after each position."""
-        stream = [self._embed(token, t) for t, token in enumerate(tokens)]
+    def read(self, stream: list[Array], may_see: MaySee, source: list[Array] | None = None) -> list[Array]:
+        """Hidden states of vectors, which see each other as `may_see` says, and all of the source."""
         for layer in self.layers:
-            stream = self._attend(layer, stream)
-            stream = self._feed_forward(layer, stream)
-        if self.final_norm is not None:
-            stream = [self.final_norm(x) for x in stream]
-        scores = np.array([[sum(x * row) for row in self.head] for x in stream])
-        return scores if self.head_bias is None else scores + self.head_bias
+            stream = self._attend(layer.attention, stream, may_see)
+            if layer.across is not None:
+                assert source is not None
+                stream = self._across(layer.across, stream, source)
+            stream = self._feed_forward(layer.network, stream)
+        return stream if self.final_norm is None else [self.final_norm(x) for x in stream]
 
-    def _embed(self, token: int, t: int) -> Array:
-        x = self.embedding[token] * self.embedding_scale
-        if self.positions is not None:
-            x = x + self.positions[t]
-        if self.sinusoidal:
-            x = x + sinusoid(t, len(x))
-        return x
+    def _attend(self, weights: Attention, stream: list[Array], may_see: MaySee) -> list[Array]:
+        inputs = [weights.norm(x) for x in stream] if self.place == "pre" else stream
+        mixed = multi_head(
+            self._turned([weights.query(x) for x in inputs]),
+            self._turned([weights.key(x) for x in inputs]),
+            np.array([weights.value(x) for x in inputs]),
+            self.n_heads,
+            self.n_kv_heads,
+            may_see,
+            self.scale,
+            self.addend,
+        )
+        return self._join(stream, [weights.out(m) for m in mixed], weights.norm)
 
-    def _attend(self, layer: Layer, stream: list[Array]) -> list[Array]:
-        inputs = [layer.attention_norm(x) for x in stream] if self.place == "pre" else stream
-        queries = np.array([layer.query(x) for x in inputs])
-        keys = np.array([layer.key(x) for x in inputs])
-        values = np.array([layer.value(x) for x in inputs])
-        mixed = multi_head(queries, keys, values, self.n_heads, self.n_kv_heads, lambda t, s: s <= t)
-        return self._join(stream, [layer.out(m) for m in mixed], layer.attention_norm)
+    def _turned(self, vectors: list[Array]) -> Array:
+        """Each head of each vector, turned at its position."""
+        width = self.layers[0].attention.query.weight.shape[1] // self.n_heads
+        return np.array(
+            [
+                np.concatenate([self.turn(v[i : i + width], t) for i in range(0, len(v), width)])
+                for t, v in enumerate(vectors)
+            ]
+        )
 
-    def _feed_forward(self, layer: Layer, stream: list[Array]) -> list[Array]:
-        inputs = [layer.ffn_norm(x) for x in stream] if self.place == "pre" else stream
+    def _across(self, weights: Attention, stream: list[Array], source: list[Array]) -> list[Array]:
+        inputs = [weights.norm(x) for x in stream] if self.place == "pre" else stream
+        mixed = multi_head(
+            np.array([weights.query(x) for x in inputs]),
+            np.array([weights.key(x) for x in source]),
+            np.array([weights.value(x) for x in source]),
+            self.n_heads,
+            self.n_kv_heads,
+            lambda t, s: True,
+            self.scale,
+        )
+        return self._join(stream, [weights.out(m) for m in mixed], weights.norm)
+
+    def _feed_forward(self, weights: Network, stream: list[Array]) -> list[Array]:
+        inputs = [weights.norm(x) for x in stream] if self.place == "pre" else stream
+        f = ACTIVATIONS[self.activation]
         outputs = []
         for x in inputs:
-            if layer.gate is not None:
-                inner = np.array([silu(a) * b for a, b in zip(layer.gate(x), layer.up(x), strict=True)])
+            if weights.gate is not None:
+                inner = np.array([f(a) * b for a, b in zip(weights.gate(x), weights.up(x), strict=True)])
             else:
-                inner = np.array([ACTIVATIONS[self.activation](a) for a in layer.up(x)])
-            outputs.append(layer.down(inner))
-        return self._join(stream, outputs, layer.ffn_norm)
+                inner = np.array([f(a) for a in weights.up(x)])
+            outputs.append(weights.down(inner))
+        return self._join(stream, outputs, weights.norm)
 
     def _join(self, stream: list[Array], outputs: list[Array], norm: Norm) -> list[Array]:
         sums = [x + f for x, f in zip(stream, outputs, strict=True)]
         return sums if self.place == "pre" else [norm(x) for x in sums]
 
 
+@dataclass
+class Head:
+    """Hidden states to logits. BERT transforms states first: `dense`, the activation, `norm`."""
+
+    matrix: Array
+    bias: Array | None = None
+    scale: float = 1.0
+    dense: Affine | None = None
+    norm: Norm | None = None
+    activation: str = "gelu"
+
+    def __call__(self, states: list[Array]) -> Array:
+        if self.dense is not None and self.norm is not None:
+            f = ACTIVATIONS[self.activation]
+            states = [self.norm(np.array([f(a) for a in self.dense(x)])) for x in states]
+        scores = np.array([[sum(x * row) * self.scale for row in self.matrix] for x in states])
+        return scores if self.bias is None else scores + self.bias
+
+
+@dataclass
+class Model:
+    """All weights and choices. A table of positions is learned; without one they are sinusoids, or none at all.
+
+    window: whether position `query` may see position `key`, whatever else decides.
+    """
+
+    embedding: Array
+    tower: Tower
+    head: Head
+    encoder: Tower | None = None
+    positions: Array | None = None
+    sinusoidal: bool = False
+    segments: Array | None = None
+    embedding_norm: Norm | None = None
+    embedding_scale: float = 1.0
+    pooler: Affine | None = None
+    next_sentence: Affine | None = None
+    window: MaySee = lambda query, key: True
+
+    def causal(self, tokens: Sequence[int]) -> Array:
+        """(T, V): scores of the token after each position (GPT)."""
+        return self.prefix(tokens, 0)
+
+    def prefix(self, tokens: Sequence[int], n: int) -> Array:
+        """(T, V): the first n tokens see each other, the others see all before them (Dong et al. 2019, figure 1)."""
+        states = self.tower.read(self._embed(tokens), lambda t, s: (s <= t or s < n) and self.window(t, s))
+        return self.head(states)
+
+    def both_sides(self, tokens: Sequence[int], segments: Sequence[int] | None = None) -> tuple[Array, Array | None]:
+        """(T, V), and the two scores of the pooled first position where there is such a head (BERT)."""
+        states = self.tower.read(self._embed(tokens, segments), self.window)
+        pair = None
+        if self.pooler is not None and self.next_sentence is not None:
+            pair = self.next_sentence(np.array([math.tanh(a) for a in self.pooler(states[0])]))
+        return self.head(states), pair
+
+    def answer(self, source: Sequence[int], tokens: Sequence[int]) -> Array:
+        """(T, V): scores of the token after each position of an answer to a source (Vaswani et al. 2017)."""
+        assert self.encoder is not None
+        states = self.encoder.read(self._embed(source), self.window)
+        return self.head(self.tower.read(self._embed(tokens), lambda t, s: s <= t and self.window(t, s), states))
+
+    def _embed(self, tokens: Sequence[int], segments: Sequence[int] | None = None) -> list[Array]:
+        stream = []
+        for t, token in enumerate(tokens):
+            x = self.embedding[token] * self.embedding_scale
+            if self.positions is not None:
+                x = x + self.positions[t]
+            if self.sinusoidal:
+                x = x + sinusoid(t, len(x))
+            if self.segments is not None:
+                x = x + self.segments[0 if segments is None else segments[t]]
+            stream.append(x if self.embedding_norm is None else self.embedding_norm(x))
+        return stream
+
+
 def multi_head(
-    queries_TD: Array, keys_SD: Array, values_SD: Array, n_heads: int, n_kv_heads: int, may_see: MaySee
+    queries_TD: Array,
+    keys_SD: Array,
+    values_SD: Array,
+    n_heads: int,
+    n_kv_heads: int,
+    may_see: MaySee,
+    scale: float | None = None,
+    addend: Callable[[int, int, int], float] = lambda head, query, key: 0.0,
 ) -> Array:
-    """Concatenated heads. Query head n uses head n // (n_heads / n_kv_heads) of keys and values."""
+    """Concatenated heads. Query head n uses head n // (n_heads / n_kv_heads) of keys and values.
+
+    scale: of the products; 1 / sqrt(H) when None. addend: of a score, by head, query and key.
+    """
     width = queries_TD.shape[1] // n_heads
     out = np.zeros_like(queries_TD)
     for n in range(n_heads):
@@ -133,7 +256,10 @@ def multi_head(
         kv = slice(shared * width, (shared + 1) * width)
         for t in range(len(queries_TD)):
             seen = [s for s in range(len(keys_SD)) if may_see(t, s)]
-            scores = [float(sum(queries_TD[t, own] * keys_SD[s, kv])) / math.sqrt(width) for s in seen]
+            scores = []
+            for s in seen:
+                product = float(sum(queries_TD[t, own] * keys_SD[s, kv]))
+                scores.append(product * (1 / math.sqrt(width) if scale is None else scale) + addend(n, t, s))
             for s, weight in zip(seen, softmax(scores), strict=True):
                 out[t, own] += weight * values_SD[s, kv]
     return out
@@ -193,4 +319,5 @@ def silu(x: float) -> float:
     return x / (1 + math.exp(-x))
 
 
-ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu-tanh": gelu_tanh}
+ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu-tanh": gelu_tanh, "swiglu": silu, "geglu": gelu_tanh}
+"""What each activation does to one number; of gated ones, to the gate."""
