@@ -23,6 +23,7 @@ SMALL = {
     "-s model.n_layers=1 -s model.d_model=16 -s model.n_heads=2 -s model.context=32",
     "resume": "-s training.steps=+2",
     "generate": "--max-new-tokens 8",
+    "finetune": "--epochs 0.02 -s training.precision=float32",
 }
 NOT_RUN = {".", "cd", "git", "make", "pip"}
 """Programs that set up what this test runs in."""

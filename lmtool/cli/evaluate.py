@@ -10,6 +10,7 @@ from lmtool.cli.output import plain
 
 if TYPE_CHECKING:
     from lmtool.engine.evaluate import Perplexity
+    from lmtool.recipe.spec import DeviceName, PrecisionName
 
 
 def evaluate(
@@ -36,10 +37,18 @@ def evaluate(
 ) -> None:
     """Measure a model on text: perplexity per token and per word, and bits per byte.
 
+    A run that was fine-tuned on a labelled table is measured on labelled tables: accuracy, macro F1 and so on.
+
     The text is divided into documents as the training text was. A stride below the context gives every token more
     text before it, at the cost of reading it again.
     """
     import json
+
+    from lmtool.engine.results import answers_tables
+
+    if answers_tables(run):
+        _table(run, text, device, precision, as_json)
+        return
 
     from lmtool.cli.progress import Display
     from lmtool.engine.measure import measure
@@ -74,6 +83,21 @@ def evaluate(
         typer.echo(f"baseline         {beside.perplexity.bits_per_byte:.4f} bits per byte ({what})")
     typer.echo(f"tokens           {result.tokens:,} in {result.n_bytes:,} bytes")
     typer.echo(f"context, stride  {result.context}, {result.stride}")
+
+
+def _table(run: str, tables: list[str], device: "DeviceName", precision: "PrecisionName", as_json: bool) -> None:
+    """How well a fine-tuned run answers labelled tables."""
+    import json
+
+    from lmtool.engine.build import load_run
+    from lmtool.engine.results import measure_table
+
+    loaded = load_run(run, device=device, precision=precision)
+    for table in tables:
+        results = measure_table(loaded, table)
+        lines = [json.dumps(results.record())] if as_json else results.lines()
+        for line in lines:
+            typer.echo(plain(line))
 
 
 def _per_word(result: "Perplexity") -> str:

@@ -171,7 +171,8 @@ class Optimizers:
         if self._scaler.is_enabled() and scale:
             self._scaler.load_state_dict({key: tensor.item() for key, tensor in scale.items()})
         moments = {key: tensor for key, tensor in tensors.items() if not key.startswith("scaler/")}
-        if moments and (missing := parameters.keys() - {key.partition("/")[2] for key in moments}):
+        learning = {name for name, parameter in parameters.items() if parameter.requires_grad}
+        if moments and (missing := learning - {key.partition("/")[2] for key in moments}):
             raise KeyError(f"no moments of {min(missing)}")
         for key, tensor in moments.items():
             moment, _, name = key.partition("/")

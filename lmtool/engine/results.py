@@ -15,6 +15,7 @@ from lmtool.engine.rows import Layout
 from lmtool.engine.tables import RowMaterial, answer, as_answer, measure_rows, mistakes, probabilities
 from lmtool.errors import UsageError
 from lmtool.objective import ClassificationObjective
+from lmtool.recipe.load import load
 from lmtool.recipe.spec import Classification, Recipe
 from lmtool.run.directory import Run
 from lmtool.run.find import find
@@ -96,9 +97,9 @@ def measure_best(run: Run, recipe: Recipe, material: RowMaterial, compute: Compu
     return results
 
 
-def is_classifier(loaded: Loaded) -> bool:
-    """Whether a run answers labelled tables."""
-    return isinstance(loaded.recipe.objective, Classification)
+def answers_tables(reference: str) -> bool:
+    """Whether a run answers labelled tables, which is seen without its weights."""
+    return isinstance(load(find(reference).run.recipe_path).recipe.objective, Classification)
 
 
 def measure_table(loaded: Loaded, source: str) -> Results:

@@ -66,6 +66,9 @@ class Classifier(LanguageModel):
         self.head = nn.Linear(model.d_model, 1 if spec.task == "number" else len(spec.labels))
         nn.init.normal_(self.head.weight, std=0.02)
         nn.init.zeros_(self.head.bias)
+        if not spec.lm_weight:
+            for parameter in _beside_hidden(body):
+                parameter.requires_grad_(False)
 
     def answer(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Scores (B, C) of the rows in float32, and the hidden states (B, T, D) that they come from."""
@@ -88,6 +91,18 @@ class Classifier(LanguageModel):
 
     def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
         return self.body.advance(tokens_BT, state)
+
+
+def _beside_hidden(body: LanguageModel) -> list[nn.Parameter]:
+    """The parameters that hidden states do not depend on, which is a head of its own: without its loss none learns."""
+    parameters = list(body.parameters())
+    was_training = body.training
+    body.eval()
+    with torch.enable_grad():
+        hidden = body(Batch(torch.zeros(1, 2, dtype=torch.int64, device=parameters[0].device)))
+        grads = torch.autograd.grad(hidden.sum(), parameters, allow_unused=True)
+    body.train(was_training)
+    return [parameter for parameter, grad in zip(parameters, grads, strict=True) if grad is None]
 
 
 def pooling(spec: Classification, model: Model) -> Pooling:

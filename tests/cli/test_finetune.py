@@ -74,6 +74,9 @@ def test_a_table_is_learnt_measured_and_answered(shape: str, folder: Path) -> No
     held = json.loads((folder / "run/split.json").read_text())
     assert len(held["train"]) + len(held["test"]) == 200
 
+    again = json.loads(run("eval", folder / "run", folder / "test.csv", "--json"))
+    assert again["accuracy"] == record["accuracy"]
+    assert again["confusion"] == record["confusion"]
     run("predict", folder / "run", folder / "test.csv", "-o", folder / "out.csv")
     with (folder / "out.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
