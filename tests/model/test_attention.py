@@ -10,7 +10,9 @@ from torch import Tensor
 from lmtool.batch import Mask
 from lmtool.model import attention
 from lmtool.model.attention import Attend, SelfAttention
+from lmtool.model.positions import RelativePositions
 from tests.model.tiny import array
+from tests.reference import attention as plain_attention
 from tests.reference import transformer as reference
 
 CPU = torch.device("cpu")
@@ -193,3 +195,51 @@ def test_very_large_scores_stay_finite(kernel: str) -> None:
     assert torch.isfinite(mixed).all()
     assert q.grad is not None
     assert torch.isfinite(q.grad).all()
+
+
+@pytest.mark.parametrize("n_queries", [1, 5, 7, 12])
+def test_more_queries_than_keys_of_a_source(kernel: str, n_queries: int) -> None:
+    """Each query sees the text of the source, and each row's own; where there is none, all stays finite."""
+    q, k, v = heads(N, n_queries, 1), heads(N, S, 2), heads(N, S, 3)
+    keep_BS = KEEP.clone()
+    keep_BS[2] = False
+    mixed = Attend(Mask(keep_BS=keep_BS), n_queries, S, CPU)(q, k, v, 0.0)
+    assert torch.isfinite(mixed).all()
+    for row in range(2):
+        wanted = reference.multi_head(
+            *(array(t[row].transpose(0, 1).flatten(1)) for t in (q, k, v)),
+            n_heads=N,
+            n_kv_heads=N,
+            may_see=lambda t, s, row=row: bool(keep_BS[row, s]),
+        )
+        assert array(mixed[row].transpose(0, 1).flatten(1)) == pytest.approx(wanted, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
+@pytest.mark.parametrize("n_queries", [1, 3, 7])
+def test_positions_are_added_to_scores(kernel: str, mask: dict[str, Any], n_queries: int) -> None:
+    """Relative positions that differ from row to row, with gradients of their table."""
+    rule = RelativePositions(N, 8, 20, True).double()
+    positions_BS = torch.randint(0, 30, (B, S), generator=torch.Generator().manual_seed(4))
+    q, k, v = heads(N, n_queries, 1), heads(N, S, 2), heads(N, S, 3)
+    mixed = Attend(Mask(**mask), n_queries, S, CPU, positions_BS, rule)(q, k, v, 0.0)
+    table = array(rule.table.weight)
+    wanted = torch.zeros_like(mixed)
+    for row in range(B):
+        for head in range(N):
+            scores, seen = [], []
+            for t in range(n_queries):
+                at = S - n_queries + t
+                away = [int(positions_BS[row, s] - positions_BS[row, at]) for s in range(S)]
+                buckets = [plain_attention.relative_bucket(distance, 8, 20, True) for distance in away]
+                dots = [
+                    plain_attention.score("scaled-dot", *(array(x) for x in (q[row, head, t], k[row, head, s])), [])
+                    for s in range(S)
+                ]
+                scores.append([dot + table[bucket, head] for dot, bucket in zip(dots, buckets, strict=True)])
+                seen.append([sees(mask, row, at, s) for s in range(S)])
+            wanted[row, head] = torch.from_numpy(plain_attention.attend(scores, array(v[row, head]), seen))
+    torch.testing.assert_close(mixed, wanted, rtol=1e-9, atol=1e-9)
+    mixed.square().sum().backward()
+    assert rule.table.weight.grad is not None
+    assert rule.table.weight.grad.abs().sum() > 0
