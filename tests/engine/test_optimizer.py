@@ -354,7 +354,7 @@ def test_muon_moves_the_matrices_of_layers_and_adamw_the_rest(activation: str) -
             for moved, height in zip(np.split(before[name] - w, edges), heights, strict=True):
                 rate = 0.5 * 0.02 * max(1, height / w.shape[1]) ** 0.5
                 singular = np.linalg.svd(moved / rate, compute_uv=False)
-                assert singular.min() > 0.3, name
+                assert singular.min() > 0.2, name
                 assert singular.max() < 1.25, name
                 n_matrices += 1
         else:
