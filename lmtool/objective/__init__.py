@@ -36,7 +36,7 @@ __all__ = [
 def build(recipe: Recipe, vocabulary: Vocabulary) -> Objective:
     """What a model learns under `recipe`, with a tokenizer of this vocabulary."""
     match recipe.objective:
-        case Causal() as spec:
+        case Causal(scheduled_sampling=None) as spec:
             return CausalObjective(spec, vocabulary.bos, recipe.data.isolate_documents)
         case Bidirectional():
             return BidirectionalObjective(CausalObjective(Causal(), vocabulary.bos, recipe.data.isolate_documents))
@@ -51,7 +51,7 @@ def build(recipe: Recipe, vocabulary: Vocabulary) -> Objective:
         case SpanCorruption() as spec:
             return SpanCorruptionObjective(spec, vocabulary, _form(recipe))
         case spec:
-            raise RecipeError([f"objective.kind: {spec.kind} is not there yet"])
+            raise RecipeError([f"objective: {spec.kind} with these keys cannot be trained yet"])
 
 
 def _form(recipe: Recipe) -> Form:
