@@ -56,7 +56,7 @@ class Attend:
         self._kernel = _Kernel(allowed_BTS, bias_PNTS, fused_causal, n_keys, device)
 
     def turn(self, x_BNTH: Tensor) -> Tensor:
-        """Queries or new keys, placed at the positions of the queries."""
+        """Queries and new keys of all heads, placed at the positions of the queries."""
         if self._rule is None:
             return x_BNTH
         if x_BNTH.dtype not in self._waves:
@@ -310,8 +310,10 @@ class SelfAttention(Mixer):
 
     def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> tuple[Tensor, LayerState | None]:
         B, T, D = x_BTD.shape
-        q, k, v = (part.view(B, T, -1, self.head_width).transpose(1, 2) for part in self.qkv.parts(x_BTD))
-        q, k = attend.turn(q), self.score.keys(attend.turn(k))
+        heads = self.qkv(x_BTD).view(B, T, -1, self.head_width).transpose(1, 2)
+        qk, v = torch.split(heads, [heads.shape[1] - self.n_kv_heads, self.n_kv_heads], 1)
+        q, k = torch.split(attend.turn(qk), [qk.shape[1] - self.n_kv_heads, self.n_kv_heads], 1)
+        k = self.score.keys(k)
         now: LayerState | None = None
         if isinstance(past, KeyValue):
             k, v = torch.cat((past.k_BNSH, k), 2), torch.cat((past.v_BNSH, v), 2)

@@ -57,7 +57,7 @@ class AttentionPositions(nn.Module):
     """A rule by which positions take part in attention; this one does nothing."""
 
     def waves(self, positions_PT: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-        """What `turned` turns queries and keys with, cosines and sines (P, 1, T, H/2); None where they stay."""
+        """What `turned` turns queries and keys with, cosines and sines (P, 1, T, H); None where they stay."""
         return None
 
     def bias(self, query_PT: Tensor, key_PS: Tensor) -> Tensor | None:
@@ -74,13 +74,13 @@ class RotaryPositions(AttentionPositions):
 
     def waves(self, positions_PT: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         angles_P1TH = _angles(positions_PT, width, self.theta)[:, None]
-        return angles_P1TH.cos().to(dtype), angles_P1TH.sin().to(dtype)
+        cos, sin = angles_P1TH.cos().to(dtype), angles_P1TH.sin().to(dtype)
+        return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
 
 def turned(x_BNTH: Tensor, cos_P1TH: Tensor, sin_P1TH: Tensor) -> Tensor:
-    """Each pair (i, i + H/2) turned by its angle."""
-    first, second = x_BNTH.chunk(2, -1)
-    return torch.cat((first * cos_P1TH - second * sin_P1TH, second * cos_P1TH + first * sin_P1TH), -1)
+    """Each pair (a, b) = (i, i + H/2) turned by its angle: (a cos - b sin, b cos + a sin)."""
+    return torch.addcmul(x_BNTH * cos_P1TH, x_BNTH.roll(x_BNTH.shape[-1] // 2, -1), sin_P1TH)
 
 
 class AlibiPositions(AttentionPositions):
