@@ -157,7 +157,8 @@ def evaluate(
     The text counts without the first token of a document, unless that is the mark of its beginning.
     report: told the tokens that are done and to do. Raises DataError when there is no token to predict.
     """
-    wanted = spans(store, context, stride)
+    longest = objective.window(context)
+    wanted = spans(store, longest, min(stride, longest))
     n_bytes, n_words = int(np.sum(store.n_bytes)), int(np.sum(store.n_words))
     for number in range(store.n_documents):
         begin, _ = store.document(number)

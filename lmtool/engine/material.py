@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from lmtool.engine.device import Compute
 from lmtool.engine.distributed import World
-from lmtool.engine.evaluate import mean_loss, sample_spans
+from lmtool.engine.evaluate import Span, mean_loss, sample_spans
 from lmtool.engine.examples import Examples, Source
 from lmtool.model import LanguageModel, SkipGramModel
 from lmtool.objective import Objective
@@ -59,7 +59,7 @@ class TextMaterial(Material):
         self.tokenizer = prepared.tokenizer
         self.documents = prepared.data.split == "document"
         self._recipe = recipe
-        self._spans = sample_spans(prepared.valid, recipe.model.context, recipe.evaluation.tokens, recipe.seed)
+        self._spans: list[Span] | None = None
         self.batch_units = recipe.training.batch_size * recipe.model.context
         if isinstance(recipe.model, NGram):
             self.batch_units = len(prepared.train) // recipe.training.steps
@@ -74,4 +74,8 @@ class TextMaterial(Material):
         return Examples(self.prepared.train, objective.cut(self._recipe.model.context), self._recipe.seed, lanes)
 
     def validate(self, lm: LanguageModel, objective: Objective, compute: Compute, world: World) -> Validation:
-        return Validation(mean_loss(lm, self.prepared.valid, self._spans, objective, compute, world))
+        valid, recipe = self.prepared.valid, self._recipe
+        if self._spans is None:
+            longest = objective.window(recipe.model.context)
+            self._spans = sample_spans(valid, longest, recipe.evaluation.tokens, recipe.seed)
+        return Validation(mean_loss(lm, valid, self._spans, objective, compute, world))

@@ -91,6 +91,10 @@ class Objective(ABC):
     def cut(self, context: int) -> Cut:
         """How text is cut for a model that reads `context` positions."""
 
+    def window(self, context: int) -> int:
+        """How many tokens behind its first one a text may have that is measured at once in `context` positions."""
+        return context
+
     @abstractmethod
     def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
         """The batch of these examples; all corruption happens here. done: the share of the training that is over."""

@@ -33,6 +33,10 @@ class MaskedObjective(Objective):
         """Windows that leave room for [CLS] and [SEP]."""
         return Cut("stream", context - 2, context - 2)
 
+    def window(self, context: int) -> int:
+        """All tokens of a window are read, and [CLS] and [SEP] besides."""
+        return max(1, context - 3)
+
     def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
         """Rows with what was chosen replaced; targets are the tokens that stood there."""
         return self._rows([self._corrupted(example.tokens, example.rng) for example in examples])

@@ -218,7 +218,7 @@ class Transformer(Spec):
             mistakes.append(f"context {self.context} is longer than position.size {size}")
         if isinstance(self.position, SinusoidalPosition) and self.d_model % 2:
             mistakes.append(f"d_model {self.d_model} is odd; sinusoidal positions come in pairs")
-        if isinstance(self.position, RotaryPosition) and self.d_model // self.n_heads % 2:
+        if isinstance(self.position, RotaryPosition) and self.d_model % (2 * self.n_heads) == self.n_heads:
             mistakes.append(f"n_heads {self.n_heads} gives heads of an odd width; rotary positions come in pairs")
         if isinstance(self.position, RotaryPosition) and self.score not in ("dot", "scaled-dot"):
             mistakes.append(f"score {self.score} transforms what rotary positions have turned; take dot or scaled-dot")
@@ -228,6 +228,10 @@ class Transformer(Spec):
             mistakes.append(f"rank is for a reduced-rank score, not for score {self.score}")
         if self.next_sentence_head and self.shape != "encoder":
             mistakes.append(f"next_sentence_head is for shape encoder, not for shape {self.shape}")
+        if self.n_segments and self.shape != "encoder":
+            mistakes.append(f"n_segments is for shape encoder, not for shape {self.shape}, whose rows hold one text")
+        if self.head_transform and self.activation in ("swiglu", "geglu"):
+            mistakes.append(f"head_transform has no gate, which activation {self.activation} needs; take gelu")
         if mistakes:
             raise ValueError("\n".join(mistakes))
         return self

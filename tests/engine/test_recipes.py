@@ -11,6 +11,7 @@ from lmtool.cli import app
 from lmtool.engine import session, train
 from lmtool.engine.build import build_model, load_run
 from lmtool.engine.optimizer import Optimizers
+from lmtool.errors import RecipeError
 from lmtool.recipe.load import Setting, load, shipped
 from tests.engine.tiny import Work, ended, metrics, no_report
 
@@ -29,7 +30,17 @@ SMALL = (
 )
 
 
-@pytest.mark.parametrize("name", sorted(shipped()))
+WAITING = ("bert-base", "bert-large", "bert-tiny", "transformer-base", "transformer-tiny")
+"""Recipes with objectives that cannot be trained yet: next sentences, and pairs."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.xfail(strict=True, raises=RecipeError)] if name in WAITING else [])
+        for name in sorted(shipped())
+    ],
+)
 def test_a_shipped_recipe_trains_measures_and_writes(name: str, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     without_gradient: set[str] = set()
     genuine = Optimizers.update
@@ -44,7 +55,8 @@ def test_a_shipped_recipe_trains_measures_and_writes(name: str, work: Work, monk
     own = {f"model.{field}" for field in type(load(name).recipe.model).model_fields}
     settings = [text for text in SMALL if not text.startswith("model.") or text.partition("=")[0] in own]
     if hasattr(load(name).recipe.tokenizer, "vocab_size"):
-        settings.append("tokenizer.vocab_size=300")
+        sentinels = load(name).recipe.tokenizer.sentinels
+        settings.append(f"tokenizer.vocab_size={300 + sentinels}")
     resolved = load(name, settings, [Setting("data.train", [str(work.text)], "TEXT")])
     events = list(session.pretrain(resolved, output=work.run(), command=[], report=no_report, stop=lambda: False))
     assert ended(events).step == 2
@@ -74,7 +86,9 @@ def test_a_shipped_recipe_trains_measures_and_writes(name: str, work: Work, monk
         "stride",
         "limit_bits_per_byte",
     ]
-    asked = ["generate", "the cat", "--run", str(work.run()), "--max-new-tokens", "20", "--seed", "1", "--json"]
+    # what reads both sides fills masks
+    wanted = "--length" if loaded.model.reads == "both" else "--max-new-tokens"
+    asked = ["generate", "the cat", "--run", str(work.run()), wanted, "10", "--seed", "1", "--json"]
     first, second = (CliRunner().invoke(app, asked) for _ in range(2))
     assert first.exit_code == 0, first.output
     assert first.stdout == second.stdout

@@ -125,3 +125,10 @@ def test_splits_of_a_batch_give_the_same_gradient(spans: Any) -> None:
     for other in found[1:]:
         for one, two in zip(found[0], other, strict=True):
             torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-8)
+
+
+def test_the_longest_window_that_is_measured_fills_the_context() -> None:
+    own = objective()
+    tokens = np.arange(own.window(16) + 1) + SPECIALS
+    for batch in (own.collate_spans([(tokens, 1)]), own.collate_validation([(tokens, 1)])):
+        assert batch.tokens_BT.shape == (1, 16)

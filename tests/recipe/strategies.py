@@ -94,7 +94,8 @@ def transformers(draw: st.DrawFn) -> Transformer:
         {
             **fields,
             "rank": fields["rank"] and draw(st.integers(1, 5)),
-            "n_segments": draw(st.integers(0, 3)),
+            "n_segments": draw(st.integers(0, 3)) if fields["shape"] == "encoder" else 0,
+            "head_transform": fields["head_transform"] and fields["activation"] not in ("swiglu", "geglu"),
             "n_layers": draw(st.integers(1, 3)),
             "n_heads": groups * kv_heads,
             "n_kv_heads": draw(st.sampled_from([None, kv_heads])),
