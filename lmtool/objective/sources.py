@@ -131,6 +131,10 @@ class SpanCorruptionObjective(Objective):
                 length -= 1
         return Cut("stream", length, length)
 
+    def window(self, context: int) -> int:
+        """Both in training's form and as one removed span, a row has room for its marks."""
+        return max(1, min(context - 3, self.cut(context).length - 1))
+
     def _sizes(self, n: int) -> tuple[int, int]:
         """How many tokens are removed from n, in how many spans."""
         n_noise = min(max(1, round(self.spec.rate * n)), max(1, n - 1))
