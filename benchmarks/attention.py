@@ -3,7 +3,9 @@
     python benchmarks/attention.py [--lengths 512 1024 2048 4096 8192] [--window 128 --dilation 1 --globals 0]
 
 Each measurement is a process of its own, whose peak of memory is read off at its end, less that of a process that only
-loads and makes the inputs. Attention alone: queries, keys and values are given, float32, one row, causal.
+loads and makes the inputs. Attention alone: queries, keys and values are given, one row, causal. "masked" is the window
+as a mask over all pairs of positions, "dense" the fused kernel without a window. Processor time of one thread, so that
+other work on the machine counts little.
 """
 
 import argparse
@@ -21,22 +23,23 @@ from lmtool.model.attention import Attend
 REPEATS = 3
 
 
-def measure(length: int, kind: str, heads: int, width: int, window: int, dilation: int, n_global: int) -> None:
-    """Print the peak memory of this process in kB, and the median seconds of a forward and backward pass."""
-    masks = {"dense": Mask(causal=True), "window": Mask(True, window, dilation, n_global)}
-    masks["masked"] = masks["window"]
-    q, k, v = (torch.randn(1, heads, length, width, requires_grad=True) for _ in range(3))
+def measure(length: int, kind: str, given: argparse.Namespace) -> None:
+    """Print the peak memory of this process in kB, and the median processor seconds of a forward and backward pass."""
+    torch.set_num_threads(1)
+    window = Mask(True, given.window, given.dilation, given.globals)
+    mask = Mask(causal=True) if kind == "dense" else window
+    dtype = torch.bfloat16 if given.bfloat16 else torch.float32
+    q, k, v = (torch.randn(1, given.heads, length, given.width, dtype=dtype, requires_grad=True) for _ in range(3))
     seconds = []
     for _ in range({"nothing": 0, "masked": 1}.get(kind, REPEATS)):
-        began = time.perf_counter()
+        began = time.process_time()
         if kind == "masked":
-            # the window as a mask over all pairs: what blocks save
-            allowed = masks[kind].allowed(length, length, q.device)
+            allowed = mask.allowed(length, length, q.device)
             mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
         else:
-            mixed = Attend(masks[kind], length, length, q.device)(q, k, v, 0.0)
+            mixed = Attend(mask, length, length, q.device)(q, k, v, 0.0)
         mixed.sum().backward()
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.process_time() - began)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (1024 if sys.platform == "darwin" else 1)
     print(peak, statistics.median(seconds or [0.0]))
 
@@ -49,16 +52,16 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=128)
     parser.add_argument("--dilation", type=int, default=1)
     parser.add_argument("--globals", type=int, default=0)
+    parser.add_argument("--bfloat16", action="store_true")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
-        length, kind = int(given.one[0]), given.one[1]
-        return measure(length, kind, given.heads, given.width, given.window, given.dilation, given.globals)
+        return measure(int(given.one[0]), given.one[1], given)
     kinds = ("window", "masked", "dense")
     print(
         f"{given.heads} heads x {given.width}, window {given.window}, dilation {given.dilation}, {given.globals} global"
     )
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
+    print(f"torch {torch.__version__}, {'bfloat16' if given.bfloat16 else 'float32'}, 1 thread")
     print("length " + "".join(f"{kind:>20}" for kind in kinds))
     for length in given.lengths:
         found = {}

@@ -21,6 +21,9 @@ PLAIN_LIMIT = 512
 BLOCK = 64
 """Fewest queries that are computed together under a window."""
 
+STEP = 16
+"""Of what the keys of a block are a multiple; matrix products of odd sizes are slow."""
+
 
 class Attend:
     """softmax(score(q, k) + mask) v under one mask: made once for a forward pass and used by all layers of a stack.
@@ -191,8 +194,8 @@ class _Windows:
         real = F.pad(local, (0, self._n_global), value=True)
         query_CQ1, key_C1W = query_CQ.clamp(max=length - 1)[:, :, None], key_CW.clamp(0, length - 1)[:, None]
         allowed = mask.between(query_CQ1, key_C1W) & real[:, None]
-        # a query that sees nothing sees itself, and one behind the row anything, so that softmax stays finite
-        own = (query_CQ[:, :, None] == key_CW[:, None]) | (query_CQ[:, :, None] >= length)
+        # a query that sees nothing sees itself, also behind the row, so that softmax stays finite
+        own = query_CQ[:, :, None] == key_CW[:, None]
         allowed_RQW = (allowed | (~allowed.any(-1, keepdim=True) & own)).flatten(0, 1)
         bias = None
         if rule is not None:
@@ -257,9 +260,10 @@ class _Windows:
 
 
 def _reach(mask: Mask) -> tuple[int, int]:
-    """How many steps back a window goes, and how many queries make a block."""
+    """How many steps back a block sees, at least the window's, and how many queries make a block."""
     assert mask.window is not None
-    return mask.window - 1, max(BLOCK, mask.window - 1)
+    reach = -(-(mask.window - 1) // STEP) * STEP
+    return reach, max(BLOCK, reach)
 
 
 class Mixer(nn.Module, ABC):

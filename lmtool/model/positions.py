@@ -125,7 +125,8 @@ class RelativePositions(AttentionPositions):
     def bias(self, query_PT: Tensor, key_PS: Tensor) -> Tensor:
         away_PTS = key_PS[:, None] - query_PT[:, :, None]
         bias_PTSN: Tensor = self.table(self.bucket(away_PTS))
-        return bias_PTSN.permute(0, 3, 1, 2)
+        # in the order of the scores, which it is added to in every layer
+        return bias_PTSN.permute(0, 3, 1, 2).contiguous()
 
     def bucket(self, away: Tensor) -> Tensor:
         """The bucket of each distance from query to key, negative for keys before the query."""
