@@ -5,19 +5,26 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from torch import nn
 
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.model import DecodeState, build
 from lmtool.model.transformer import TransformerEncoder
+from lmtool.recipe.load import load, shipped
 from lmtool.recipe.size import parameter_count
 from lmtool.recipe.spec import Init, LearnedPosition, Norm, Transformer
 from tests.model import tiny
+from tests.model.test_papers import PAPERS
 from tests.model.tiny import TRANSFORMERS, VOCAB
 
-PAGE = Path(__file__).parents[2] / "docs" / "transformer.md"
+SHAPE_OF = {
+    "transformer": "decoder",
+    "bert": "encoder",
+    "encoder-decoder": "encoder-decoder",
+    "prefix-lm": "prefix",
+}
+PAGES = {name: Path(__file__).parents[2] / "docs" / f"{name}.md" for name in SHAPE_OF}
 NORMS = [{"kind": kind, "place": place} for kind in ("layer", "rms") for place in ("pre", "post")]
 SHAPES = ("decoder", "encoder", "encoder-decoder", "prefix")
 POSITIONS = ("learned", "sinusoidal", "alibi", "relative", "rotary", "none")
@@ -237,16 +244,40 @@ def test_dropout_is_off_in_evaluation() -> None:
     assert not torch.equal(model(batch), model(batch))
 
 
-def test_the_page_names_every_key_and_row() -> None:
-    page = PAGE.read_text(encoding="utf-8")
+def test_the_pages_name_every_key_and_row() -> None:
+    pages = "".join(page.read_text(encoding="utf-8") for page in PAGES.values())
     for spec in (Transformer, LearnedPosition, Norm, Init):
         for key in spec.model_fields:
-            assert f"`{key}`" in page or f".{key}`" in page, key
-    for row in ("M9", "M13", "M15", "M16", "M17", "O1", "O10", "O14"):
-        assert row in page
+            assert f"`{key}`" in pages or f".{key}`" in pages, key
+    for row in ("M9", "M10", "M11", "M12", "M13", "M15", "M16", "M17", "O1", "O2", "O5", "O6", "O7", "O10", "O14"):
+        assert row in pages
 
 
-def test_the_recipe_on_the_page_is_one() -> None:
-    block = PAGE.read_text(encoding="utf-8").split("```yaml\n")[1].split("```")[0]
-    model = build(Transformer.model_validate(yaml.safe_load(block)["model"]), VOCAB)
-    assert sum(p.numel() for p in model.parameters()) > 10_000_000
+def test_the_first_page_names_every_key_of_a_model() -> None:
+    page = PAGES["transformer"].read_text(encoding="utf-8")
+    for key in Transformer.model_fields:
+        assert f"\n| `{key}` |" in page, key
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_recipe_on_a_page_is_one(name: str, tmp_path: Path) -> None:
+    block = PAGES[name].read_text(encoding="utf-8").split("```yaml\n")[1].split("```")[0]
+    file = tmp_path / "page.yaml"
+    file.write_text(f"{block}training: {{steps: 1, batch_size: 1}}\n", encoding="utf-8")
+    recipe = load(file).recipe
+    assert isinstance(recipe.model, Transformer)
+    assert recipe.model.shape == SHAPE_OF[name]
+    with torch.device("meta"):
+        assert sum(p.numel() for p in build(recipe.model, VOCAB).parameters()) > 1_000_000
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_names_the_recipes_of_its_shape(name: str) -> None:
+    """With the sizes of those whose papers say them."""
+    page = PAGES[name].read_text(encoding="utf-8")
+    for recipe_name in shipped():
+        recipe = load(recipe_name).recipe
+        if isinstance(recipe.model, Transformer) and recipe.model.shape == SHAPE_OF[name]:
+            assert f"`{recipe_name}`" in page, recipe_name
+            if recipe_name in PAPERS:
+                assert f"{PAPERS[recipe_name][0]:,}" in page, recipe_name
