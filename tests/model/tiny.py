@@ -176,32 +176,38 @@ def padded(texts: Sequence[Sequence[int]], longest: int = 0) -> tuple[Tensor, Te
 def read(built: LanguageModel, tokens_BT: Tensor, texts: Sequence[Sequence[int]] | None = None, **more: Any) -> Tensor:
     """Hidden states (B, T, D) of the tokens in one forward pass; models with a source read `texts` as that.
 
-    more: other fields of the batch; `sources_to` pads the sources to so many tokens.
+    more: other fields of the batch.
     """
+    device = device_of(built)
     if built.reads != "source":
-        hidden: Tensor = built(Batch(tokens_BT, **more))
+        hidden: Tensor = built(Batch(tokens_BT, **more).to(device))
         return hidden
     texts = sources(len(tokens_BT)) if texts is None else texts
-    source_BS, keep_BS = padded(texts, more.pop("sources_to", 0))
+    source_BS, keep_BS = padded(texts)
     if not isinstance(built, TransformerPrefix):
-        return built(Batch(tokens_BT, source_BS=source_BS, source_keep_BS=keep_BS, **more))
+        return built(Batch(tokens_BT, source_BS=source_BS, source_keep_BS=keep_BS, **more).to(device))
     # a row is the prefix, the tokens, and padding
     T = tokens_BT.shape[1]
     keep_BT = more.pop("keep_BT", torch.ones_like(tokens_BT, dtype=torch.bool))
     rows = [[*text, *own] for text, own in zip(texts, tokens_BT.tolist(), strict=True)]
     kept = [[*[True] * len(text), *own] for text, own in zip(texts, keep_BT.tolist(), strict=True)]
-    rows_BT, text_BT = padded(rows, more.pop("rows_to", 0))
+    rows_BT, text_BT = padded(rows)
     if text_BT is not None or not keep_BT.all():
         more["keep_BT"] = padded(kept, rows_BT.shape[1])[0] == 1
     prefix_B = torch.tensor([len(text) for text in texts])
-    hidden = built(Batch(rows_BT, prefix_B=prefix_B, **more))
+    hidden = built(Batch(rows_BT, prefix_B=prefix_B, **more).to(device))
     return torch.stack([row[n : n + T] for row, n in zip(hidden, prefix_B.tolist(), strict=True)])
 
 
 def start(built: LanguageModel, n_rows: int, texts: Sequence[Sequence[int]] | None = None) -> DecodeState:
     """The state before the first token of so many rows, behind their sources."""
     source_BS, keep_BS = padded(sources(n_rows) if texts is None else texts)
-    return built.start(Batch(tokens(n_rows, 1), source_BS=source_BS, source_keep_BS=keep_BS))
+    batch = Batch(tokens(n_rows, 1), source_BS=source_BS, source_keep_BS=keep_BS)
+    return built.start(batch.to(device_of(built)))
+
+
+def device_of(built: LanguageModel) -> torch.device:
+    return next(built.parameters()).device
 
 
 def as_reference(built: LanguageModel, of: Transformer) -> reference.Model:
