@@ -134,7 +134,7 @@ def test_wide_vocabularies_are_packed_into_several_words() -> None:
 def test_any_chunks_equal_one_forward_pass(order: int, chunking: tuple[int, list[int]]) -> None:
     model, (length, cuts) = counted(some_documents(), order), chunking
     tokens_BT = tiny.tokens(2, length, seed=length)
-    hidden, state = read(model, tokens_BT, cuts)
+    hidden, state = read(model, tokens_BT, cuts, model.start(Batch(tokens_BT)))
     assert torch.equal(hidden, model(Batch(tokens_BT)))
     assert state.length == length
 
@@ -143,7 +143,9 @@ def test_any_chunks_equal_one_forward_pass(order: int, chunking: tuple[int, list
 def test_rows_of_states_are_picked_and_joined(order: int) -> None:
     model = counted(some_documents(), order)
     rows = [tiny.tokens(1, length, seed=length) for length in (3, 7)]
-    joined = DecodeState.join([read(model, row, [])[1] for row in rows])[torch.tensor([1, 0, 1])]
+    joined = DecodeState.join([read(model, row, [], model.start(Batch(row)))[1] for row in rows])[
+        torch.tensor([1, 0, 1])
+    ]
     more = tiny.tokens(3, 2, seed=9)
     hidden, _ = model.advance(more, joined)
     for i, row in enumerate((rows[1], rows[0], rows[1])):
