@@ -20,7 +20,7 @@ from tests.model import tiny
 from tests.model.tiny import CACHED, FAMILIES
 
 EXACT: dict[str, float] = {"rtol": 1e-9, "atol": 1e-9}
-quick = settings(max_examples=12, deadline=None)
+quick = settings(max_examples=8, deadline=None)
 families = pytest.mark.parametrize("family", CACHED)
 Texts = Sequence[Sequence[int]]
 

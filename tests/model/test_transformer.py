@@ -151,6 +151,25 @@ def test_the_recipe_counts_the_parameters_that_are_there(changes: dict[str, Any]
     assert parameter_count(tiny.spec(**changes), VOCAB) == sum(p.numel() for p in model.parameters())
 
 
+@pytest.mark.parametrize("family", ["gpt2", "gpt1", "modern", "bert", "longformer", "2017", "t5", "prefix"])
+def test_one_batch_is_learnt_by_heart(family: str) -> None:
+    torch.manual_seed(0)
+    model = build(tiny.spec(**TRANSFORMERS[family]), VOCAB)
+    tokens_BT, targets_BT = tiny.tokens(3, 8), tiny.tokens(3, 8, seed=1)
+    tokens_BT[:, 0] = torch.arange(3)  # so that rows differ from the first position on
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(120):
+        logits = model.logits(tiny.read(model, tokens_BT))
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets_BT.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[0] > 2
+    assert losses[-1] < 0.1
+
+
 def test_an_encoder_has_no_next_token() -> None:
     model = tiny.model(**tiny.BERT)
     with pytest.raises(UsageError, match="no next token"):
