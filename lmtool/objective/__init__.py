@@ -7,7 +7,7 @@ from lmtool.objective.causal import CausalObjective
 from lmtool.objective.classification import ClassificationObjective
 from lmtool.objective.masked import MaskedObjective
 from lmtool.objective.skipgram import SkipGramObjective
-from lmtool.objective.sources import Form, PrefixObjective, SpanCorruptionObjective
+from lmtool.objective.sources import Form, PrefixObjective, Seq2SeqObjective, SpanCorruptionObjective
 from lmtool.recipe.spec import (
     Bidirectional,
     Causal,
@@ -15,6 +15,7 @@ from lmtool.recipe.spec import (
     Masked,
     Prefix,
     Recipe,
+    Seq2Seq,
     SkipGramWindow,
     SpanCorruption,
     Transformer,
@@ -27,6 +28,7 @@ __all__ = [
     "Example",
     "Loss",
     "Objective",
+    "Seq2SeqObjective",
     "SkipGramObjective",
     "Vocabulary",
     "build",
@@ -50,6 +52,8 @@ def build(recipe: Recipe, vocabulary: Vocabulary) -> Objective:
             return PrefixObjective(spec, vocabulary, _form(recipe))
         case SpanCorruption() as spec:
             return SpanCorruptionObjective(spec, vocabulary, _form(recipe))
+        case Seq2Seq(scheduled_sampling=None) as spec:
+            return Seq2SeqObjective(spec, vocabulary, _form(recipe))
         case spec:
             raise RecipeError([f"objective: {spec.kind} with these keys cannot be trained yet"])
 

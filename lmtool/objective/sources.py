@@ -1,4 +1,4 @@
-"""Objectives that write a target from a source: prefix language modelling, and span corruption (T5).
+"""Objectives that write a target from a source: pairs, prefix language modelling, and span corruption (T5).
 
 Shapes: B rows, T positions of the target, S positions of the source.
 """
@@ -16,7 +16,7 @@ from lmtool.batch import IGNORE, Batch
 from lmtool.model import LanguageModel
 from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
 from lmtool.objective.cross_entropy import summed_loss
-from lmtool.recipe.spec import Prefix, SpanCorruption
+from lmtool.recipe.spec import Prefix, Seq2Seq, SpanCorruption
 
 Ints = NDArray[np.int64]
 Form = Literal["prefix", "encoder-decoder"]
@@ -196,6 +196,36 @@ class SpanCorruptionObjective(Objective):
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
         return summed_loss(model, batch)
+
+    def score(self, model: LanguageModel, batch: Batch) -> Loss:
+        return summed_loss(model, batch)
+
+
+@dataclass(frozen=True)
+class Seq2SeqObjective(Objective):
+    """Mean over the tokens of a target, its [EOS] included, of -log p(w_t | w_<t, source) (Sutskever et al. 2014)."""
+
+    spec: Seq2Seq
+    vocabulary: Vocabulary
+    form: Form
+
+    def cut(self, context: int) -> Cut:
+        raise TypeError("pairs are not cut from a text")
+
+    def collate_spans(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
+        raise TypeError("pairs are not measured as a text")
+
+    def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
+        """Pairs padded behind; the target stands behind [BOS]. Raises ValueError for an example without a target."""
+        pairs = []
+        for example in examples:
+            if example.other is None:
+                raise ValueError("a source without a target has no loss")
+            pairs.append(Pair(example.tokens, self.vocabulary.bos, example.other))
+        return batch_of(pairs, self.form, self.vocabulary.pad)
+
+    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
+        return summed_loss(model, batch, self.spec.label_smoothing)
 
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
         return summed_loss(model, batch)

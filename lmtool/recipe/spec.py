@@ -572,6 +572,29 @@ Tokenizer = Annotated[
 ]
 
 
+class Task(Spec):
+    """One of several tables that are learnt together, all as text to text (Raffel et al. 2020)."""
+
+    name: str
+    """Stands before each source, with a colon."""
+    train: str
+    """A labelled .csv, .tsv, .jsonl or .parquet file, or `hf:NAME`. Labels are written as text."""
+    valid: str | None = None
+    """Table that has a say in the best checkpoint; by default a part is held out."""
+    test: str | None = None
+    """Table that is only measured on, when training is over."""
+    weight: PositiveFloat = 1.0
+    """How often each row is seen in one pass over all tables."""
+    text_columns: Strings = ()
+    """Columns that hold the texts of a row; found by their names when empty."""
+    label_column: str | None = None
+    """Column that holds the label; found by its name by default."""
+    source_column: str | None = None
+    """Column that holds the source of a pair; found by its name by default."""
+    target_column: str | None = None
+    """Column that holds the target of a pair; found by its name by default."""
+
+
 class Data(Spec):
     """The text to train on."""
 
@@ -581,16 +604,18 @@ class Data(Spec):
     """Validation text; when empty, it is split off the training text."""
     column: str = "text"
     """Column of .jsonl, .csv and .parquet files that holds the text."""
-    source_column: str = "source"
-    """Column that holds the source of a pair, for objective seq2seq."""
-    target_column: str = "target"
-    """Column that holds the target of a pair, for objective seq2seq."""
+    source_column: str | None = None
+    """Column that holds the source of a pair, for objective seq2seq; found by its name by default."""
+    target_column: str | None = None
+    """Column that holds the target of a pair, for objective seq2seq; found by its name by default."""
     text_columns: Strings = ()
     """Columns that hold the texts of a row, for objective classification; found by their names when empty."""
     label_column: str | None = None
     """Column that holds the label, for objective classification; found by its name by default."""
     test: str | None = None
-    """Labelled table that is only measured on, when training is over; for objective classification."""
+    """Table that is only measured on, when training is over; for objectives classification and seq2seq."""
+    tasks: Annotated[tuple[Task, ...], Field(strict=False)] = ()
+    """Tables that are learnt together, in place of one in `train`; for objective seq2seq."""
     encoding: str | None = None
     """Of labelled .csv and .tsv tables; UTF-8 by default."""
     delimiter: str | None = None
@@ -606,6 +631,18 @@ class Data(Spec):
     isolate_documents: bool = False
     """Hide from each token the other documents packed into its row."""
 
+    @model_validator(mode="after")
+    def _tasks_stand_alone(self) -> Self:
+        mistakes = []
+        names = [task.name for task in self.tasks]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            mistakes.append(f"tasks has two of the name {twice[0]}")
+        given = [key for key in ("train", "valid", "test", "text_columns") if self.tasks and getattr(self, key)]
+        mistakes += [f"{key} is for one table; each of the tasks has its own" for key in given]
+        if mistakes:
+            raise ValueError("\n".join(mistakes))
+        return self
+
 
 # Training
 
@@ -616,7 +653,7 @@ class Training(Spec):
     steps: PositiveInt
     """Optimizer steps in all."""
     epochs: PositiveFloat | None = None
-    """Passes over a labelled table, which then decide the steps; for objective classification."""
+    """Passes over a table, which then decide the steps; for objectives classification and seq2seq."""
     batch_size: PositiveInt
     """Sequences in one optimizer step, over all devices."""
     micro_batch: PositiveInt | Literal["auto"] = "auto"
@@ -739,6 +776,8 @@ class Evaluation(Spec):
     """Validation tokens scored each time, the same ones every time; null for all."""
     metric: Literal["loss", "accuracy", "macro-f1", "correlation"] = "loss"
     """What tells the best checkpoint; all but loss are for objective classification."""
+    num_beams: PositiveInt = 1
+    """Width of the beam search that answers tables at the end, for objective seq2seq; 1 is greedy."""
     patience: PositiveInt | None = None
     """Stop after this many validations without a new best; null never stops early."""
     prompts: Strings = ()
