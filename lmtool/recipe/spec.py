@@ -572,29 +572,6 @@ Tokenizer = Annotated[
 ]
 
 
-class Task(Spec):
-    """One of several tables that are learnt together, all as text to text (Raffel et al. 2020)."""
-
-    name: str
-    """Stands before each source, with a colon."""
-    train: str
-    """A labelled .csv, .tsv, .jsonl or .parquet file, or `hf:NAME`. Labels are written as text."""
-    valid: str | None = None
-    """Table that has a say in the best checkpoint; by default a part is held out."""
-    test: str | None = None
-    """Table that is only measured on, when training is over."""
-    weight: PositiveFloat = 1.0
-    """How often each row is seen in one pass over all tables."""
-    text_columns: Strings = ()
-    """Columns that hold the texts of a row; found by their names when empty."""
-    label_column: str | None = None
-    """Column that holds the label; found by its name by default."""
-    source_column: str | None = None
-    """Column that holds the source of a pair; found by its name by default."""
-    target_column: str | None = None
-    """Column that holds the target of a pair; found by its name by default."""
-
-
 class Data(Spec):
     """The text to train on."""
 
@@ -614,8 +591,11 @@ class Data(Spec):
     """Column that holds the label, for objective classification; found by its name by default."""
     test: str | None = None
     """Table that is only measured on, when training is over; for objectives classification and seq2seq."""
-    tasks: Annotated[tuple[Task, ...], Field(strict=False)] = ()
-    """Tables that are learnt together, in place of one in `train`; for objective seq2seq."""
+    tasks: Strings = ()
+    """Tables that are learnt together as text to text, each `name:file`, or `name:file:weight` to see each of its rows
+    `weight` times in a pass; in place of one table in `train`; for objective seq2seq."""
+    task_tests: Strings = ()
+    """For some of the tasks a table that is only measured on, each `name:file`."""
     encoding: str | None = None
     """Of labelled .csv and .tsv tables; UTF-8 by default."""
     delimiter: str | None = None
@@ -633,12 +613,10 @@ class Data(Spec):
 
     @model_validator(mode="after")
     def _tasks_stand_alone(self) -> Self:
-        mistakes = []
-        names = [task.name for task in self.tasks]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            mistakes.append(f"tasks has two of the name {twice[0]}")
         given = [key for key in ("train", "valid", "test", "text_columns") if self.tasks and getattr(self, key)]
-        mistakes += [f"{key} is for one table; each of the tasks has its own" for key in given]
+        mistakes = [f"{key} is for one table, not for tasks" for key in given]
+        if self.task_tests and not self.tasks:
+            mistakes.append("task_tests are for tasks, of which there are none")
         if mistakes:
             raise ValueError("\n".join(mistakes))
         return self
