@@ -13,8 +13,9 @@ from lmtool.engine.build import read_run, vocabulary_rows
 from lmtool.engine.device import Compute, resolve
 from lmtool.engine.distributed import World, joined, local_rank
 from lmtool.engine.material import Material, TextMaterial
+from lmtool.engine.pairs import read_tables
 from lmtool.engine.results import Results, measure_best
-from lmtool.engine.tables import SPLIT, RowMaterial, read_rows, saved_split
+from lmtool.engine.tables import SPLIT, saved_split
 from lmtool.engine.train import Ended, Event, Progress, Warned, train
 from lmtool.errors import CheckpointError, DataError, UsageError
 from lmtool.recipe.document import Path as RecipePath
@@ -22,7 +23,7 @@ from lmtool.recipe.document import dotted
 from lmtool.recipe.dump import dump, leaves
 from lmtool.recipe.load import Resolved, load
 from lmtool.recipe.size import check_fits, machine_memory, parameter_count
-from lmtool.recipe.spec import Classification, NGram, Recipe, Recurrent, SkipGram, Transformer
+from lmtool.recipe.spec import Classification, NGram, Recipe, Recurrent, Seq2Seq, SkipGram, Transformer
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import Run, check_folder, describe_environment
 from lmtool.run.find import find
@@ -92,6 +93,11 @@ def pretrain(
     recipe = resolved.recipe
     if not recipe.data.train:
         raise UsageError("no text to train on", fix="name a file: lmtool pretrain TEXT")
+    if isinstance(recipe.objective, Classification | Seq2Seq):
+        raise UsageError(
+            f"objective {recipe.objective.kind} learns from a table, not from a text",
+            fix=f"lmtool finetune TABLE --recipe {resolved.name}",
+        )
     compute = resolve(recipe.training.device, recipe.training.precision, local_rank())
     weights, tokenizer = open_source(source) if source is not None else (None, None)
     with joined(compute) as world:
@@ -139,7 +145,7 @@ def finetune(
         if world.is_main:
             check_folder(output)
         report("reading", 0, 0)
-        rows = read_rows(recipe, tokenizer)
+        rows = read_tables(recipe, tokenizer)
         recipe, material = rows.recipe, rows.material
         run = None
         if world.is_main:
@@ -163,7 +169,7 @@ def finetune(
                 train(run, recipe, material, compute, world, source=weights, same_labels=same, stop=stop)
             )
             if run is not None and ended.reason != "interrupted":
-                yield measure_best(run, recipe, material, compute)
+                yield from measure_best(run, recipe, material, compute)
 
 
 def _until_ended(events: Iterator[Event]) -> Generator[Event, None, Ended]:
@@ -242,8 +248,8 @@ def resume(
             main = run if world.is_main else None
             events = train(main, recipe, material, compute, world, checkpoint=checkpoint, stop=stop)
             ended = yield from _until_ended(events)
-            if main is not None and isinstance(material, RowMaterial) and ended.reason != "interrupted":
-                yield measure_best(main, recipe, material, compute)
+            if main is not None and not isinstance(material, TextMaterial) and ended.reason != "interrupted":
+                yield from measure_best(main, recipe, material, compute)
 
 
 def summary(recipe: Recipe) -> str:
@@ -310,8 +316,8 @@ def _prepare(recipe: Recipe, world: World, report: Report, tokenizer: Tokenizer 
 
 def _material(recipe: Recipe, run: Run, world: World, report: Report, tokenizer: Tokenizer) -> tuple[Material, str]:
     """What a run learns from, read again, and its fingerprint."""
-    if isinstance(recipe.objective, Classification):
-        rows = read_rows(recipe, tokenizer, saved_split(run.path))
+    if isinstance(recipe.objective, Classification | Seq2Seq):
+        rows = read_tables(recipe, tokenizer, saved_split(run.path))
         return rows.material, rows.fingerprint
     prepared = _prepare(recipe, world, report, tokenizer)
     return TextMaterial(prepared, recipe), prepared.fingerprint

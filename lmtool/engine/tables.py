@@ -6,7 +6,7 @@ Shapes: R rows, C classes, labels or 1 number.
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +24,7 @@ from lmtool.errors import DataError, UsageError
 from lmtool.model import LanguageModel
 from lmtool.model.classifier import Classifier
 from lmtool.objective import ClassificationObjective, Example, Objective
-from lmtool.recipe.spec import Classification, Recipe, TokenizerFile
+from lmtool.recipe.spec import Classification, Data, Recipe, TokenizerFile
 from lmtool.text.columns import Columns, choose_columns
 from lmtool.text.examples import Examples, read_examples, restore_split, shared_rows, split_examples
 from lmtool.text.labels import Kind, Label, LabelMap
@@ -88,7 +88,7 @@ class ReadRows:
     """
 
     recipe: Recipe
-    material: RowMaterial
+    material: Material
     split: dict[str, Any] | None
     fingerprint: str
     warnings: tuple[str, ...]
@@ -110,7 +110,7 @@ def read_rows(recipe: Recipe, tokenizer: Tokenizer | None, split: dict[str, Any]
         raise DataError(
             f"{columns.describe()}: a target is to be written, not a label to be told",
             where=str(table.path),
-            fix="name the label with --label-column, or train with objective seq2seq",
+            fix="name the label with --label-column, or train a model that writes: see lmtool recipes ls",
         )
     kind: Kind | None = None if spec.task == "auto" else spec.task
     known = LabelMap(kind, spec.labels) if kind is not None and spec.labels else None
@@ -119,10 +119,8 @@ def read_rows(recipe: Recipe, tokenizer: Tokenizer | None, split: dict[str, Any]
     warnings = [*map(str, examples.notices)] + ([str(examples.skipped)] if examples.skipped.count else [])
 
     def others(source: str) -> Examples:
-        other = open_table(source, cache=default_cache(), encoding=data.encoding, delimiter=data.delimiter)
-        found = read_examples(other, _same(columns, other), labels=labels, skip_bad_rows=data.skip_bad_rows)
-        shared = shared_rows(examples, found)
-        warnings.extend(([str(shared)] if shared else []) + ([str(found.skipped)] if found.skipped.count else []))
+        found, said = read_beside(examples, source, data)
+        warnings.extend(said)
         return found
 
     kept = None
@@ -136,11 +134,7 @@ def read_rows(recipe: Recipe, tokenizer: Tokenizer | None, split: dict[str, Any]
         values = [float(cast(float, item.label)) for item in train.items]
         spec = spec.model_copy(update={"center": float(np.mean(values)), "scale": float(np.std(values)) or 1.0})
     spec = spec.model_copy(update={"task": labels.kind, "labels": labels.names if labels.kind != "number" else ()})
-    if tokenizer is None:
-        if isinstance(recipe.tokenizer, TokenizerFile):
-            tokenizer = Tokenizer.load(recipe.tokenizer.path)
-        else:
-            tokenizer = Tokenizer.train(recipe.tokenizer, (text for item in train.items for text in item.texts))
+    tokenizer = tokenizer or tokenizer_for(recipe, (text for item in train.items for text in item.texts))
     layout = Layout(recipe.model, tokenizer)
 
     def laid(part: Examples) -> list[Row]:
@@ -151,30 +145,60 @@ def read_rows(recipe: Recipe, tokenizer: Tokenizer | None, split: dict[str, Any]
     for name, part in rows.items():
         if n_cut := sum(row.cut for row in part):
             warnings.append(f"{n_cut:,} of {len(part):,} {name} rows are cut at the context of {recipe.model.context}")
+    data = data.model_copy(update={"text_columns": columns.texts, "label_column": columns.label})
+    recipe = with_rows(recipe.model_copy(update={"objective": spec, "data": data}), len(train), tokenizer)
+    held = f"validation: {len(valid):,} rows" + (f", test: {len(test):,} rows" if test else "")
+    lines = (f"{columns.describe()}", f"table: {train.describe()}; {held}")
+    material = RowMaterial(tokenizer, recipe, rows["train"], rows["valid"], rows.get("test"), lines)
+    return ReadRows(recipe, material, kept, fingerprint(rows.values()), tuple(warnings))
+
+
+def tokenizer_for(recipe: Recipe, texts: Iterable[str]) -> Tokenizer:
+    """The tokenizer that a recipe names, or one trained on these texts."""
+    if isinstance(recipe.tokenizer, TokenizerFile):
+        return Tokenizer.load(recipe.tokenizer.path)
+    return Tokenizer.train(recipe.tokenizer, texts)
+
+
+def with_rows(recipe: Recipe, n_rows: int, tokenizer: Tokenizer) -> Recipe:
+    """The recipe with what `n_rows` rows in an epoch decide: its steps, and the size of the vocabulary."""
     steps = recipe.training.steps
     if recipe.training.epochs is not None:
-        steps = max(1, math.ceil(recipe.training.epochs * len(train) / recipe.training.batch_size))
-    recipe = recipe.model_copy(
+        steps = max(1, math.ceil(recipe.training.epochs * n_rows / recipe.training.batch_size))
+    return recipe.model_copy(
         update={
-            "objective": spec,
-            "data": data.model_copy(update={"text_columns": columns.texts, "label_column": columns.label}),
             "training": recipe.training.model_copy(update={"steps": steps}),
             "model": recipe.model.model_copy(update={"vocab_size": recipe.model.vocab_size or tokenizer.vocab_size}),
         }
     )
-    held = f"validation: {len(valid):,} rows" + (f", test: {len(test):,} rows" if test else "")
-    lines = (f"{columns.describe()}", f"table: {train.describe()}; {held}")
-    material = RowMaterial(tokenizer, recipe, rows["train"], rows["valid"], rows.get("test"), lines)
+
+
+def fingerprint(parts: Iterable[Sequence[Row]]) -> str:
+    """A hash of all that is learnt from and measured on."""
     digest = hashlib.sha256()
-    for part in rows.values():
+    for part in parts:
         for row in part:
-            digest.update(row.tokens.tobytes())
-            digest.update(b"" if row.label is None else row.label.tobytes())
-    return ReadRows(recipe, material, kept, digest.hexdigest(), tuple(warnings))
+            for values in (row.tokens, row.label, row.target):
+                digest.update(b"" if values is None else values.tobytes())
+    return digest.hexdigest()
 
 
-def _same(columns: Columns, table: Table) -> Columns:
+def read_beside(examples: Examples, source: str, data: Data) -> tuple[Examples, list[str]]:
+    """Another table with the columns and labels of the training table, and what there is to warn of.
+
+    Raises the errors of tables.
+    """
+    table = open_table(source, cache=default_cache(), encoding=data.encoding, delimiter=data.delimiter)
+    columns = same_columns(examples.columns, table)
+    found = read_examples(table, columns, labels=examples.labels, skip_bad_rows=data.skip_bad_rows)
+    shared = shared_rows(examples, found)
+    return found, ([str(shared)] if shared else []) + ([str(found.skipped)] if found.skipped.count else [])
+
+
+def same_columns(columns: Columns, table: Table) -> Columns:
     """The columns of the training table in another one. Raises DataError when one is missing."""
+    if columns.target is not None:
+        return choose_columns(table, source_column=columns.texts[0], target_column=columns.target)
     return choose_columns(table, text_columns=columns.texts, label_column=columns.label)
 
 
@@ -203,8 +227,8 @@ def answer(
     lm.eval()
     total = 0.0
     found: dict[int, NDArray[np.float64]] = {}
-    for group in _groups(rows):
-        examples = [Example(rows[i].tokens, _NO_CHANCE, label=rows[i].label, segments=rows[i].segments) for i in group]
+    for group in groups(rows):
+        examples = [Example(rows[i].tokens, NO_CHANCE, label=rows[i].label, segments=rows[i].segments) for i in group]
         batch = objective.collate(examples).to(compute.device)
         with compute.autocast():
             scores_BC, _ = lm.answer(batch)
@@ -216,15 +240,15 @@ def answer(
     return np.stack([found[i] for i in range(len(rows))]), total / len(rows) if has_labels else math.nan
 
 
-_NO_CHANCE = np.random.Generator(np.random.PCG64(0))
+NO_CHANCE = np.random.Generator(np.random.PCG64(0))
 """Where nothing is random."""
 
 
-def _groups(rows: Sequence[Row]) -> Iterator[list[int]]:
-    """Rows of like length together, so that little is padding."""
+def groups(rows: Sequence[Row]) -> Iterator[list[int]]:
+    """Indexes of rows of like length together, so that little is padding."""
     group: list[int] = []
-    for i in sorted(range(len(rows)), key=lambda i: len(rows[i].tokens)):
-        if group and (len(group) + 1) * len(rows[i].tokens) > BATCH_TOKENS:
+    for i in sorted(range(len(rows)), key=lambda i: rows[i].length):
+        if group and (len(group) + 1) * rows[i].length > BATCH_TOKENS:
             yield group
             group = []
         group.append(i)
