@@ -30,6 +30,13 @@ def evaluate(
         typer.Option(metavar="RUN", help="Another run to show beside it, such as an n-gram model.", show_default=False),
     ] = None,
     column: Column = None,
+    task: Annotated[
+        str, typer.Option(metavar="NAME", help="One of the tasks that the run has learnt.", show_default=False)
+    ] = "",
+    num_beams: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Width of the beam search that writes answers.", show_default=False),
+    ] = None,
     device: Device = "auto",
     precision: Precision = "float32",
     as_json: Json = False,
@@ -37,7 +44,7 @@ def evaluate(
 ) -> None:
     """Measure a model on text: perplexity per token and per word, and bits per byte.
 
-    A run that was fine-tuned on a labelled table is measured on labelled tables: accuracy, macro F1 and so on.
+    A run that was fine-tuned on a table is measured on tables: accuracy, macro F1, BLEU and so on.
 
     The text is divided into documents as the training text was. A stride below the context gives every token more
     text before it, at the cost of reading it again.
@@ -47,7 +54,7 @@ def evaluate(
     from lmtool.engine.results import answers_tables
 
     if answers_tables(run):
-        _table(run, text, device, precision, as_json)
+        _tables(run, text, task, num_beams, device, precision, as_json)
         return
 
     from lmtool.cli.progress import Display
@@ -85,16 +92,24 @@ def evaluate(
     typer.echo(f"context, stride  {result.context}, {result.stride}")
 
 
-def _table(run: str, tables: list[str], device: "DeviceName", precision: "PrecisionName", as_json: bool) -> None:
-    """How well a fine-tuned run answers labelled tables."""
+def _tables(
+    run: str,
+    tables: list[str],
+    task: str,
+    num_beams: int | None,
+    device: "DeviceName",
+    precision: "PrecisionName",
+    as_json: bool,
+) -> None:
+    """How well a fine-tuned run answers tables."""
     import json
 
     from lmtool.engine.build import load_run
     from lmtool.engine.results import measure_table
 
-    loaded = load_run(run, device=device, precision=precision)
+    loaded = load_run(run, device=device, precision=precision).with_beams(num_beams)
     for table in tables:
-        results = measure_table(loaded, table)
+        results = measure_table(loaded, table, task)
         lines = [json.dumps(results.record())] if as_json else results.lines()
         for line in lines:
             typer.echo(plain(line))

@@ -10,8 +10,11 @@ from lmtool.cli.arguments import Overrides, Quiet
 
 def finetune(
     table: Annotated[
-        str, typer.Argument(metavar="TABLE", help="A labelled .csv, .tsv, .jsonl or .parquet file, or hf:NAME.")
-    ],
+        str | None,
+        typer.Argument(
+            metavar="[TABLE]", help="A .csv, .tsv, .jsonl or .parquet file, or hf:NAME.", show_default=False
+        ),
+    ] = None,
     source: Annotated[
         str, typer.Option("--from", metavar="RUN", help="The run whose weights are trained on; the last by default.")
     ] = "last",
@@ -26,6 +29,24 @@ def finetune(
     ] = None,
     label_column: Annotated[
         str | None, typer.Option(metavar="NAME", help="The column of labels.", show_default=False)
+    ] = None,
+    source_column: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The column of texts to be answered.", show_default=False)
+    ] = None,
+    target_column: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The column of their answers.", show_default=False)
+    ] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME:FILE[:WEIGHT]",
+            help="In place of TABLE: one of several, learnt together as text to text. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    task_test: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME:FILE", help="As --test, for one of the tasks. May be repeated.", show_default=False),
     ] = None,
     labels: Annotated[
         Literal["auto", "class", "multi", "number"],
@@ -61,7 +82,7 @@ def finetune(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train a model on a labelled table, and measure it.
+    """Train a model on a table of labels or of answers, and measure it.
 
     Columns and the kind of labels are found and said. Prints the results and the run directory at the end. Ctrl-C
     saves and stops; `lmtool resume` goes on.
@@ -70,11 +91,15 @@ def finetune(
     from lmtool.recipe.load import Setting, load
 
     given: list[tuple[str, object, str]] = [
-        ("data.train", [table], "TABLE"),
+        ("data.train", table and [table], "TABLE"),
         ("data.valid", valid and [valid], "--valid"),
         ("data.test", test, "--test"),
         ("data.text_columns", text_column, "--text-column"),
         ("data.label_column", label_column, "--label-column"),
+        ("data.source_column", source_column, "--source-column"),
+        ("data.target_column", target_column, "--target-column"),
+        ("data.tasks", task, "--task"),
+        ("data.task_tests", task_test, "--task-test"),
         ("data.encoding", encoding, "--encoding"),
         ("data.delimiter", delimiter, "--delimiter"),
         ("data.skip_bad_rows", skip_bad_rows or None, "--skip-bad-rows"),
@@ -83,23 +108,26 @@ def finetune(
         ("evaluation.metric", metric, "--metric"),
     ]
     flags = [Setting(key, value, flag) for key, value, flag in given if value is not None]
+    if not table and not task:
+        raise UsageError("no table to train on", fix="name one: lmtool finetune TABLE")
+    if table and task:
+        raise UsageError("--task is in place of TABLE", fix="leave out one or the other")
     from_scratch = recipe is not None
     if from_scratch and source != "last":
         raise UsageError("--from trains a run on, --recipe starts from scratch", fix="leave out one or the other")
     if recipe is not None:
         resolved = load(recipe, overrides or (), flags)
-        if resolved.recipe.objective.kind != "classification":
+        if resolved.recipe.objective.kind not in ("classification", "seq2seq"):
             raise UsageError(
-                f"recipe {recipe} is not for labelled tables: its objective is {resolved.recipe.objective.kind}",
-                fix="add -s objective.kind=classification, or train it with lmtool pretrain",
+                f"recipe {recipe} is not for tables: its objective is {resolved.recipe.objective.kind}",
+                fix="add -s objective.kind=classification or seq2seq, or train it with lmtool pretrain",
             )
     else:
-        from lmtool.engine.finetuning import recipe_from_run
-        from lmtool.text.prepare import default_cache
-        from lmtool.text.table import open_table
+        from lmtool.engine.finetuning import look_at, recipe_from_run
+        from lmtool.recipe.spec import Data
 
-        n_rows = open_table(table, cache=default_cache(), encoding=encoding, delimiter=delimiter).n_rows
-        resolved = recipe_from_run(source, n_rows, overrides or (), flags)
+        named = {flag.key.removeprefix("data."): flag.value for flag in flags if flag.key.startswith("data.")}
+        resolved = recipe_from_run(source, *look_at(Data.model_validate(named)), overrides or (), flags)
 
     from lmtool.cli.training import follow
     from lmtool.engine.session import finetune as start

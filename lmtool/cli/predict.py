@@ -15,6 +15,13 @@ def predict(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="The .csv file to write; stdout by default."),
     ] = None,
+    task: Annotated[
+        str, typer.Option(metavar="NAME", help="One of the tasks that the run has learnt.", show_default=False)
+    ] = "",
+    num_beams: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Width of the beam search that writes answers.", show_default=False),
+    ] = None,
     guard_formulas: Annotated[
         bool,
         typer.Option(
@@ -28,7 +35,7 @@ def predict(
     precision: Precision = "float32",
     quiet: Quiet = False,
 ) -> None:
-    """Answer every row of a table: its columns, then the predicted label and the probability of each.
+    """Answer every row of a table: its columns, then the predicted label and the probability of each, or the text.
 
     Tables of any size pass in bounded memory.
     """
@@ -41,7 +48,7 @@ def predict(
     for warning in loaded.warnings:
         typer.echo(plain(f"warning: {warning}"), err=True)
     skipped = Skipped() if skip_bad_rows else None
-    found = answers(loaded, table, skipped=skipped)
+    found = answers(loaded.with_beams(num_beams), table, skipped=skipped, task=task)
     if output is None:
         for line in table_lines(found.table, found.added, found.rows, guard_formulas=guard_formulas):
             typer.echo(line, nl=False)

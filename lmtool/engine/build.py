@@ -1,6 +1,6 @@
 """From a recipe, or from a run, to a model that is ready to use."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +42,13 @@ class Loaded:
     @property
     def device(self) -> torch.device:
         return self.compute.device
+
+    def with_beams(self, num_beams: int | None) -> "Loaded":
+        """The same model, which answers tables by a search of another width; of its recipe's width for None."""
+        if num_beams is None:
+            return self
+        evaluation = self.recipe.evaluation.model_copy(update={"num_beams": num_beams})
+        return replace(self, recipe=self.recipe.model_copy(update={"evaluation": evaluation}))
 
     @property
     def objective(self) -> Objective:

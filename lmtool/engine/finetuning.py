@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 
 from lmtool.engine.build import read_run
+from lmtool.engine.pairs import tasks_of
+from lmtool.errors import UsageError
 from lmtool.recipe.dump import dump
 from lmtool.recipe.load import Resolved, Setting, lay_over, load
 from lmtool.recipe.spec import (
@@ -13,24 +15,60 @@ from lmtool.recipe.spec import (
     Evaluation,
     Linear,
     Recipe,
+    Recurrent,
+    Seq2Seq,
     Training,
+    Transformer,
+    objectives_of,
 )
 from lmtool.run.find import find
+from lmtool.text.columns import choose_columns
+from lmtool.text.prepare import default_cache
+from lmtool.text.table import open_table
 
 
-def recipe_from_run(reference: str, n_rows: int, overrides: Sequence[str], flags: Sequence[Setting]) -> Resolved:
-    """The recipe that fine-tunes a run on a labelled table: its model and tokenizer, and usual settings for the rest.
+def look_at(data: Data) -> tuple[int, bool]:
+    """How many rows the tables have that `data` names, and whether what is learnt from them is to write text."""
+    tables = [
+        open_table(task.train, cache=default_cache(), encoding=data.encoding, delimiter=data.delimiter)
+        for task in tasks_of(data)
+    ]
+    writes = bool(data.tasks or data.source_column or data.target_column)
+    if not writes and not (data.text_columns or data.label_column):
+        writes = choose_columns(tables[0]).target is not None
+    return sum(table.n_rows for table in tables), writes
 
-    n_rows: of the table, so that each pass over it ends with a validation.
+
+def recipe_from_run(
+    reference: str, n_rows: int, writes: bool, overrides: Sequence[str], flags: Sequence[Setting]
+) -> Resolved:
+    """The recipe that fine-tunes a run on tables: its model and tokenizer, and usual settings for the rest.
+
+    n_rows: of the tables, so that each pass over them ends with a validation. writes: text is the answer, not a label;
+    so it is always for a model that reads a source. A Transformer decoder then becomes a prefix LM, which has the same
+    weights. Raises UsageError for a model that cannot write answers.
     """
     found = find(reference)
     base, _ = read_run(found.run)
+    model = base.model
+    objective: Classification | Seq2Seq = Classification(kind="classification")
+    if writes and isinstance(model, Transformer) and model.shape == "decoder":
+        model = model.model_copy(update={"shape": "prefix"})
+    if "seq2seq" in objectives_of(model):
+        objective = Seq2Seq(kind="seq2seq", label_smoothing=0.1)
+    elif writes:
+        shape = f" {model.shape}" if isinstance(model, Transformer | Recurrent) else ""
+        raise UsageError(
+            f"a {model.kind}{shape} does not write answers",
+            where=str(found.run.path),
+            fix="name an encoder-decoder, a prefix LM or a Transformer decoder with --from, or a recipe with --recipe",
+        )
     per_pass = max(1, n_rows // 32)
     recipe = Recipe(
         description=f"fine-tuned from {found.run.name}",
         seed=base.seed,
-        model=base.model,
-        objective=Classification(kind="classification"),
+        model=model,
+        objective=objective,
         tokenizer=base.tokenizer,
         data=Data(),
         training=Training(steps=3 * per_pass, epochs=3, batch_size=32, precision=base.training.precision),
