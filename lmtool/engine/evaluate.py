@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from lmtool.batch import Batch
 from lmtool.engine.device import Compute
 from lmtool.engine.distributed import World
+from lmtool.engine.examples import Examples
 from lmtool.errors import DataError
 from lmtool.model import LanguageModel
 from lmtool.objective import Loss, Objective
@@ -140,6 +141,29 @@ def mean_loss(
     nats = _nats(model, store, share, compute, objective.collate_validation, objective.score)
     total, count = world.sum(nats, compute)
     return total / max(1, count)
+
+
+@torch.inference_mode()
+def mean_scores(
+    model: LanguageModel, examples: Examples, n: int, objective: Objective, compute: Compute, world: World
+) -> tuple[float, dict[str, float]]:
+    """Nats per target of the first n examples, and the means of the metrics; computed by all processes together."""
+    was_training = model.training
+    model.eval()
+    names = objective.metrics
+    sums = [0.0] * (2 + 2 * len(names))
+    rows = max(1, BATCH_TOKENS // examples.length)
+    share = np.arange(n)[world.rank :: world.size]
+    for start in range(0, len(share), rows):
+        batch = objective.collate(examples.read(share[start : start + rows])).to(compute.device)
+        with compute.autocast():
+            loss = objective.score(model, batch)
+        found = [loss.total, loss.count, *(part for name in names for part in loss.metrics[name])]
+        sums = [one + float(other) for one, other in zip(sums, found, strict=True)]
+    model.train(was_training)
+    total, count, *metrics = world.sum(sums, compute)
+    pairs = zip(names, metrics[::2], metrics[1::2], strict=True)
+    return total / max(1, count), {name: part / max(1, number) for name, part, number in pairs}
 
 
 def evaluate(

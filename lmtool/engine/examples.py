@@ -1,8 +1,12 @@
 """Training examples: which stretch of the token store each sample number is.
 
+Nothing is kept of the text: places follow by arithmetic from seed and sample number, whatever the number of documents.
+
 Shapes: S samples, T positions.
 """
 
+from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -10,9 +14,14 @@ import torch
 from numpy.typing import NDArray
 
 from lmtool.batch import IGNORE, Batch
+from lmtool.errors import DataError
 from lmtool.objective import Cut, Example
 from lmtool.run.order import LaneOrder, SampleOrder, StreamWindows, hash_key
 from lmtool.text.store import TokenStore
+from lmtool.text.tokenizer import Tokenizer
+
+TRIES = 8
+"""Documents that are looked at to find one that is long enough."""
 
 
 class Source(Protocol):
@@ -36,27 +45,125 @@ class Source(Protocol):
         """True when the rows of this step (from 0) do not go on from those of the step before."""
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where an example is cut from: tokens start..stop, and for a pair tokens other_start..other_stop."""
+
+    start: int
+    stop: int
+    other: tuple[int, int] | None = None
+    follows: bool = False
+
+
+class _Windows:
+    """Windows of the whole text, wherever documents end."""
+
+    def __init__(self, store: TokenStore, cut: Cut, seed: int) -> None:
+        self._windows = StreamWindows(len(store), cut.step, seed)
+        self._length = cut.length
+        self.n_items = self._windows.n_windows
+
+    def place(self, epoch: int, item: int, rng: np.random.Generator) -> _Place:
+        start = int(self._windows.starts(np.array([epoch]), np.array([item]))[0])
+        return _Place(start, start + self._length)
+
+
+class _Pairs:
+    """Windows inside one document without its marks, cut in two; the second part is in half of all cases another's.
+
+    An epoch has a window for every `step` tokens of the store, around places that are as far apart and lie elsewhere
+    each epoch; a document shorter than that has one in some epochs, in proportion to its length. The part that stands
+    in for the second one is the end of such a window of another document, of the same length wherever that document is
+    as long, so that nothing but what it says tells it from the true one.
+    """
+
+    def __init__(self, store: TokenStore, cut: Cut, seed: int) -> None:
+        self._store = store
+        self._cut = cut
+        self._seed = seed
+        self.n_items = max(1, len(store) // cut.step)
+        usable = (number for number in range(store.n_documents) if self._size(number) >= 2)
+        if len(list(islice(usable, 2))) < 2:
+            raise DataError(
+                "next sentences need two documents of at least two tokens, one to tell from the other",
+                where="objective.next_sentence",
+                fix="give more text, divide it with data.documents, or set it to false",
+            )
+
+    def place(self, epoch: int, item: int, rng: np.random.Generator) -> _Place:
+        """The window around this item's place, or in the next document that can be cut."""
+        anchor = (hash_key(self._seed, "phase", epoch) + item * self._cut.step) % len(self._store)
+        own = self._usable(anchor)
+        start, stop = self._window(own, anchor, self._cut.length)
+        middle = start + int(rng.integers(1, stop - start))
+        if rng.integers(2):
+            return _Place(start, middle, (middle, stop), follows=True)
+        other = self._other(own, stop - start, rng)
+        first, last = self._window(*other, stop - start)
+        return _Place(start, middle, (max(first + 1, last - (stop - middle)), last))
+
+    def _other(self, own: int, length: int, rng: np.random.Generator) -> tuple[int, int]:
+        """Another document than `own`, and a place in it: the first drawn that has `length` tokens, or the longest."""
+        begin, end = self._store.document(own)
+        drawn = []
+        for _ in range(TRIES):
+            anchor = int(rng.integers(len(self._store) - (end - begin)))
+            anchor += (end - begin) * (anchor >= begin)
+            drawn.append((self._usable(anchor, own), anchor))
+            if self._size(drawn[-1][0]) >= length:
+                return drawn[-1]
+        return max(drawn, key=lambda found: self._size(found[0]))
+
+    def _usable(self, anchor: int, but: int | None = None) -> int:
+        """The document at this place, or the next one, from the last on the first, that can be cut and is not `but`."""
+        number = int(self._store.document_at(anchor))
+        while number == but or self._size(number) < 2:
+            number = (number + 1) % self._store.n_documents
+        return number
+
+    def _window(self, number: int, anchor: int, length: int) -> tuple[int, int]:
+        """At most `length` tokens of a document, from `anchor` on where that leaves enough of them."""
+        start, stop = self._text(number)
+        first = min(max(anchor, start), max(start, stop - length))
+        return first, min(stop, first + length)
+
+    def _size(self, number: int) -> int:
+        start, stop = self._text(number)
+        return stop - start
+
+    def _text(self, number: int) -> tuple[int, int]:
+        """Where the document's own tokens are, without the marks of its beginning and end."""
+        begin, end = self._store.document(number)
+        if begin < end and self._store.read(begin, begin + 1)[0] == Tokenizer.bos_id:
+            begin += 1
+        if begin < end and self._store.read(end - 1, end)[0] == Tokenizer.eos_id:
+            end -= 1
+        return begin, end
+
+
 class Examples:
     """Examples cut from a store, in an order that is a function of the seed.
 
-    lanes: rows of a batch that go on from one batch to the next; None where each row stands alone.
+    lanes: rows of a batch that go on from one batch to the next; None where each row stands alone. length: most tokens
+    of an example.
+    Raises DataError when the text has too little of what is to be cut from it.
     """
 
     unit = "documents"
 
     def __init__(self, store: TokenStore, cut: Cut, seed: int, lanes: int | None = None) -> None:
+        self.length = cut.length
         self._store = store
-        self._cut = cut
         self._seed = seed
-        self._windows = StreamWindows(len(store), cut.step, seed)
-        n_windows = self._windows.n_windows
-        self._order = SampleOrder(n_windows, seed) if lanes is None else LaneOrder(n_windows, lanes, seed)
+        self._cutter = _Pairs(store, cut, seed) if cut.unit == "pair" else _Windows(store, cut, seed)
+        n_items = self._cutter.n_items
+        self._order = SampleOrder(n_items, seed) if lanes is None else LaneOrder(n_items, lanes, seed)
 
     @property
     def per_epoch(self) -> int:
         """Examples in one pass over the store."""
         lanes = self._order
-        return lanes.n_steps * lanes.n_lanes if isinstance(lanes, LaneOrder) else self._windows.n_windows
+        return lanes.n_steps * lanes.n_lanes if isinstance(lanes, LaneOrder) else self._cutter.n_items
 
     def restarts(self, step: int) -> bool:
         """True when the rows of this step (from 0) do not go on from those of the step before."""
@@ -65,8 +172,13 @@ class Examples:
     def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
         """The examples with these sample numbers, which count on from epoch to epoch."""
         return [
-            Example(self._store.read(start, stop), self._rng(int(sample)))
-            for sample, (start, stop) in zip(sample_S, self._places(sample_S), strict=True)
+            Example(
+                self._store.read(place.start, place.stop),
+                rng,
+                other=None if place.other is None else self._store.read(*place.other),
+                follows=place.follows,
+            )
+            for place, rng in self._places(sample_S)
         ]
 
     @property
@@ -89,13 +201,18 @@ class Examples:
     def documents(self, sample_S: NDArray[np.int64]) -> list[int]:
         """Numbers of the documents that the samples are cut from, in order, each once."""
         touched: set[int] = set()
-        for start, stop in self._places(sample_S):
-            touched.update(range(self._store.document_at(start), self._store.document_at(stop - 1) + 1))
+        for place, _ in self._places(sample_S):
+            for start, stop in ((place.start, place.stop), *([place.other] if place.other else [])):
+                touched.update(range(self._store.document_at(start), self._store.document_at(stop - 1) + 1))
         return sorted(touched)
 
     def _rng(self, sample: int) -> np.random.Generator:
         return np.random.Generator(np.random.PCG64(hash_key(self._seed, "example", sample)))
 
-    def _places(self, sample_S: NDArray[np.int64]) -> list[tuple[int, int]]:
-        starts_S = self._windows.starts(*self._order(sample_S))
-        return [(int(start), int(start) + self._cut.length) for start in starts_S]
+    def _places(self, sample_S: NDArray[np.int64]) -> list[tuple[_Place, np.random.Generator]]:
+        """Where each sample is cut from, and its generator, which may have helped to decide that."""
+        found = []
+        for sample, epoch, item in zip(sample_S, *self._order(sample_S), strict=True):
+            rng = self._rng(int(sample))
+            found.append((self._cutter.place(int(epoch), int(item), rng), rng))
+        return found

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from lmtool.engine.device import Compute
 from lmtool.engine.distributed import World
-from lmtool.engine.evaluate import Span, mean_loss, sample_spans
+from lmtool.engine.evaluate import Span, mean_loss, mean_scores, sample_spans
 from lmtool.engine.examples import Examples, Source
 from lmtool.model import LanguageModel, SkipGramModel
 from lmtool.objective import Objective
@@ -60,6 +60,7 @@ class TextMaterial(Material):
         self.documents = prepared.data.split == "document"
         self._recipe = recipe
         self._spans: list[Span] | None = None
+        self._pairs: Examples | None = None
         self.batch_units = recipe.training.batch_size * recipe.model.context
         if isinstance(recipe.model, NGram):
             self.batch_units = len(prepared.train) // recipe.training.steps
@@ -71,10 +72,19 @@ class TextMaterial(Material):
     def source(self, objective: Objective) -> Examples:
         training = self._recipe.training
         lanes = training.batch_size if training.carry_state else None
-        return Examples(self.prepared.train, objective.cut(self._recipe.model.context), self._recipe.seed, lanes)
+        cut = objective.cut(self._recipe.model.context)
+        if cut.unit == "pair":
+            # here, so that too short a text is refused before the first step
+            self._pairs = Examples(self.prepared.valid, cut, self._recipe.seed)
+        return Examples(self.prepared.train, cut, self._recipe.seed, lanes)
 
     def validate(self, lm: LanguageModel, objective: Objective, compute: Compute, world: World) -> Validation:
         valid, recipe = self.prepared.valid, self._recipe
+        if self._pairs is not None:
+            n = self._pairs.per_epoch
+            if recipe.evaluation.tokens is not None:
+                n = min(n, -(-recipe.evaluation.tokens // self._pairs.length))
+            return Validation(*mean_scores(lm, self._pairs, n, objective, compute, world))
         if self._spans is None:
             longest = objective.window(recipe.model.context)
             self._spans = sample_spans(valid, longest, recipe.evaluation.tokens, recipe.seed)

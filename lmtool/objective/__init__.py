@@ -46,7 +46,7 @@ def build(recipe: Recipe, vocabulary: Vocabulary) -> Objective:
             return SkipGramObjective(spec, vocabulary)
         case Classification() as spec:
             return ClassificationObjective(spec, vocabulary)
-        case Masked(next_sentence=False) as spec:
+        case Masked() as spec:
             return MaskedObjective(spec, vocabulary)
         case Prefix() as spec:
             return PrefixObjective(spec, vocabulary, _form(recipe))

@@ -1,8 +1,8 @@
 """What every objective is: how text is cut into examples, how examples become a batch, what the loss of a batch is."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -17,14 +17,13 @@ from lmtool.model import LanguageModel
 class Cut:
     """How a token store divides into examples.
 
-    unit: "stream" for windows of the whole text, wherever documents end; "document" for windows inside one document,
-        without its [BOS] and [EOS]; "pair" for two adjoining windows inside one document, or two from different ones;
-        "whole" for whole documents with their marks, cut off at `length`.
-    length: most tokens of an example.
+    unit: "stream" for windows of the whole text, wherever documents end; "pair" for windows inside one document,
+        without its [BOS] and [EOS], cut in two parts, the second of which may be from another document.
+    length: tokens of an example, or for pairs the most.
     step: tokens from the start of one window to the start of the next.
     """
 
-    unit: Literal["stream", "document", "pair", "whole"]
+    unit: Literal["stream", "pair"]
     length: int
     step: int
 
@@ -37,7 +36,7 @@ class Example:
     seed and the number of the sample, so that no split of a batch changes it.
     label: for rows of a table, the number of the class, a 0 or 1 for each label, or a number; float64.
     segments: the text that each token belongs to, where rows hold several.
-    other: for unit "pair", the second text; `follows` tells whether it follows the first.
+    other: for unit "pair", the second part; `follows` tells whether it follows the first in its document.
     """
 
     tokens: NDArray[np.int64]
@@ -53,10 +52,12 @@ class Loss:
     """Sums over a batch, never means, so that any split of a batch adds up to the same.
 
     total: sum of the losses of all targets, to be minimised. count: number of targets, an int64 scalar on the device.
+    metrics: of scores, what else is measured, by name: a sum, and the number of things that it is over.
     """
 
     total: Tensor
     count: Tensor
+    metrics: Mapping[str, tuple[Tensor, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,14 @@ class Vocabulary:
 class Objective(ABC):
     """What a model learns, without anything that changes: the same for all steps and processes.
 
-    unit: what a target is.
+    unit: what a target is. metrics: names of what `score` measures besides.
     """
 
     unit: ClassVar[Literal["token", "pair"]] = "token"
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return ()
 
     @abstractmethod
     def cut(self, context: int) -> Cut:

@@ -95,12 +95,17 @@ def summed_loss(model: LanguageModel, batch: Batch, label_smoothing: float = 0.0
     """The cross-entropy of all targets of a batch. Raises ValueError when it has none."""
     if batch.targets_BT is None:
         raise ValueError("a batch without targets has no loss")
+    return loss_of_hidden(model, model(batch), batch.targets_BT, label_smoothing)
+
+
+def loss_of_hidden(model: LanguageModel, hidden_BTD: Tensor, targets_BT: Tensor, label_smoothing: float = 0.0) -> Loss:
+    """The cross-entropy of all targets, from hidden states that are there already."""
     total = chunked_cross_entropy(
         model.logits,
         model.head_parameters(),
-        model(batch).flatten(0, 1),
-        batch.targets_BT.flatten(),
+        hidden_BTD.flatten(0, 1),
+        targets_BT.flatten(),
         model.vocab_size,
         label_smoothing,
     )
-    return Loss(total, (batch.targets_BT != IGNORE).sum())
+    return Loss(total, (targets_BT != IGNORE).sum())

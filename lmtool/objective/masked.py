@@ -1,20 +1,37 @@
 """Masked language modelling: predict chosen tokens from all others (BERT, RoBERTa, SpanBERT).
 
-Shapes: B rows, T positions, N tokens of a text.
+Shapes: B rows, T positions, D model width, N tokens of a text, C whether a text follows: no, yes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.model import LanguageModel
+from lmtool.model.transformer import TransformerEncoder
 from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
-from lmtool.objective.cross_entropy import summed_loss
+from lmtool.objective.cross_entropy import loss_of_hidden, summed_loss
 from lmtool.recipe.spec import Masked, SpanMasking
+
+NEXT_SENTENCE = "next-sentence-accuracy"
+"""The metric: in how many rows it is told whether B follows A."""
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What is read, what is to be predicted, and where a second text begins, if there is one."""
+
+    tokens: Ints
+    targets: Ints
+    second: int | None = None
 
 
 @dataclass(frozen=True)
@@ -24,13 +41,23 @@ class MaskedObjective(Objective):
     Rows are [CLS] text [SEP]. Of the N tokens of a row that are not special, round(rate N), at least one, are chosen
     anew each time (Liu et al. 2019); of these round(mask_share n) become [MASK] and round(random_share n) another
     entry at random, never a special one; the rest stays.
+
+    With `next_sentence` rows are [CLS] A [SEP] B [SEP], each text a segment, and the mean of -log p(B follows A), or of
+    -log p(it does not), is added. Each row weighs in it as many as its chosen tokens, so that no split of a batch
+    changes it.
     """
 
     spec: Masked
     vocabulary: Vocabulary
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return (NEXT_SENTENCE,) if self.spec.next_sentence else ()
+
     def cut(self, context: int) -> Cut:
-        """Windows that leave room for [CLS] and [SEP]."""
+        """Windows, or pairs of them, that leave room for [CLS] and each [SEP]."""
+        if self.spec.next_sentence:
+            return Cut("pair", context - 3, context - 3)
         return Cut("stream", context - 2, context - 2)
 
     def window(self, context: int) -> int:
@@ -39,17 +66,27 @@ class MaskedObjective(Objective):
 
     def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
         """Rows with what was chosen replaced; targets are the tokens that stood there."""
-        return self._rows([self._corrupted(example.tokens, example.rng) for example in examples])
+        rows = []
+        for example in examples:
+            if example.other is None:
+                rows.append(self._corrupted(example.tokens, example.rng))
+            else:
+                both = self._corrupted(np.concatenate((example.tokens, example.other)), example.rng)
+                rows.append(replace(both, second=len(example.tokens)))
+        batch = self._rows(rows)
+        if not self.spec.next_sentence:
+            return batch
+        return replace(batch, labels_B=torch.tensor([int(example.follows) for example in examples]))
 
-    def collate_spans(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
+    def collate_spans(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
         """Whole rows; targets are all tokens that are to be scored, special ones left out. See `measure`."""
         rows = []
         for tokens, first in spans:
             targets = np.where((np.arange(len(tokens)) >= first) & (tokens >= self.vocabulary.specials), tokens, IGNORE)
-            rows.append((tokens, targets))
+            rows.append(_Row(tokens, targets))
         return self._rows(rows)
 
-    def collate_validation(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
+    def collate_validation(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
         """As in training, but the same tokens of a text are chosen each time."""
         rows = []
         for tokens, _ in spans:
@@ -58,10 +95,32 @@ class MaskedObjective(Objective):
         return self._rows(rows)
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        return summed_loss(model, batch)
+        if batch.labels_B is None:
+            return summed_loss(model, batch)
+        masked, scores_BC, n_B = self._with_next_sentence(model, batch)
+        nats_B = F.cross_entropy(scores_BC, batch.labels_B, reduction="none")
+        return replace(masked, total=masked.total + (n_B * nats_B).sum())
 
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
-        return summed_loss(model, batch)
+        """That of the chosen tokens alone; and of rows of two texts, how many are told right."""
+        if batch.labels_B is None:
+            return summed_loss(model, batch)
+        masked, scores_BC, _ = self._with_next_sentence(model, batch)
+        right = (scores_BC.argmax(1) == batch.labels_B).sum()
+        return replace(masked, metrics={NEXT_SENTENCE: (right, len(batch.labels_B))})
+
+    @staticmethod
+    def _with_next_sentence(model: LanguageModel, batch: Batch) -> tuple[Loss, Tensor, Tensor]:
+        """From one pass: the loss of the chosen tokens, the scores (B, 2) of the rows, and how many each row chose."""
+        if not isinstance(model, TransformerEncoder):
+            raise ValueError("only an encoder tells whether texts follow each other")
+        if batch.targets_BT is None:
+            raise ValueError("a batch without targets has no loss")
+        hidden_BTD = model(batch)
+        scores_BC = model.next_sentence_logits(hidden_BTD)
+        scores_BC = scores_BC.to(torch.promote_types(scores_BC.dtype, torch.float32))
+        n_B = (batch.targets_BT != IGNORE).sum(1)
+        return loss_of_hidden(model, hidden_BTD, batch.targets_BT), scores_BC, n_B
 
     def measure(self, model: LanguageModel, batch: Batch) -> Loss:
         """The summed pseudo-log-likelihood: each target is masked by itself, all else is seen (Salazar et al. 2020)."""
@@ -80,9 +139,7 @@ class MaskedObjective(Objective):
             total += summed_loss(model, Batch(tokens_BT, targets_BT, keep_BT)).total
         return Loss(total.float(), (batch.targets_BT != IGNORE).sum())
 
-    def _corrupted(
-        self, tokens_N: NDArray[np.int64], rng: np.random.Generator
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _corrupted(self, tokens_N: Ints, rng: np.random.Generator) -> _Row:
         """The tokens with the chosen ones replaced, and the targets."""
         chosen = choose(np.flatnonzero(tokens_N >= self.vocabulary.specials), self.spec.rate, self.spec.spans, rng)
         tokens_N, targets_N = tokens_N.copy(), np.full(len(tokens_N), IGNORE)
@@ -94,25 +151,36 @@ class MaskedObjective(Objective):
         tokens_N[chosen[:n_mask]] = self.vocabulary.mask
         drawn = rng.integers(self.vocabulary.specials, self.vocabulary.size, n_random)
         tokens_N[chosen[n_mask : n_mask + n_random]] = drawn
-        return tokens_N, targets_N
+        return _Row(tokens_N, targets_N)
 
-    def _rows(self, rows: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> Batch:
-        """[CLS] text [SEP], padded behind."""
-        B, T = len(rows), max(len(tokens) for tokens, _ in rows) + 2
-        tokens_BT, targets_BT = torch.full((B, T), self.vocabulary.pad), torch.full((B, T), IGNORE)
-        keep_BT = torch.zeros(B, T, dtype=torch.bool)
-        for row, (tokens, targets) in enumerate(rows):
-            n = len(tokens)
-            tokens_BT[row, 0], tokens_BT[row, n + 1] = self.vocabulary.cls, self.vocabulary.sep
-            tokens_BT[row, 1 : n + 1] = torch.from_numpy(tokens)
-            targets_BT[row, 1 : n + 1] = torch.from_numpy(targets)
-            keep_BT[row, : n + 2] = True
-        return Batch(tokens_BT, targets_BT, None if keep_BT.all() else keep_BT)
+    def _rows(self, rows: Sequence[_Row]) -> Batch:
+        """[CLS] text [SEP], or [CLS] text [SEP] text [SEP], padded behind."""
+        T = max(len(row.tokens) + (2 if row.second is None else 3) for row in rows)
+        tokens_BT, targets_BT = torch.full((len(rows), T), self.vocabulary.pad), torch.full((len(rows), T), IGNORE)
+        segments_BT = torch.zeros(len(rows), T, dtype=torch.int64)
+        keep_BT = torch.zeros(len(rows), T, dtype=torch.bool)
+        for i, row in enumerate(rows):
+            tokens_BT[i, 0] = self.vocabulary.cls
+            ends = [len(row.tokens)] if row.second is None else [row.second, len(row.tokens)]
+            first = 0
+            for segment, end in enumerate(ends):
+                # behind [CLS] and the [SEP] of each text before
+                place, stop = first + segment + 1, end + segment + 1
+                tokens_BT[i, place:stop] = torch.from_numpy(row.tokens[first:end])
+                targets_BT[i, place:stop] = torch.from_numpy(row.targets[first:end])
+                tokens_BT[i, stop] = self.vocabulary.sep
+                segments_BT[i, place : stop + 1] = segment
+                first = end
+            keep_BT[i, : stop + 1] = True
+        return Batch(
+            tokens_BT,
+            targets_BT,
+            None if keep_BT.all() else keep_BT,
+            segments_BT=segments_BT if any(row.second is not None for row in rows) else None,
+        )
 
 
-def choose(
-    places: NDArray[np.int64], rate: float, spans: SpanMasking | None, rng: np.random.Generator
-) -> NDArray[np.int64]:
+def choose(places: Ints, rate: float, spans: SpanMasking | None, rng: np.random.Generator) -> Ints:
     """Which of the places are to be predicted: round(rate n) of them, at least one where there is any.
 
     Single ones at random, or spans of neighbouring places whose lengths are geometrically distributed, and drawn anew

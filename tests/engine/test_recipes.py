@@ -1,6 +1,7 @@
 """Invariant 5: every recipe that comes with lmtool trains, measures and writes, when it is made small."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from lmtool.cli import app
 from lmtool.engine import session, train
 from lmtool.engine.build import build_model, load_run
 from lmtool.engine.optimizer import Optimizers
-from lmtool.errors import RecipeError
+from lmtool.model import LanguageModel
 from lmtool.recipe.load import Setting, load, shipped
 from tests.engine.tiny import Work, ended, metrics, no_report
 
@@ -30,44 +31,86 @@ SMALL = (
 )
 
 
-WAITING = ("bert-base", "bert-large", "bert-tiny", "transformer-base", "transformer-tiny")
-"""Recipes with objectives that cannot be trained yet: next sentences, and pairs."""
+TABLES = ("classification", "seq2seq")
+"""Objectives that learn from tables."""
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.xfail(strict=True, raises=RecipeError)] if name in WAITING else [])
-        for name in sorted(shipped())
-    ],
-)
-def test_a_shipped_recipe_trains_measures_and_writes(name: str, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    without_gradient: set[str] = set()
-    genuine = Optimizers.update
+def kind_of_objective(name: str) -> str:
+    return load(name).recipe.objective.kind
 
-    def update(self: Optimizers, *arguments: Any) -> float:
-        without_gradient.update(key for p, key in self._names.items() if p.grad is None or not bool(p.grad.any()))
-        return genuine(self, *arguments)
 
-    monkeypatch.setattr(Optimizers, "update", update)
-    built: list[Any] = []
-    monkeypatch.setattr(train, "build_model", lambda *a: built.append(build_model(*a)) or built[-1])
+def small(name: str) -> list[str]:
+    """Settings that make a recipe small."""
     own = {f"model.{field}" for field in type(load(name).recipe.model).model_fields}
     settings = [text for text in SMALL if not text.startswith("model.") or text.partition("=")[0] in own]
     if hasattr(load(name).recipe.tokenizer, "vocab_size"):
         sentinels = load(name).recipe.tokenizer.sentinels
         settings.append(f"tokenizer.vocab_size={300 + sentinels}")
-    resolved = load(name, settings, [Setting("data.train", [str(work.text)], "TEXT")])
+    return settings
+
+
+@pytest.fixture
+def without_gradient(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Names of the parameters that no gradient reached in some step."""
+    found: set[str] = set()
+    genuine = Optimizers.update
+
+    def update(self: Optimizers, *arguments: Any) -> float:
+        found.update(key for p, key in self._names.items() if p.grad is None or not bool(p.grad.any()))
+        return genuine(self, *arguments)
+
+    monkeypatch.setattr(Optimizers, "update", update)
+    return found
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The models that sessions train."""
+    models: list[Any] = []
+    monkeypatch.setattr(train, "build_model", lambda *a: models.append(build_model(*a)) or models[-1])
+    return models
+
+
+def assert_loads(run: Path, model: Any) -> LanguageModel:
+    """A run's weights are those of the model that was trained, each time they are loaded."""
+    loaded, again = load_run(str(run)), load_run(str(run))
+    for key, weight in model.state_dict().items():
+        assert torch.equal(weight, loaded.model.state_dict()[key])
+        assert torch.equal(weight, again.model.state_dict()[key])
+    return loaded.model
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(shipped()) if kind_of_objective(name) in TABLES])
+def test_a_shipped_recipe_for_tables_trains_and_answers(
+    name: str, work: Work, without_gradient: set[str], built: list[Any]
+) -> None:
+    table = work.folder / "table.csv"
+    columns = "source,target" if kind_of_objective(name) == "seq2seq" else "text,label"
+    rows = [f"the cat {i} sat on a mat,{'dog ran' if i % 2 else 'a mat'}" for i in range(40)]
+    table.write_text("\n".join([columns, *rows]) + "\n")
+    resolved = load(name, [*small(name), "training.epochs=null"], [Setting("data.train", [str(table)], "TABLE")])
+    events = list(
+        session.finetune(resolved, source=None, output=work.run(), command=[], report=no_report, stop=lambda: False)
+    )
+    assert [event.step for event in events if isinstance(event, train.Ended)] == [2]
+    assert without_gradient == set()
+    assert_loads(work.run(), built[0])
+    for command in (["eval", str(work.run()), str(table), "--json"], ["predict", str(work.run()), str(table)]):
+        first, second = (CliRunner().invoke(app, command) for _ in range(2))
+        assert first.exit_code == 0, first.output
+        assert first.stdout == second.stdout
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(shipped()) if kind_of_objective(name) not in TABLES])
+def test_a_shipped_recipe_trains_measures_and_writes(
+    name: str, work: Work, without_gradient: set[str], built: list[Any]
+) -> None:
+    resolved = load(name, small(name), [Setting("data.train", [str(work.text)], "TEXT")])
     events = list(session.pretrain(resolved, output=work.run(), command=[], report=no_report, stop=lambda: False))
     assert ended(events).step == 2
     assert without_gradient == set()
     assert metrics(work.run())[-1]["valid_loss"] > 0
-
-    loaded, again = load_run(str(work.run())), load_run(str(work.run()))
-    (model,) = built
-    for key, weight in model.state_dict().items():
-        assert torch.equal(weight, loaded.model.state_dict()[key])
-        assert torch.equal(weight, again.model.state_dict()[key])
+    model = assert_loads(work.run(), built[0])
 
     measured = CliRunner().invoke(app, ["eval", str(work.run()), str(work.text), "--json"])
     assert measured.exit_code == 0, measured.output
@@ -87,7 +130,7 @@ def test_a_shipped_recipe_trains_measures_and_writes(name: str, work: Work, monk
         "limit_bits_per_byte",
     ]
     # what reads both sides fills masks
-    wanted = "--length" if loaded.model.reads == "both" else "--max-new-tokens"
+    wanted = "--length" if model.reads == "both" else "--max-new-tokens"
     asked = ["generate", "the cat", "--run", str(work.run()), wanted, "10", "--seed", "1", "--json"]
     first, second = (CliRunner().invoke(app, asked) for _ in range(2))
     assert first.exit_code == 0, first.output

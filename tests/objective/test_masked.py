@@ -132,3 +132,89 @@ def test_the_longest_window_that_is_measured_fills_the_context() -> None:
     tokens = np.arange(own.window(16) + 1) + SPECIALS
     for batch in (own.collate_spans([(tokens, 1)]), own.collate_validation([(tokens, 1)])):
         assert batch.tokens_BT.shape == (1, 16)
+
+
+# Next sentences
+
+
+def pair(first: int, second: int, follows: bool, seed: int = 0) -> Example:
+    rng = np.random.default_rng(seed)
+    texts = (rng.integers(SPECIALS, V, n) for n in (first, second))
+    return Example(next(texts), rng, other=next(texts), follows=follows)
+
+
+def bert() -> Any:
+    return tiny.model(**tiny.BERT, vocab_size=V)
+
+
+@settings(max_examples=40, deadline=None)
+@given(lengths=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=4))
+def test_rows_of_two_texts(lengths: list[tuple[int, int]]) -> None:
+    examples = [pair(*length, follows=i % 2 == 0, seed=i) for i, length in enumerate(lengths)]
+    texts = [(e.tokens.tolist(), e.other.tolist()) for e in examples]  # type: ignore[union-attr]
+    batch = objective(next_sentence=True, rate=0.3).collate(examples)
+    assert batch.labels_B is not None
+    assert batch.targets_BT is not None
+    assert batch.segments_BT is not None
+    assert batch.labels_B.tolist() == [int(e.follows) for e in examples]
+    T = max(first + second for first, second in lengths) + 3
+    for i, (first, second) in enumerate(texts):
+        truth = [CLS, *first, SEP, *second, SEP]
+        row, targets = batch.tokens_BT[i].tolist(), batch.targets_BT[i].tolist()
+        assert len(row) == T
+        assert [target if target != IGNORE else token for token, target in zip(row, targets, strict=True)] == [
+            *truth,
+            *[PAD] * (T - len(truth)),
+        ]
+        for place in (0, len(first) + 1, *range(len(truth) - 1, T)):
+            assert targets[place] == IGNORE
+        assert sum(target != IGNORE for target in targets) == max(1, round(0.3 * (len(first) + len(second))))
+        assert batch.segments_BT[i, : len(truth)].tolist() == [0] * (len(first) + 2) + [1] * (len(second) + 1)
+        kept = [True] * T if batch.keep_BT is None else batch.keep_BT[i].tolist()
+        assert kept == [place < len(truth) for place in range(T)]
+
+
+def test_two_texts_share_the_context() -> None:
+    own = objective(next_sentence=True)
+    cut = own.cut(16)
+    assert cut.unit == "pair"
+    batch = own.collate([pair(5, cut.length - 5, True)])
+    assert batch.tokens_BT.shape == (1, 16)
+
+
+def test_whether_a_text_follows_is_added_to_the_loss() -> None:
+    model, own = bert(), objective(next_sentence=True, rate=0.4)
+    batch = own.collate([pair(4, 6, True), pair(3, 2, False, 1), pair(8, 5, False, 2)])
+    hidden = model(batch).detach()
+    logits = tiny.array(model.logits(hidden))
+    scores = tiny.array(model.next_sentence_logits(hidden))
+    targets, labels = batch.targets_BT.tolist(), batch.labels_B.tolist()  # type: ignore[union-attr]
+    loss, score = own.loss(model, batch), own.score(model, batch)
+    masked, both = reference.masked_and_next(logits, targets, scores, labels, IGNORE)
+    assert float(loss.total.detach()) == pytest.approx(both, rel=1e-9)
+    assert float(score.total.detach()) == pytest.approx(masked, rel=1e-9)
+    assert int(loss.count) == int(score.count) == batch.n_targets
+    right, rows = score.metrics["next-sentence-accuracy"]
+    assert (int(right), rows) == (sum(scores[i].argmax() == labels[i] for i in range(3)), 3)
+    assert list(score.metrics) == list(own.metrics)
+
+
+def test_splits_of_a_batch_of_pairs_give_the_same_gradient() -> None:
+    """Rows of unequal lengths, so that some weigh more than others."""
+    own = objective(next_sentence=True)
+    found = []
+    for size in (6, 4, 1):
+        model = bert()
+        for start in range(0, 6, size):
+            examples = [pair(3 + 2 * i, 2 + i, i % 2 == 0, i) for i in range(start, min(6, start + size))]
+            own.loss(model, own.collate(examples)).total.backward()
+        found.append([p.grad.clone() for p in model.parameters()])
+    for other in found[1:]:
+        for one, two in zip(found[0], other, strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-8)
+
+
+def test_only_an_encoder_tells_whether_texts_follow() -> None:
+    own = objective(next_sentence=True)
+    with pytest.raises(ValueError, match="encoder"):
+        own.loss(tiny.model(vocab_size=V), own.collate([pair(4, 4, True)]))

@@ -1,5 +1,6 @@
 """Corruption of text as the papers tell it: plain loops over tokens."""
 
+import math
 from collections.abc import Sequence
 
 
@@ -33,3 +34,21 @@ def pseudo_nll(log_p, tokens: Sequence[int], mask: int) -> float:  # type: ignor
         row[t] = mask
         total -= float(log_p(row, t)[token])
     return total
+
+
+def masked_and_next(logits, targets, scores, follows, ignore) -> tuple[float, float]:  # type: ignore[no-untyped-def]
+    """Devlin et al. 2019: the summed loss of masked tokens, and the same with that of next sentences added.
+
+    A step divides by the number of masked tokens M, so that a row with m of them adds m / M times -log p(its label).
+    """
+    masked = both = 0.0
+    for row, wanted, pair, label in zip(logits, targets, scores, follows, strict=True):
+        chosen = [t for t, target in enumerate(wanted) if target != ignore]
+        nats = sum(_nll(row[t], wanted[t]) for t in chosen)
+        masked += nats
+        both += nats + len(chosen) * _nll(pair, label)
+    return masked, both
+
+
+def _nll(scores, label: int) -> float:  # type: ignore[no-untyped-def]
+    return math.log(sum(math.exp(score) for score in scores)) - float(scores[label])
