@@ -129,7 +129,7 @@ class Display:
 
     def _begin(self, plan: "Plan") -> None:
         self._steps = plan.steps
-        self._unit = plan.unit
+        self._counted = plan.counted
         self._began = time.monotonic()
         if self._console is not None:
             self._open_bar(_training_bar(self._console), plan.steps, plan.first_step)
@@ -139,7 +139,7 @@ class Display:
         warm = len(self._seconds) > 1
         self._seconds = [*self._seconds[-19:], step.seconds] if warm else [step.seconds] * (len(self._seconds) + 1)
         seconds = sum(self._seconds) / len(self._seconds)
-        speed = f"{step.tokens / seconds:,.0f} {self._unit}s/s"
+        speed = f"{step.tokens / seconds:,.0f} {self._counted}s/s"
         left = f"{_clock((self._steps - step.step) * seconds)} left"
         self._update(completed=step.step, loss=f"loss {step.loss:.3f}", speed=speed, left=left)
         valid = "" if validation is None else f"  {_valid(validation)}" + (" (best)" if is_best else "")

@@ -54,7 +54,7 @@ class Perplexity:
     n_words: int
     context: int
     stride: int
-    unit: Literal["token", "pair"] = "token"
+    unit: Literal["token", "pair", "row"] = "token"
 
     @property
     def loss(self) -> float:

@@ -30,10 +30,14 @@ LONG_RUN = 100_000_000
 
 @dataclass(frozen=True)
 class Plan:
-    """What is about to happen, known before the first step. batch_units: of `unit`, in one step."""
+    """What is about to happen, known before the first step.
+
+    batch_units: of `unit`, in one step. counted: what a target of the loss is, which the speed is told in.
+    """
 
     parameters: int
     unit: str
+    counted: str
     batch_units: int
     steps: int
     first_step: int
@@ -192,6 +196,7 @@ def train(
     yield Plan(
         parameters=sum(parameter.numel() for parameter in lm.parameters()),
         unit=material.unit,
+        counted=objective.unit,
         batch_units=material.batch_units,
         steps=steps,
         first_step=first_step,

@@ -86,7 +86,7 @@ class Objective(ABC):
     unit: what a target is. metrics: names of what `score` measures besides.
     """
 
-    unit: ClassVar[Literal["token", "pair"]] = "token"
+    unit: ClassVar[Literal["token", "pair", "row"]] = "token"
 
     @property
     def metrics(self) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ Shapes: B rows, T positions, C classes or labels.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -27,6 +28,8 @@ class ClassificationObjective(Objective):
 
     class: softmax cross-entropy. multi: sigmoid cross-entropy, mean over the labels. number: squared error.
     """
+
+    unit: ClassVar[Literal["token", "pair", "row"]] = "row"
 
     spec: Classification
     vocabulary: Vocabulary

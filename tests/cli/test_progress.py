@@ -68,6 +68,7 @@ def plan(first_step=0, steps=10):
     return Plan(
         parameters=12345,
         unit="token",
+        counted="token",
         batch_units=4096,
         steps=steps,
         first_step=first_step,
