@@ -58,6 +58,8 @@ class RecurrentModel(LanguageModel):
     width of an embedding, so it reads tanh(W_c [h_t; c_t]) (Luong et al. 2015).
     """
 
+    recurrent = True
+
     def __init__(self, spec: Recurrent, vocab_size: int) -> None:
         super().__init__()
         self.vocab_size = vocab_size
@@ -91,7 +93,8 @@ class RecurrentModel(LanguageModel):
         if context_BTD is not None:
             h_BTD = torch.cat((h_BTD, context_BTD), -1)
         if self.join is not None:
-            h_BTD = torch.tanh(self.join(h_BTD))
+            # in the type of the head, which decoding uses outside of autocast
+            h_BTD = torch.tanh(self.join(h_BTD)).to(self.embedding.weight.dtype)
         return F.dropout(h_BTD, self.dropout, self.training)
 
 

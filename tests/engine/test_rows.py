@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtool.engine.rows import Layout, Row, RowExamples, _fit
+from lmtool.engine.rows import Layout, PairLayout, PairRow, Row, RowExamples, _fit
 from lmtool.recipe.spec import CharTokenizer
 from lmtool.text.tokenizer import Tokenizer
 from tests.model import tiny
@@ -57,6 +57,33 @@ def test_rows_fill_the_context_and_no_more() -> None:
     assert row.cut
 
 
+def pair(shape: str, source: str, target: str | None) -> PairRow:
+    return PairLayout(tiny.spec(shape=shape), TOKENIZER).rows([(source, target)], [7])[0]
+
+
+@pytest.mark.parametrize("shape", ["encoder-decoder", "prefix"])
+def test_a_target_ends_with_the_mark_of_the_end(shape: str) -> None:
+    row = pair(shape, "ab", "cde")
+    assert row.tokens.tolist() == ids("ab")
+    assert row.target is not None
+    assert row.target.tolist() == [*ids("cde"), TOKENIZER.eos_id]
+    assert (row.source, row.answer, row.number, row.length) == ("ab", "cde", 7, 6)
+    assert pair(shape, "", "a").tokens.tolist() == [TOKENIZER.eos_id], "a source has a token"
+    assert pair(shape, "ab", None).target is None
+
+
+def test_pairs_fill_the_context_and_no_more() -> None:
+    whole, joined = (pair(shape, "abcdefgh" * 5, "abc") for shape in ("encoder-decoder", "prefix"))
+    context = tiny.spec().context
+    assert len(whole.tokens) == context
+    assert whole.target is not None
+    assert joined.target is not None
+    assert len(whole.target) == len(joined.target) == 4
+    assert joined.length == context
+    assert whole.cut
+    assert joined.cut
+
+
 def rows(n: int, seed: int = 0) -> list[Row]:
     rng = np.random.default_rng(seed)
     return [Row(np.zeros(rng.integers(1, 50), dtype=np.int64), None, None, i + 1, False) for i in range(n)]
@@ -94,3 +121,19 @@ def test_rows_of_like_length_come_together() -> None:
         padding += 8 * max(batch) - sum(batch)
         text += sum(batch)
     assert padding < 0.1 * text
+
+
+@pytest.mark.parametrize(("times", "wanted"), [((1, 1), (1, 1)), ((2, 1), (2, 1)), ((1, 0.5), (1, 0.5))])
+def test_tables_are_mixed_as_often_as_is_said(times: tuple[float, float], wanted: tuple[float, float]) -> None:
+    """Of each table every row equally often over two epochs, and not one table after the other."""
+    both = rows(60)
+    examples = RowExamples(both, 4, seed=1, parts=[(40, times[0]), (20, times[1])])
+    n = examples.per_epoch
+    assert n == round(40 * times[0]) + round(20 * times[1])
+    numbers = [number for i in range(2 * n) for number in examples.documents(np.array([i]))]
+    counts = np.bincount(numbers, minlength=61)[1:]
+    assert set(counts[:40]) == {2 * wanted[0]}
+    assert set(counts[40:]) == {2 * wanted[1]}
+    first = [number > 40 for number in numbers[: n // 2]]
+    assert any(first)
+    assert not all(first)

@@ -8,11 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtool.batch import IGNORE
+from lmtool.batch import IGNORE, Batch
 from lmtool.objective import Example, Vocabulary
-from lmtool.objective.sources import PrefixObjective, SpanCorruptionObjective, _partition
-from lmtool.recipe.spec import Prefix, SpanCorruption
+from lmtool.objective.sources import PrefixObjective, Seq2SeqObjective, SpanCorruptionObjective, _partition
+from lmtool.recipe.spec import Prefix, Seq2Seq, SpanCorruption
 from tests.model import tiny
+from tests.reference import losses
 from tests.reference import objectives as reference
 
 V, BOS, EOS = 60, 1, 2
@@ -129,3 +130,38 @@ def test_splits_of_a_batch_give_the_same_gradient(form: str, kind: str) -> None:
     for other in found[1:]:
         for one, two in zip(found[0], other, strict=True):
             torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("form", FORMS)
+def test_targets_are_predicted_token_by_token_from_their_sources(form: str, smoothing: float) -> None:
+    """One pair after the other, each token given the ones before it, without teacher forcing, batches or padding."""
+    spec = Seq2Seq(kind="seq2seq", label_smoothing=smoothing)
+    own = Seq2SeqObjective(spec, VOCABULARY, form)  # type: ignore[arg-type]
+    pairs = [(text(n_source, i), np.append(text(n_target, i + 9), EOS)) for i, (n_source, n_target) in enumerate(SIZES)]
+    examples = [Example(source, np.random.default_rng(0), other=target) for source, target in pairs]
+    model = tiny.model(shape=form, vocab_size=V)
+    expected = 0.0
+    for source, target in pairs:
+        state = model.start(Batch(torch.tensor([[BOS]]), source_BS=torch.from_numpy(source)[None]))
+        logits = []
+        for token in [BOS, *target[:-1].tolist()]:
+            hidden, state = model.advance(torch.tensor([[token]]), state)
+            logits.append(model.logits(hidden)[0, 0].detach().numpy())
+        expected += losses.cross_entropy(np.array(logits), target.tolist(), smoothing)
+    found = own.loss(model, own.collate(examples))
+    assert int(found.count) == sum(len(target) for _, target in pairs)
+    assert float(found.total.detach()) == pytest.approx(expected, rel=1e-9)
+    if not smoothing:
+        assert float(own.score(model, own.collate(examples)).total.detach()) == pytest.approx(expected, rel=1e-9)
+
+
+SIZES = ((5, 3), (1, 7), (8, 1))
+"""Tokens of source and target."""
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_source_without_a_target_is_no_example(form: str) -> None:
+    own = Seq2SeqObjective(Seq2Seq(kind="seq2seq"), VOCABULARY, form)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="without a target"):
+        own.collate([example(text(3))])
