@@ -3,12 +3,14 @@
 import csv
 import json
 import random
+import shutil
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from lmtool.cli import app
+from lmtool.errors import DataError, UsageError
 
 RECIPE = """\
 model: {kind: transformer, shape: SHAPE, n_layers: 1, d_model: 16, n_heads: 2, context: 32}
@@ -47,6 +49,13 @@ def run(*arguments: object) -> str:
         raise result.exception
     assert result.exit_code == 0, result.output
     return result.stdout
+
+
+def refusal(*arguments: object) -> str:
+    """The message of an error that is the person's to mend."""
+    error = CliRunner().invoke(app, [str(argument) for argument in arguments]).exception
+    assert isinstance(error, UsageError | DataError)
+    return f"{error.what} {error.fix}"
 
 
 @pytest.fixture
@@ -124,3 +133,134 @@ def test_a_trained_run_is_fine_tuned_and_resumed(folder: Path) -> None:
     # a head for the same labels is kept
     result = CliRunner().invoke(app, [*map(str, once[:2]), "--from", str(folder / "tuned"), "--epochs", "1"])
     assert "the head is kept" in result.stderr
+
+
+PAIRS = """\
+model: {kind: recurrent, shape: encoder-decoder, cell: gru, d_model: 48, context: 16, attention: {score: bilinear}}
+objective: {kind: seq2seq}
+tokenizer: {kind: word, vocab_size: 60}
+training: {steps: 1, epochs: 12, batch_size: 16, device: cpu, precision: float32}
+optimizer: {kind: adamw, lr: 0.02, weight_decay: 0.0}
+schedule: {kind: linear, warmup_steps: 3}
+evaluation: {every: 50}
+checkpoint: {every: 50}
+"""
+
+
+def pairs(path: Path, n: int, seed: int, columns: str = "source\ttarget") -> Path:
+    """Sources of two or three words, and the same words backwards."""
+    rng = random.Random(seed)
+    lines = [columns]
+    for _ in range(n):
+        words = [rng.choice(["a", "the", "cat", "dog", "sat"]) for _ in range(rng.randint(2, 3))]
+        lines.append(" ".join(words) + "\t" + " ".join(reversed(words)))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_pairs_are_learnt_measured_and_answered(folder: Path) -> None:
+    recipe = folder / "pairs.yaml"
+    recipe.write_text(PAIRS)
+    train, test = pairs(folder / "train.tsv", 300, 0, "en\tne"), pairs(folder / "test.tsv", 40, 1, "en\tne")
+    columns = ("--source-column", "en", "--target-column", "ne")
+    out = run("finetune", train, "--test", test, "--recipe", recipe, *columns, "-o", folder / "run")
+    assert "test: 40 rows  bleu" in out
+    assert "greedy" in out
+    record = json.loads((folder / "run/metrics.json").read_text())
+    assert record["exact"] > 0.9
+    assert record["bleu"] > 90 or record["chrf"] > 90  # texts below four words have no 4-grams
+    again = json.loads(run("eval", folder / "run", test, "--json"))
+    assert {key: again[key] for key in ("bleu", "chrf", "exact", "loss")} == {
+        key: record[key] for key in ("bleu", "chrf", "exact", "loss")
+    }
+    beams = json.loads(run("eval", folder / "run", test, "--num-beams", "3", "--json"))
+    assert "3 beams" in beams["decoding"]
+    rows = list(csv.DictReader(run("predict", folder / "run", test).splitlines()))
+    assert [*rows[0]] == ["en", "ne", "predicted"]
+    assert sum(row["ne"] == row["predicted"] for row in rows) / len(rows) == record["exact"]
+
+
+def test_a_stopped_run_on_pairs_goes_on_as_if_never_stopped(folder: Path) -> None:
+    recipe = folder / "pairs.yaml"
+    recipe.write_text(PAIRS.replace("every: 50", "every: 5"))
+    train = pairs(folder / "train.tsv", 80, 0)
+    once = ("finetune", train, "--recipe", recipe, "-s", "training.epochs=null", "-s", "training.steps=10")
+    run(*once, "-o", folder / "whole")
+    shutil.copytree(folder / "whole", folder / "half")
+    shutil.rmtree(folder / "half/checkpoints/step-000010")
+    run("resume", folder / "half")
+    whole, half = (folder / name / "checkpoints/step-000010" for name in ("whole", "half"))
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        assert (whole / file).read_bytes() == (half / file).read_bytes()
+    assert (folder / "whole/metrics.json").read_text() == (folder / "half/metrics.json").read_text()
+
+
+@pytest.fixture
+def pretrained(folder: Path) -> Path:
+    text = folder / "text.txt"
+    text.write_text("\n\n".join(f"the cat sat good {i} bad dog ran" for i in range(60)))
+    run(
+        *("pretrain", text, "--recipe", "tiny", "-s", "model.n_layers=1", "-s", "model.d_model=16"),
+        *("-s", "model.n_heads=2", "-s", "model.context=48", "-s", "training.steps=4", "-s", "training.device=cpu"),
+        *("-s", "tokenizer.vocab_size=300", "-s", "evaluation.prompts=[]", "-o", folder / "base"),
+    )
+    return folder / "base"
+
+
+def test_a_decoder_writes_answers_as_a_prefix_lm(folder: Path, pretrained: Path) -> None:
+    train = pairs(folder / "train.tsv", 60, 0)
+    out = run("finetune", train, "--from", pretrained, "--epochs", "1", "-o", folder / "run")
+    assert "bleu" in out
+    recipe = (folder / "run/recipe.yaml").read_text()
+    assert "shape: prefix" in recipe
+    assert "kind: seq2seq" in recipe
+    assert run("generate", "the cat", "--run", folder / "run", "--max-new-tokens", "5") is not None
+
+
+def test_several_tasks_are_learnt_as_text(folder: Path, pretrained: Path) -> None:
+    translation = pairs(folder / "train.tsv", 60, 0)
+    out = run(
+        *("finetune", "--task", f"mood:{folder / 'train.csv'}", "--task", f"back:{translation}:0.5"),
+        *("--task-test", f"mood:{folder / 'test.csv'}", "--from", pretrained, "--epochs", "1", "-o", folder / "run"),
+        *("-s", "data.valid_fraction=0.2"),
+    )
+    assert "mood, test: 60 rows  accuracy" in out
+    assert "back, validation: " in out
+    record = json.loads((folder / "run/metrics.json").read_text())["tasks"]
+    assert "accuracy" in record["mood"]
+    assert "bleu" in record["back"]
+    assert sorted(json.loads((folder / "run/split.json").read_text())) == ["back", "mood"]
+    again = json.loads(run("eval", folder / "run", folder / "test.csv", "--task", "mood", "--json"))
+    assert again["accuracy"] == record["mood"]["accuracy"]
+    assert "predicted" in run("predict", folder / "run", folder / "test.csv", "--task", "mood").splitlines()[0]
+    assert "mood or back" in refusal("eval", folder / "run", folder / "test.csv")
+
+
+def test_a_text_to_text_model_learns_labels_as_text(folder: Path) -> None:
+    recipe = folder / "pairs.yaml"
+    recipe.write_text(PAIRS)
+    out = run("finetune", folder / "train.csv", "--test", folder / "test.csv", "--recipe", recipe, "-o", folder / "run")
+    assert "test: 60 rows  accuracy" in out
+    assert json.loads((folder / "run/metrics.json").read_text())["accuracy"] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        ((), "no table"),
+        (("{train}", "--task", "a:{train}"), "in place of TABLE"),
+        (("--task", "a"), "no name:file"),
+        (("{train}", "--recipe", "tiny"), "not for tables"),
+        (("{train}", "--recipe", "{pairs}", "--target-column", "zzz"), "no column"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments: tuple[str, ...], what: str, folder: Path) -> None:
+    (folder / "pairs.yaml").write_text(PAIRS)
+    places = {"train": folder / "train.csv", "pairs": folder / "pairs.yaml"}
+    assert what in refusal("finetune", *(text.format(**places) for text in arguments))
+
+
+def test_a_recipe_for_tables_is_not_for_text(folder: Path) -> None:
+    (folder / "text.txt").write_text("the cat sat")
+    refused = refusal("pretrain", folder / "text.txt", "--recipe", "transformer-tiny")
+    assert "lmtool finetune TABLE --recipe transformer-tiny" in refused
