@@ -26,6 +26,8 @@ class Batch:
     source_keep_BS: bool, False at padding of the source; None when there is none.
     prefix_B: int64, how many of the first positions every position sees (prefix LM); None when rows have no prefix.
     segments_BT: int64, 0 for the first text of a row, 1 for the second; None when rows hold one text.
+    draws_BT: float32, where a token is to be the model's own, the number from 0 to 1 by which it is drawn; -1 where the
+        true one stays; None without scheduled sampling.
     negatives_BK: int64 ids drawn as noise for each row (negative sampling); None without them.
     labels_B: int64 class of each row; None without classes.
     values_BC: float32 answers of each row: 0 or 1 for each label, or one number; None without them.
@@ -39,6 +41,7 @@ class Batch:
     source_keep_BS: Tensor | None = None
     prefix_B: Tensor | None = None
     segments_BT: Tensor | None = None
+    draws_BT: Tensor | None = None
     negatives_BK: Tensor | None = None
     labels_B: Tensor | None = None
     values_BC: Tensor | None = None

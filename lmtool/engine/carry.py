@@ -25,6 +25,7 @@ class Continued(LanguageModel):
         self.model = model
         self.vocab_size = model.vocab_size
         self.context = model.context
+        self.recurrent = model.recurrent
         self.before = before
         self.after = before
 
@@ -42,7 +43,8 @@ class Continued(LanguageModel):
         return self.model.head_parameters()
 
     def start(self, batch: Batch) -> DecodeState:
-        return self.model.start(batch)
+        """The state that the rows go on from."""
+        return self.before
 
     def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
         return self.model.advance(tokens_BT, state)

@@ -141,12 +141,14 @@ class LanguageModel(nn.Module, ABC):
     reads: what the prediction at a position may depend on. "past": the tokens up to it. "source": these, and all of a
         source; `start` reads the source, which for a prefix LM is the prefix. "both": all tokens of the row; such a
         model has no next token, so `start` and `advance` are not for it.
+    recurrent: each position is computed from the one before, so that reading token by token is no more work.
     """
 
     vocab_size: int
     context: int | None
     longest: int | None = None
     reads: Literal["past", "source", "both"] = "past"
+    recurrent: bool = False
 
     @abstractmethod
     def forward(self, batch: Batch) -> Tensor:

@@ -1,6 +1,5 @@
 """Objectives: examples to batches, and batches to losses."""
 
-from lmtool.errors import RecipeError
 from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
 from lmtool.objective.bidirectional import BidirectionalObjective
 from lmtool.objective.causal import CausalObjective
@@ -38,7 +37,7 @@ __all__ = [
 def build(recipe: Recipe, vocabulary: Vocabulary) -> Objective:
     """What a model learns under `recipe`, with a tokenizer of this vocabulary."""
     match recipe.objective:
-        case Causal(scheduled_sampling=None) as spec:
+        case Causal() as spec:
             return CausalObjective(spec, vocabulary.bos, recipe.data.isolate_documents)
         case Bidirectional():
             return BidirectionalObjective(CausalObjective(Causal(), vocabulary.bos, recipe.data.isolate_documents))
@@ -52,10 +51,8 @@ def build(recipe: Recipe, vocabulary: Vocabulary) -> Objective:
             return PrefixObjective(spec, vocabulary, _form(recipe))
         case SpanCorruption() as spec:
             return SpanCorruptionObjective(spec, vocabulary, _form(recipe))
-        case Seq2Seq(scheduled_sampling=None) as spec:
+        case Seq2Seq() as spec:
             return Seq2SeqObjective(spec, vocabulary, _form(recipe))
-        case spec:
-            raise RecipeError([f"objective: {spec.kind} with these keys cannot be trained yet"])
 
 
 def _form(recipe: Recipe) -> Form:

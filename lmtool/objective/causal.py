@@ -1,4 +1,6 @@
-"""Causal language modelling: predict each token from those before it, all positions at once (teacher forcing).
+"""Causal language modelling: predict each token from those before it, all positions at once.
+
+The tokens before it are the true ones (teacher forcing), or with scheduled sampling some of the model's own.
 
 Shapes: B rows, T positions, D model width, M scored positions.
 """
@@ -14,6 +16,7 @@ from lmtool.batch import IGNORE, Batch
 from lmtool.model import LanguageModel
 from lmtool.objective.base import Cut, Example, Loss, Objective
 from lmtool.objective.cross_entropy import summed_loss
+from lmtool.objective.scheduled import draws, mixed
 from lmtool.recipe.spec import Causal
 
 
@@ -39,7 +42,8 @@ class CausalObjective(Objective):
         tokens_BT, next_BT = rows[:, :-1].contiguous(), rows[:, 1:]
         targets_BT = next_BT.masked_fill(next_BT == self.bos_id, IGNORE)
         documents_BT = (tokens_BT == self.bos_id).cumsum(1) if self.isolate_documents else None
-        return Batch(tokens_BT, targets_BT, documents_BT=documents_BT)
+        draws_BT = draws(self.spec.scheduled_sampling, examples, tokens_BT.shape[1], done)
+        return Batch(tokens_BT, targets_BT, documents_BT=documents_BT, draws_BT=draws_BT)
 
     def collate_spans(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
         """Rows of any length for evaluation, padded behind, where no earlier position looks.
@@ -55,7 +59,7 @@ class CausalObjective(Objective):
         return Batch(tokens_BT, targets_BT)
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        return summed_loss(model, batch, self.spec.label_smoothing)
+        return summed_loss(model, mixed(model, batch), self.spec.label_smoothing)
 
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
         return summed_loss(model, batch)

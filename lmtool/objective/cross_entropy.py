@@ -17,21 +17,25 @@ CHUNK_ELEMENTS = 2**23
 """Most logits computed at once: 32 MiB in float32."""
 
 
-def smoothed_cross_entropy(logits_MV: Tensor, targets_M: Tensor, label_smoothing: float) -> Tensor:
+def smoothed_cross_entropy(
+    logits_MV: Tensor, targets_M: Tensor, label_smoothing: float, weights_M: Tensor | None = None
+) -> Tensor:
     """Sum over positions of -sum_k q(k) log p(k), computed in float32 or wider.
 
     q is 1 - eps at the target and eps / (V - 1) at every other entry (Szegedy et al. 2016, but eps is not given to the
-    target as well, as F.cross_entropy does). Positions whose target is IGNORE count nothing.
+    target as well, as F.cross_entropy does). Positions whose target is IGNORE count nothing. weights_M: what each
+    position counts; 1 when None.
     """
     logits_MV = logits_MV.to(torch.promote_types(logits_MV.dtype, torch.float32))
-    if label_smoothing == 0:
+    if label_smoothing == 0 and weights_M is None:
         return F.cross_entropy(logits_MV, targets_M, ignore_index=IGNORE, reduction="sum")
     scored = targets_M != IGNORE
     log_p_MV = logits_MV.log_softmax(-1)
     nll_M = -log_p_MV.gather(-1, targets_M.clamp(min=0)[:, None])[:, 0]
     others_M = -log_p_MV.sum(-1) - nll_M
-    spread = label_smoothing / (logits_MV.shape[-1] - 1)
-    return (((1 - label_smoothing) * nll_M + spread * others_M) * scored).sum()
+    spread = label_smoothing / max(1, logits_MV.shape[-1] - 1)
+    loss_M = ((1 - label_smoothing) * nll_M + spread * others_M) * scored
+    return (loss_M if weights_M is None else weights_M * loss_M).sum()
 
 
 def chunked_cross_entropy(
@@ -45,7 +49,7 @@ def chunked_cross_entropy(
     """`smoothed_cross_entropy` of logits(hidden), with at most CHUNK_ELEMENTS logits alive at any time.
 
     Each chunk's gradient is taken while its logits exist, so that they are neither kept nor computed twice.
-    head_parameters are the parameters that `logits` uses.
+    head_parameters are the parameters that `logits` uses; those that are not trained get no gradient.
     """
     rows = max(1, CHUNK_ELEMENTS // vocab_size)
     if len(hidden_MD) <= rows:
@@ -53,8 +57,9 @@ def chunked_cross_entropy(
     if not torch.is_grad_enabled():
         chunks = zip(torch.split(hidden_MD, rows), torch.split(targets_M, rows), strict=True)
         return torch.stack([smoothed_cross_entropy(logits(h), t, label_smoothing) for h, t in chunks]).sum()
+    trained = [parameter for parameter in head_parameters if parameter.requires_grad]
     total: Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        logits, rows, label_smoothing, targets_M, hidden_MD, *head_parameters
+        logits, rows, label_smoothing, targets_M, hidden_MD, *trained
     )
     return total
 
@@ -68,16 +73,16 @@ class _ChunkedLoss(torch.autograd.Function):
         label_smoothing: float,
         targets_M: Tensor,
         hidden_MD: Tensor,
-        *head_parameters: Tensor,
+        *trained: Tensor,
     ) -> Tensor:
         total = torch.zeros((), dtype=torch.float32, device=hidden_MD.device)
         hidden_grads = []
-        head_grads = [torch.zeros_like(p) for p in head_parameters]
+        head_grads = [torch.zeros_like(p) for p in trained]
         for hidden, targets in zip(torch.split(hidden_MD, rows), torch.split(targets_M, rows), strict=True):
             with torch.enable_grad():
                 hidden = hidden.detach().requires_grad_()
                 loss = smoothed_cross_entropy(logits(hidden), targets, label_smoothing)
-                hidden_grad, *grads = torch.autograd.grad(loss, (hidden, *head_parameters))
+                hidden_grad, *grads = torch.autograd.grad(loss, (hidden, *trained))
             hidden_grads.append(hidden_grad)
             for sum_so_far, grad in zip(head_grads, grads, strict=True):
                 sum_so_far += grad
@@ -95,17 +100,17 @@ def summed_loss(model: LanguageModel, batch: Batch, label_smoothing: float = 0.0
     """The cross-entropy of all targets of a batch. Raises ValueError when it has none."""
     if batch.targets_BT is None:
         raise ValueError("a batch without targets has no loss")
-    return loss_of_hidden(model, model(batch), batch.targets_BT, label_smoothing)
+    return loss_of_hidden(model, model(batch).flatten(0, 1), batch.targets_BT.flatten(), label_smoothing)
 
 
-def loss_of_hidden(model: LanguageModel, hidden_BTD: Tensor, targets_BT: Tensor, label_smoothing: float = 0.0) -> Loss:
+def loss_of_hidden(model: LanguageModel, hidden_MD: Tensor, targets_M: Tensor, label_smoothing: float = 0.0) -> Loss:
     """The cross-entropy of all targets, from hidden states that are there already."""
     total = chunked_cross_entropy(
         model.logits,
         model.head_parameters(),
-        hidden_BTD.flatten(0, 1),
-        targets_BT.flatten(),
+        hidden_MD,
+        targets_M,
         model.vocab_size,
         label_smoothing,
     )
-    return Loss(total, (targets_BT != IGNORE).sum())
+    return Loss(total, (targets_M != IGNORE).sum())

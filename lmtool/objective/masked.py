@@ -16,7 +16,7 @@ from lmtool.batch import IGNORE, Batch
 from lmtool.model import LanguageModel
 from lmtool.model.transformer import TransformerEncoder
 from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
-from lmtool.objective.cross_entropy import loss_of_hidden, summed_loss
+from lmtool.objective.cross_entropy import loss_of_hidden
 from lmtool.recipe.spec import Masked, SpanMasking
 
 NEXT_SENTENCE = "next-sentence-accuracy"
@@ -95,32 +95,36 @@ class MaskedObjective(Objective):
         return self._rows(rows)
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        if batch.labels_B is None:
-            return summed_loss(model, batch)
-        masked, scores_BC, n_B = self._with_next_sentence(model, batch)
-        nats_B = F.cross_entropy(scores_BC, batch.labels_B, reduction="none")
-        return replace(masked, total=masked.total + (n_B * nats_B).sum())
+        loss, hidden_BTD = self._of_chosen(model, batch)
+        if batch.labels_B is None or batch.targets_BT is None:
+            return loss
+        nats_B = F.cross_entropy(self._follows(model, hidden_BTD), batch.labels_B, reduction="none")
+        return replace(loss, total=loss.total + ((batch.targets_BT != IGNORE).sum(1) * nats_B).sum())
 
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
         """That of the chosen tokens alone; and of rows of two texts, how many are told right."""
+        loss, hidden_BTD = self._of_chosen(model, batch)
         if batch.labels_B is None:
-            return summed_loss(model, batch)
-        masked, scores_BC, _ = self._with_next_sentence(model, batch)
-        right = (scores_BC.argmax(1) == batch.labels_B).sum()
-        return replace(masked, metrics={NEXT_SENTENCE: (right, len(batch.labels_B))})
+            return loss
+        right = (self._follows(model, hidden_BTD).argmax(1) == batch.labels_B).sum()
+        return replace(loss, metrics={NEXT_SENTENCE: (right, len(batch.labels_B))})
 
     @staticmethod
-    def _with_next_sentence(model: LanguageModel, batch: Batch) -> tuple[Loss, Tensor, Tensor]:
-        """From one pass: the loss of the chosen tokens, the scores (B, 2) of the rows, and how many each row chose."""
-        if not isinstance(model, TransformerEncoder):
-            raise ValueError("only an encoder tells whether texts follow each other")
+    def _of_chosen(model: LanguageModel, batch: Batch) -> tuple[Loss, Tensor]:
+        """The loss of the chosen tokens, the only ones that logits are computed of; and all hidden states."""
         if batch.targets_BT is None:
             raise ValueError("a batch without targets has no loss")
-        hidden_BTD = model(batch)
+        hidden_BTD: Tensor = model(batch)
+        chosen_BT = batch.targets_BT != IGNORE
+        return loss_of_hidden(model, hidden_BTD[chosen_BT], batch.targets_BT[chosen_BT]), hidden_BTD
+
+    @staticmethod
+    def _follows(model: LanguageModel, hidden_BTD: Tensor) -> Tensor:
+        """Scores (B, 2) in float32 or wider."""
+        if not isinstance(model, TransformerEncoder):
+            raise ValueError("only an encoder tells whether texts follow each other")
         scores_BC = model.next_sentence_logits(hidden_BTD)
-        scores_BC = scores_BC.to(torch.promote_types(scores_BC.dtype, torch.float32))
-        n_B = (batch.targets_BT != IGNORE).sum(1)
-        return loss_of_hidden(model, hidden_BTD, batch.targets_BT), scores_BC, n_B
+        return scores_BC.to(torch.promote_types(scores_BC.dtype, torch.float32))
 
     def measure(self, model: LanguageModel, batch: Batch) -> Loss:
         """The summed pseudo-log-likelihood: each target is masked by itself, all else is seen (Salazar et al. 2020)."""
@@ -136,7 +140,7 @@ class MaskedObjective(Objective):
             targets_BT = torch.full_like(tokens_BT, IGNORE)
             targets_BT[:, t] = batch.targets_BT[rows_B, t]
             keep_BT = None if batch.keep_BT is None else batch.keep_BT[rows_B]
-            total += summed_loss(model, Batch(tokens_BT, targets_BT, keep_BT)).total
+            total += self._of_chosen(model, Batch(tokens_BT, targets_BT, keep_BT))[0].total
         return Loss(total.float(), (batch.targets_BT != IGNORE).sum())
 
     def _corrupted(self, tokens_N: Ints, rng: np.random.Generator) -> _Row:

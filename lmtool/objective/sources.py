@@ -4,7 +4,7 @@ Shapes: B rows, T positions of the target, S positions of the source.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -16,6 +16,7 @@ from lmtool.batch import IGNORE, Batch
 from lmtool.model import LanguageModel
 from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
 from lmtool.objective.cross_entropy import summed_loss
+from lmtool.objective.scheduled import draws, mixed
 from lmtool.recipe.spec import Prefix, Seq2Seq, SpanCorruption
 
 Ints = NDArray[np.int64]
@@ -222,10 +223,11 @@ class Seq2SeqObjective(Objective):
             if example.other is None:
                 raise ValueError("a source without a target has no loss")
             pairs.append(Pair(example.tokens, self.vocabulary.bos, example.other))
-        return batch_of(pairs, self.form, self.vocabulary.pad)
+        batch = batch_of(pairs, self.form, self.vocabulary.pad)
+        return replace(batch, draws_BT=draws(self.spec.scheduled_sampling, examples, batch.tokens_BT.shape[1], done))
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        return summed_loss(model, batch, self.spec.label_smoothing)
+        return summed_loss(model, mixed(model, batch), self.spec.label_smoothing)
 
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
         return summed_loss(model, batch)

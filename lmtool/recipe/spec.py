@@ -382,12 +382,20 @@ class ScheduledSampling(Spec):
     """Replace true tokens of the input by the model's own, with a growing probability (Bengio et al. 2015)."""
 
     growth: Literal["linear", "exponential", "inverse-sigmoid"] = "linear"
-    """How the probability of a true token falls from 1."""
+    """How the probability of a true token falls when i percent of the training are over: linear 1 - k i, exponential
+    k^i, or inverse-sigmoid k / (k + exp(i / k))."""
+    k: PositiveFloat | None = None
+    """Speed of growth; by default 0.01 for linear, 0.98 for exponential, 15 for inverse-sigmoid."""
     floor: Fraction = 0.0
     """Least probability of a true token."""
-    rate: PositiveFloat = 1.0
-    """Speed: linear falls to 1 - rate at the last step; exponential is exp(-rate x) and inverse-sigmoid
-    k / (k + exp(rate x)), normalised to 1 at the first step, where x is the share of steps done times 10."""
+
+    @model_validator(mode="after")
+    def _falls(self) -> Self:
+        if self.k is not None and self.growth == "exponential" and self.k >= 1:
+            raise ValueError(f"k {self.k} is not below 1, so that exponential growth never begins")
+        if self.k is not None and self.growth == "inverse-sigmoid" and self.k < 1:
+            raise ValueError(f"k {self.k} is below 1, where inverse-sigmoid growth is over at the first step")
+        return self
 
 
 class Causal(Spec):
@@ -822,6 +830,8 @@ class Recipe(Spec):
                 mistakes.append("model.next_sentence_head false leaves objective.next_sentence without a head")
             if self.model.n_segments < 2:
                 mistakes.append("model.n_segments is below 2, but objective.next_sentence makes rows of two texts")
+        if isinstance(self.model, NGram) and isinstance(self.objective, Causal) and self.objective.scheduled_sampling:
+            mistakes.append("objective.scheduled_sampling is for models that learn by gradients; an ngram counts")
         if self.training.carry_state and (shape != " decoder" or self.model.kind != "recurrent"):
             mistakes.append(f"training.carry_state is for a recurrent decoder, not for a {self.model.kind}{shape}")
         if self.training.carry_state and isinstance(self.model, Recurrent) and self.model.attention is not None:

@@ -1,14 +1,25 @@
 """Hypothesis strategies for recipes: any value that the language allows, part by part."""
 
-from functools import partial
-from typing import Any
+from contextlib import suppress
+from functools import cache, partial
+from typing import Any, cast, get_args
 
-from hypothesis import assume
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
-from lmtool.recipe.grammar import parts
-from lmtool.recipe.spec import LearnedPosition, Recipe, Recurrent, Spec, Transformer, objectives_of
+from lmtool.recipe.grammar import kind_of, parts
+from lmtool.recipe.spec import (
+    BpeTokenizer,
+    Classification,
+    LearnedPosition,
+    Recipe,
+    Recurrent,
+    Spec,
+    Training,
+    Transformer,
+    objectives_of,
+)
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(
     ["", "yes", "on", "null", "1e-3", "1:30", "0x1f", ".inf", "-", "a: b", "a #b", " a", "a\nb", "\ttab", "ROMEO:", "~"]
@@ -45,90 +56,99 @@ def values(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
     }[schema["type"]]
 
 
+@cache
 def specs(spec: type[Spec]) -> st.SearchStrategy[Spec]:
     """Instances of a spec."""
     if spec is Transformer:
         return transformers()
     if spec is Recipe:
         return _recipes()
-    return st.fixed_dictionaries(_fields(spec)).map(partial(_valid, spec)).filter(lambda built: built is not None)
+    fields = _fields(spec)
+    required = {name: strategy for name, strategy in fields.items() if spec.model_fields[name].is_required()}
+    others = {name: strategy for name, strategy in fields.items() if name not in required}
+    return st.builds(partial(_grown, spec), st.fixed_dictionaries(required), st.fixed_dictionaries(others))
 
 
-def _valid(spec: type[Spec], fields: dict[str, Any]) -> Spec | None:
-    """The spec with these fields; None when they do not fit each other."""
-    try:
-        return spec(**fields)
-    except ValidationError:
-        return None
+def _grown(spec: type[Spec], fields: dict[str, Any], others: dict[str, Any]) -> Any:
+    """The spec with these fields, which fit each other, and with all of the others that fit those before them.
+
+    So that every draw gives a spec, and none has to be thrown away.
+    """
+    built = spec(**fields)
+    for name, value in others.items():
+        with suppress(ValidationError):
+            built = spec(**{**fields, name: value})
+            fields = {**fields, name: value}
+    return built
 
 
 @st.composite
 def _recipes(draw: st.DrawFn) -> Recipe:
-    fields = {name: draw(strategy) for name, strategy in _fields(Recipe).items() if name != "objective"}
-    kinds = parts(Recipe.model_fields["objective"])
-    fields["objective"] = draw(specs(kinds[draw(st.sampled_from(objectives_of(fields["model"])))]))
-    recipe = _valid(Recipe, fields)
-    assume(recipe is not None)
-    return recipe
+    fields = _fields(Recipe)
+    model = draw(fields["model"])
+    objectives = parts(Recipe.model_fields["objective"])
+    objective = objectives[draw(st.sampled_from(objectives_of(model)))]
+    fits = {
+        "model": model,
+        # dropout is the one default of an objective that a model, of words without vectors, may have no use for
+        "objective": objective(kind=kind_of(objective), **({"dropout": 0.0} if objective is Classification else {})),
+        "tokenizer": BpeTokenizer(sentinels=100),
+        "training": Training(steps=1, batch_size=1),
+    }
+    drawn = {name: draw(strategy) for name, strategy in fields.items() if name not in ("model", "objective")}
+    return _grown(Recipe, fits, {"objective": draw(specs(objective)), **drawn})
 
 
+@cache
 def _fields(spec: type[Spec]) -> dict[str, st.SearchStrategy[Any]]:
     properties = spec.model_json_schema()["properties"]
     return {
-        name: st.one_of([specs(part) for part in parts(field).values()]) if parts(field) else values(properties[name])
-        for name, field in spec.model_fields.items()
+        name: _part(field) if parts(field) else values(properties[name]) for name, field in spec.model_fields.items()
     }
+
+
+def _part(field: FieldInfo) -> st.SearchStrategy[Any]:
+    """One of the specs that may stand at a field, or none where it may be left out."""
+    found: list[st.SearchStrategy[Any]] = [specs(part) for part in parts(field).values()]
+    return st.one_of(([st.none()] if type(None) in get_args(field.annotation) else []) + found)
 
 
 @st.composite
 def transformers(draw: st.DrawFn) -> Transformer:
     """Transformers small enough to build, whose sizes fit each other."""
-    fields = {name: draw(strategy) for name, strategy in _fields(Transformer).items()}
-    if isinstance(fields["position"], LearnedPosition):
-        fields["position"] = LearnedPosition(size=draw(st.none() | st.integers(20, 40)))
-    if fields["score"] != "reduced-rank":
-        fields["rank"] = None
     groups, kv_heads = draw(st.integers(1, 3)), draw(st.integers(1, 3))
-    built = _valid(
-        Transformer,
-        {
-            **fields,
-            "rank": fields["rank"] and draw(st.integers(1, 5)),
-            "n_segments": draw(st.integers(0, 3)) if fields["shape"] == "encoder" else 0,
-            "head_transform": fields["head_transform"] and fields["activation"] not in ("swiglu", "geglu"),
-            "n_layers": draw(st.integers(1, 3)),
-            "n_heads": groups * kv_heads,
-            "n_kv_heads": draw(st.sampled_from([None, kv_heads])),
-            "d_model": 2 * groups * kv_heads * draw(st.integers(1, 3)),
-            "d_ff": draw(st.none() | st.integers(1, 30)),
-            "context": draw(st.integers(1, 20)),
-            "vocab_size": draw(st.none() | st.integers(50, 60)),
-        },
-    )
-    assume(built is not None)
-    return built
+    sizes = {
+        "kind": "transformer",
+        "n_layers": draw(st.integers(1, 3)),
+        "n_heads": groups * kv_heads,
+        "d_model": 2 * groups * kv_heads * draw(st.integers(1, 3)),
+        "context": draw(st.integers(1, 20)),
+    }
+    drawn = {name: draw(strategy) for name, strategy in _fields(Transformer).items() if name not in sizes}
+    if isinstance(drawn["position"], LearnedPosition):
+        drawn["position"] = LearnedPosition(size=draw(st.none() | st.integers(20, 40)))
+    small = {
+        "n_kv_heads": draw(st.sampled_from([None, kv_heads])),
+        "d_ff": draw(st.none() | st.integers(1, 30)),
+        "vocab_size": draw(st.none() | st.integers(50, 60)),
+        "rank": draw(st.none() | st.integers(1, 5)),
+        "n_segments": draw(st.integers(0, 3)),
+    }
+    return cast(Transformer, _grown(Transformer, sizes, {**drawn, **small}))
 
 
 @st.composite
 def recurrents(draw: st.DrawFn) -> Recurrent:
     """Recurrent networks small enough to build, whose parts fit each other."""
-    fields = {name: draw(strategy) for name, strategy in _fields(Recurrent).items()}
-    if fields["attention"] is not None:
-        fields["attention"] = fields["attention"].model_copy(update={"k": draw(st.integers(1, 5))})
-        if fields["attention"].rank is not None:
-            fields["attention"] = fields["attention"].model_copy(update={"rank": draw(st.integers(1, 5))})
-    built = _valid(
-        Recurrent,
-        {
-            **fields,
-            "n_layers": draw(st.integers(1, 3)),
-            "d_model": draw(st.integers(1, 12)),
-            "context": draw(st.integers(1, 20)),
-            "vocab_size": draw(st.none() | st.integers(50, 60)),
-        },
-    )
-    assume(built is not None)
-    return built
+    sizes = {"kind": "recurrent", "d_model": draw(st.integers(1, 12)), "context": draw(st.integers(1, 20))}
+    drawn = {name: draw(strategy) for name, strategy in _fields(Recurrent).items() if name not in sizes}
+    if drawn["attention"] is not None:
+        changes = {"k": draw(st.integers(1, 5))}
+        if drawn["attention"].rank is not None:
+            changes["rank"] = draw(st.integers(1, 5))
+        drawn["attention"] = drawn["attention"].model_copy(update=changes)
+    small = {"n_layers": draw(st.integers(1, 3)), "vocab_size": draw(st.none() | st.integers(50, 60))}
+    return cast(Recurrent, _grown(Recurrent, sizes, {**drawn, **small}))
 
 
-recipes: st.SearchStrategy[Recipe] = specs(Recipe)
+recipes: st.SearchStrategy[Recipe] = specs(Recipe)  # type: ignore[assignment]

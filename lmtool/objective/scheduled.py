@@ -1,0 +1,132 @@
+"""Scheduled sampling: some of the tokens that a model reads in training are its own (Bengio et al. 2015).
+
+Which ones, and by which numbers they are drawn, is decided when a batch is collated, so that no split of a batch, no
+resuming and no number of processes changes it. Their gradient is that of the true tokens: none flows through a draw.
+
+Shapes: B rows, T positions, R texts, L positions of a text, M tokens that are drawn, V vocabulary.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmtool.batch import IGNORE, Batch
+from lmtool.model import LanguageModel
+from lmtool.objective.base import Example
+from lmtool.objective.cross_entropy import CHUNK_ELEMENTS
+from lmtool.recipe.spec import ScheduledSampling
+
+
+def truth(spec: ScheduledSampling, done: float) -> float:
+    """The probability that a token stays the true one, when this share of the training is over.
+
+    The paper's three decays, with the step i as a percentage of all steps: linear max(floor, 1 - k i), exponential k^i,
+    inverse sigmoid k / (k + exp(i / k)).
+    """
+    i = 100 * done
+    match spec.growth:
+        case "linear":
+            share = 1 - (spec.k or 0.01) * i
+        case "exponential":
+            share = (spec.k or 0.98) ** i
+        case "inverse-sigmoid":
+            k = spec.k or 15.0
+            share = 1 / (1 + math.exp(i / k - math.log(k)))
+    return max(spec.floor, share)
+
+
+def draws(spec: ScheduledSampling | None, examples: Sequence[Example], length: int, done: float) -> Tensor | None:
+    """`Batch.draws_BT` of rows of `length` tokens; None without scheduled sampling.
+
+    Each position takes two numbers of its row's own generator, however long the rows beside it are.
+    """
+    if spec is None:
+        return None
+    numbers_BT2 = np.stack([example.rng.random((length, 2)) for example in examples])
+    stays_BT = numbers_BT2[..., 0] < truth(spec, done)
+    return torch.from_numpy(np.where(stays_BT, -1.0, numbers_BT2[..., 1]).astype(np.float32))
+
+
+def mixed(model: LanguageModel, batch: Batch) -> Batch:
+    """The batch with the model's own tokens where `draws_BT` says so; targets stay the true ones.
+
+    A token is drawn only where the position before it has a target. A recurrent model draws step by step, each token
+    from what it says after those drawn before it, as in the paper. A Transformer draws all tokens at once, each from
+    what it says after the true ones (Mihaylova and Martins 2019), so that this costs one more pass.
+
+    Dropout is off while tokens are drawn.
+    """
+    if batch.draws_BT is None or batch.targets_BT is None:
+        return batch
+    drawn_BT = batch.draws_BT >= 0
+    drawn_BT[:, 0] = False
+    drawn_BT[:, 1:] &= batch.targets_BT[:, :-1] != IGNORE
+    if batch.keep_BT is not None:
+        drawn_BT &= batch.keep_BT
+    if not drawn_BT.any():
+        return batch
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        tokens_BT = _step_by_step(model, batch, drawn_BT) if model.recurrent else _at_once(model, batch, drawn_BT)
+    model.train(was_training)
+    # torch 2.10 would take weights that autocast has cast here, without gradients, in the pass that learns
+    torch.clear_autocast_cache()
+    return replace(batch, tokens_BT=tokens_BT)
+
+
+def _at_once(model: LanguageModel, batch: Batch, drawn_BT: Tensor) -> Tensor:
+    assert batch.draws_BT is not None
+    hidden_BTD = model(batch)
+    tokens_BT = batch.tokens_BT.clone()
+    tokens_BT[drawn_BT] = _draw(model, hidden_BTD[:, :-1][drawn_BT[:, 1:]], batch.draws_BT[drawn_BT])
+    return tokens_BT
+
+
+def _step_by_step(model: LanguageModel, batch: Batch, drawn_BT: Tensor) -> Tensor:
+    """Rows are read on from one column with a draw to the next."""
+    assert batch.draws_BT is not None
+    if batch.documents_BT is not None:
+        return _text_by_text(model, batch, drawn_BT, batch.documents_BT)
+    tokens_BT, state, read = batch.tokens_BT.clone(), model.start(batch), 0
+    for column in drawn_BT.any(0).nonzero()[:, 0].tolist():
+        hidden_BTD, state = model.advance(tokens_BT[:, read:column], state)
+        drawn_B, read = drawn_BT[:, column], column
+        tokens_BT[drawn_B, column] = _draw(model, hidden_BTD[drawn_B, -1], batch.draws_BT[drawn_B, column])
+    return tokens_BT
+
+
+def _text_by_text(model: LanguageModel, batch: Batch, drawn_BT: Tensor, documents_BT: Tensor) -> Tensor:
+    """Each document of a row as a row of its own, padded behind, where nothing looks."""
+    assert batch.draws_BT is not None
+    begins_BT = torch.ones_like(drawn_BT)
+    begins_BT[:, 1:] = documents_BT[:, 1:] != documents_BT[:, :-1]
+    text_N = begins_BT.flatten().cumsum(0) - 1
+    starts_R = begins_BT.flatten().nonzero()[:, 0]
+    place_N = torch.arange(len(text_N), device=text_N.device) - starts_R[text_N]
+    size = (len(starts_R), int(place_N.max()) + 1)
+
+    def apart(values_BT: Tensor, filler: float) -> Tensor:
+        values_RL = values_BT.new_full(size, filler)
+        values_RL[text_N, place_N] = values_BT.flatten()
+        return values_RL
+
+    texts = Batch(apart(batch.tokens_BT, 0), draws_BT=apart(batch.draws_BT, -1))
+    tokens_RL = _step_by_step(model, texts, apart(drawn_BT, False))
+    return tokens_RL[text_N, place_N].view_as(batch.tokens_BT)
+
+
+def _draw(model: LanguageModel, hidden_MD: Tensor, draws_M: Tensor) -> Tensor:
+    """Tokens from the model's distributions: the first one up to which they sum to more than the number drawn."""
+    rows = max(1, CHUNK_ELEMENTS // model.vocab_size)
+    parts = []
+    for hidden, numbers in zip(torch.split(hidden_MD, rows), torch.split(draws_M, rows), strict=True):
+        logits_MV = model.logits(hidden)
+        sums_MV = logits_MV.to(torch.promote_types(logits_MV.dtype, torch.float32)).softmax(-1).cumsum(-1)
+        wanted_M1 = numbers[:, None].to(sums_MV.dtype) * sums_MV[:, -1:]
+        parts.append(torch.searchsorted(sums_MV, wanted_M1, right=True)[:, 0].clamp(max=model.vocab_size - 1))
+    return torch.cat(parts)

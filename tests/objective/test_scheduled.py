@@ -1,0 +1,273 @@
+"""Scheduled sampling: which tokens are the model's own, in all families, and that no split or state changes it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from lmtool.batch import IGNORE, Batch
+from lmtool.engine.carry import Continued
+from lmtool.model import LanguageModel
+from lmtool.objective import CausalObjective, Example, cross_entropy, scheduled
+from lmtool.objective.scheduled import draws, mixed, truth
+from lmtool.objective.sources import Pair, Seq2SeqObjective, batch_of
+from lmtool.recipe.spec import Causal, ScheduledSampling, Seq2Seq
+from tests.model import tiny
+from tests.model.tiny import FAMILIES, VOCAB
+from tests.objective.test_sources import VOCABULARY
+from tests.reference import scheduled as reference
+
+BOS, T = 1, 9
+DECODERS = [*tiny.DECODERS, "elman", "gru", "lstm", "lstm with a memory", "gru with a mean of memories"]
+SOURCES = ["2017", "t5", "prefix", "lstm encoder-decoder", "luong", "bahdanau"]
+
+
+def spec(**changes: Any) -> ScheduledSampling:
+    return ScheduledSampling(**changes)
+
+
+# When
+
+
+@pytest.mark.parametrize("done", [0.0, 0.003, 0.25, 0.5, 0.9, 1.0])
+def test_the_probability_of_a_true_token_falls_as_in_the_paper(done: float) -> None:
+    i = 100 * done
+    assert truth(spec(), done) == pytest.approx(reference.linear(i, 0.01, 0.0))
+    assert truth(spec(k=0.02, floor=0.3), done) == pytest.approx(reference.linear(i, 0.02, 0.3))
+    assert truth(spec(growth="exponential"), done) == pytest.approx(reference.exponential(i, 0.98))
+    assert truth(spec(growth="exponential", k=0.9), done) == pytest.approx(reference.exponential(i, 0.9))
+    assert truth(spec(growth="inverse-sigmoid"), done) == pytest.approx(reference.inverse_sigmoid(i, 15))
+    assert truth(spec(growth="inverse-sigmoid", k=1), done) == pytest.approx(reference.inverse_sigmoid(i, 1))
+
+
+@pytest.mark.parametrize(("growth", "k"), [("exponential", 1.0), ("inverse-sigmoid", 0.9)])
+def test_a_k_that_never_falls_is_refused(growth: str, k: float) -> None:
+    with pytest.raises(ValidationError, match="k "):
+        spec(growth=growth, k=k)
+
+
+def rows(n: int, length: int, seed: int = 0) -> list[Example]:
+    texts = np.random.default_rng(seed).integers(2, VOCAB, (n, length))
+    return [Example(text, np.random.default_rng(100 + i)) for i, text in enumerate(texts)]
+
+
+def test_as_many_are_drawn_as_the_schedule_says() -> None:
+    found = draws(spec(), rows(200, 50), 50, 0.3)
+    assert found is not None
+    assert float((found >= 0).float().mean()) == pytest.approx(0.3, abs=0.02)
+    numbers = found[found >= 0]
+    assert float(numbers.max()) <= 1
+    assert float(numbers.mean()) == pytest.approx(0.5, abs=0.02)
+    start = draws(spec(), rows(200, 50), 50, 0.0)
+    assert start is not None
+    assert (start == -1).all()
+    assert draws(None, rows(1, 2), 2, 0.5) is None
+
+
+def test_a_row_draws_the_same_beside_longer_ones() -> None:
+    short, long = (draws(spec(), rows(2, 1), length, 0.6) for length in (7, 12))
+    assert short is not None
+    assert long is not None
+    assert torch.equal(short, long[:, :7])
+
+
+# What
+
+
+def numbers(*shape: int, seed: int = 0, share: float = 0.6) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.rand(shape, generator=generator)
+    return torch.where(torch.rand(shape, generator=generator) < share, drawn, -1.0)
+
+
+def probabilities(model: LanguageModel, hidden: torch.Tensor) -> list[float]:
+    found: list[float] = model.logits(hidden).detach().softmax(-1).tolist()
+    return found
+
+
+def plain(model: LanguageModel) -> Callable[..., list[int]]:
+    return reference.step_by_step if model.recurrent else reference.two_passes
+
+
+def causal(tokens_BT: torch.Tensor, draws_BT: torch.Tensor | None) -> Batch:
+    targets_BT = torch.cat((tokens_BT[:, 1:], torch.full((len(tokens_BT), 1), 2)), 1)
+    return Batch(tokens_BT, targets_BT.masked_fill(targets_BT == BOS, IGNORE), draws_BT=draws_BT)
+
+
+@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("chunk_rows", [2, 10_000])
+@settings(max_examples=4, deadline=None)
+@given(seed=st.integers(0, 1000))
+def test_own_tokens_are_drawn_as_in_the_papers(family: str, chunk_rows: int, seed: int) -> None:
+    model = tiny.model(**FAMILIES[family])
+    batch = causal(tiny.tokens(3, T, seed=seed), numbers(3, T, seed=seed))
+    assert batch.draws_BT is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduled, "CHUNK_ELEMENTS", chunk_rows * VOCAB)
+        found = mixed(model, batch)
+    changed = False
+    for i in range(3):
+        row = batch.tokens_BT[i].tolist()
+        # a token that begins a document is given
+        wanted = [
+            -1.0 if token == BOS else number for token, number in zip(row, batch.draws_BT[i].tolist(), strict=True)
+        ]
+
+        def after(text: Any) -> list[float]:
+            return probabilities(model, model(Batch(torch.tensor([list(text)])))[0, -1])
+
+        assert found.tokens_BT[i].tolist() == plain(model)(row, wanted, after)
+        changed |= found.tokens_BT[i].tolist() != row
+    assert changed
+    assert torch.equal(found.targets_BT, batch.targets_BT)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("family", SOURCES)
+def test_targets_of_pairs_are_drawn_behind_their_sources(family: str) -> None:
+    model = tiny.model(**FAMILIES[family])
+    form: Any = "prefix" if FAMILIES[family]["shape"] == "prefix" else "encoder-decoder"
+    texts = [([3, 1, 4], [5, 9, 2, 6, 5, 3]), ([8], [9, 7]), ([2, 7, 1, 8], [2, 8, 1, 8])]
+    pairs = [Pair(np.array(source), BOS, np.array(target)) for source, target in texts]
+    batch = batch_of(pairs, form, 0)
+    batch = replace(batch, draws_BT=numbers(*batch.tokens_BT.shape, seed=3, share=0.8))
+    assert batch.draws_BT is not None
+    found = mixed(model, batch)
+    for i, (source, target) in enumerate(texts):
+        first = len(source) if form == "prefix" else 0
+        row = [BOS, *target[:-1]]
+
+        def after(text: Any, source: list[int] = source) -> list[float]:
+            return probabilities(model, tiny.read(model, torch.tensor([list(text)]), [source])[0, -1])
+
+        wanted = plain(model)(row, batch.draws_BT[i, first : first + len(row)].tolist(), after)
+        assert found.tokens_BT[i, first : first + len(row)].tolist() == wanted
+        rest = torch.ones(batch.tokens_BT.shape[1], dtype=torch.bool)
+        rest[first : first + len(row)] = False
+        assert torch.equal(found.tokens_BT[i, rest], batch.tokens_BT[i, rest])
+
+
+@pytest.mark.parametrize("family", ["gpt2", "window", "lstm", "lstm with a memory"])
+def test_documents_of_a_row_that_do_not_see_each_other_draw_as_if_alone(family: str) -> None:
+    model = tiny.model(**FAMILIES[family])
+    lengths = [4, 1, 6, 3]
+    parts = [causal(tiny.tokens(1, n, seed=i), numbers(1, n, seed=i)) for i, n in enumerate(lengths)]
+    parts = [replace(part, tokens_BT=torch.cat((torch.full((1, 1), BOS), part.tokens_BT[:, 1:]), 1)) for part in parts]
+    alone = [mixed(model, causal(part.tokens_BT, part.draws_BT)).tokens_BT for part in parts]
+    numbers_BT = torch.cat([part.draws_BT for part in parts], 1)  # type: ignore[misc]
+    row = causal(torch.cat([part.tokens_BT for part in parts], 1), numbers_BT)
+    documents_BT = torch.repeat_interleave(torch.arange(4), torch.tensor(lengths))[None]
+    both = Batch(row.tokens_BT, row.targets_BT, draws_BT=row.draws_BT, documents_BT=documents_BT)
+    both = replace(both, **{f: torch.cat([getattr(both, f)] * 2) for f in ("tokens_BT", "targets_BT", "draws_BT")})
+    # a second row that is one document
+    both = replace(both, documents_BT=torch.cat([documents_BT, torch.zeros_like(documents_BT)]))
+    found = mixed(model, both).tokens_BT
+    assert torch.equal(found[:1], torch.cat(alone, 1))
+    assert torch.equal(found[1:], mixed(model, row).tokens_BT)
+
+
+# The loss
+
+
+def objective(done_floor: float = 0.2) -> CausalObjective:
+    return CausalObjective(Causal(scheduled_sampling=spec(floor=done_floor)), BOS, False)
+
+
+@pytest.mark.parametrize("family", ["elman", "lstm", "gru with a mean of memories"])
+def test_a_recurrent_model_learns_as_if_it_drew_while_it_learns(family: str) -> None:
+    """The paper's loop: draw or take the truth, read on, add the loss of the next token, all with gradients."""
+    own, examples = objective(), rows(3, T + 1)
+    batch = own.collate(examples, 0.6)
+    assert batch.draws_BT is not None
+    assert batch.targets_BT is not None
+    one, two = (tiny.model(**FAMILIES[family]) for _ in range(2))
+    loss = own.loss(one, batch)
+    loss.total.backward()
+
+    state, total = two.start(batch), torch.zeros((), dtype=torch.float64)
+    logits_BV = torch.zeros(3, VOCAB)
+    for t in range(T):
+        token_B = batch.tokens_BT[:, t].clone()
+        for i in range(3):
+            if t and batch.draws_BT[i, t] >= 0:
+                token_B[i] = reference.drawn(logits_BV[i].softmax(-1).tolist(), float(batch.draws_BT[i, t]))
+        hidden, state = two.advance(token_B[:, None], state)
+        logits_BV = two.logits(hidden[:, 0])
+        total = total + torch.nn.functional.cross_entropy(logits_BV, batch.targets_BT[:, t], reduction="sum")
+    total.backward()
+    assert float(loss.total.detach()) == pytest.approx(float(total.detach()), rel=1e-9)
+    for p, q in zip(one.parameters(), two.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "lstm"])
+def test_any_micro_batches_draw_the_same(family: str) -> None:
+    found = []
+    for size in (6, 4, 1):
+        model, own, examples = tiny.model(**FAMILIES[family]), objective(), rows(6, T + 1)
+        total = 0.0
+        for start in range(0, 6, size):
+            loss = own.loss(model, own.collate(examples[start : start + size], 0.5))
+            loss.total.backward()
+            total += float(loss.total.detach())
+        found.append((total, [p.grad for p in model.parameters()]))
+    for other, grads in found[1:]:
+        assert other == pytest.approx(found[0][0], rel=1e-12)
+        for one, two in zip(found[0][1], grads, strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-8, atol=1e-10)
+
+
+def test_pairs_learn_from_their_own_tokens_and_are_scored_by_the_true_ones() -> None:
+    sampled = Seq2Seq(kind="seq2seq", scheduled_sampling=spec())
+    own = Seq2SeqObjective(sampled, VOCABULARY, "encoder-decoder")
+    plain_one = Seq2SeqObjective(Seq2Seq(kind="seq2seq"), VOCABULARY, "encoder-decoder")
+    model = tiny.model(**FAMILIES["luong"], vocab_size=VOCABULARY.size)
+
+    def pairs() -> list[Example]:
+        texts = np.random.default_rng(0).integers(10, VOCABULARY.size, (4, 2, 8))
+        return [Example(a, np.random.default_rng(i), other=b) for i, (a, b) in enumerate(texts)]
+
+    usual = plain_one.loss(model, plain_one.collate(pairs())).total.detach()
+    torch.testing.assert_close(own.loss(model, own.collate(pairs(), 0.0)).total.detach(), usual)
+    late = own.collate(pairs(), 0.8)
+    assert abs(float(own.loss(model, late).total.detach()) - float(usual)) > 1e-3
+    torch.testing.assert_close(own.score(model, late).total.detach(), usual)
+
+
+def test_rows_that_go_on_draw_behind_what_was_read_before() -> None:
+    model = tiny.model(**FAMILIES["lstm"])
+    tokens_BT, numbers_BT = tiny.tokens(2, 2 * T), numbers(2, 2 * T, seed=4)
+    numbers_BT[:, T] = -1  # the first token of a row is never drawn
+    whole = mixed(model, causal(tokens_BT, numbers_BT)).tokens_BT
+    first = mixed(model, causal(tokens_BT[:, :T], numbers_BT[:, :T])).tokens_BT
+    _, state = model.advance(first, model.start(Batch(first)))
+    second = mixed(Continued(model, state), causal(tokens_BT[:, T:], numbers_BT[:, T:])).tokens_BT
+    assert torch.equal(torch.cat((first, second), 1), whole)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "lstm"])
+def test_dropout_is_off_while_tokens_are_drawn_and_on_again(family: str) -> None:
+    still = tiny.model(**FAMILIES[family])
+    model = tiny.model(**FAMILIES[family], dropout=0.5).train()
+    batch = causal(tiny.tokens(3, T), numbers(3, T))
+    state = torch.get_rng_state()
+    assert torch.equal(mixed(model, batch).tokens_BT, mixed(still, batch).tokens_BT)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training
+
+
+@pytest.mark.parametrize("family", ["gpt2", "lstm"])
+def test_under_autocast_all_weights_have_gradients(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What autocast keeps of the pass that draws has none."""
+    monkeypatch.setattr(cross_entropy, "CHUNK_ELEMENTS", 2 * VOCAB)
+    model = tiny.model(dtype=torch.float32, **FAMILIES[family]).train()
+    own = objective()
+    with torch.autocast("cpu", torch.bfloat16):
+        total = own.loss(model, own.collate(rows(3, T + 1), 0.7)).total
+    total.backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
