@@ -1,31 +1,50 @@
-"""Bits per byte on stories.valid.txt after equal training time, beside a 5-gram and the limit.
+"""Every family at equal time and about a million parameters: bits per byte of stories.valid.txt, beside the limit.
 
-    python benchmarks/families.py [--seconds 180]
+    python benchmarks/families.py [--seconds 180] [--only NAME ...]
 
-Each contender is a recipe with overrides. A short run first tells how many steps fit into the time, so that its
-schedule ends with it. The 5-gram (recipe `ngram`) counts the same tokens as the first contender; it needs seconds, and
-gets no more.
+Each contender is a recipe made as large as the others, with the same 2,048 word pieces. A short run first tells how
+many steps fit into the time, so that its schedule ends with it. Counting needs no such time, and gets none.
 """
 
 import argparse
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from json import loads
 from pathlib import Path
 
+from lmtool.recipe.load import load
+from lmtool.recipe.size import parameter_count
 from lmtool.text import bundled
 
 TRAIN, VALID = "data/stories.txt", "data/stories.valid.txt"
-CONTENDERS = {
-    "decoder, BPE (`tiny`)": (),
-    "decoder, BPE, sinusoidal positions": ("model.position.kind=sinusoidal", "model.scale_embedding=true"),
-    "decoder, characters, context 512": ("tokenizer={kind: char}", "model.context=512", "training.batch_size=6"),
-}
+VOCABULARY = 2048
 PROBE_STEPS = 60
+LAYERS_128 = ("model.d_model=128", "model.n_heads=4")
+
+CONTENDERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "5-gram": ("ngram", ()),
+    "Elman network": ("elman", ("model.d_model=368",)),
+    "GRU": ("gru", ("model.d_model=272",)),
+    "LSTM": ("lstm", ("model.d_model=256",)),
+    "LSTM with attention": ("lstm-attention", ("model.d_model=224",)),
+    "GPT": ("tiny", (*LAYERS_128, "model.n_layers=3")),
+    "Llama": ("llama-tiny", (*LAYERS_128, "model.n_kv_heads=2", "model.d_ff=384")),
+    "prefix LM": ("prefix-tiny", LAYERS_128),
+    "T5 (removed spans)": ("t5-tiny", ("model.d_model=112", "model.n_heads=4", "model.n_layers=2")),
+    "GRU encoder-decoder, Luong (prefixes)": (
+        "seq2seq-luong",
+        ("model.d_model=200", "model.context=256", "objective={kind: prefix}", "training.batch_size=8"),
+    ),
+    "ELMo (both directions)": ("elmo-tiny", ("model.d_model=152",)),
+    "RoBERTa (pseudo)": ("roberta-tiny", LAYERS_128),
+    "BERT (pseudo)": ("bert-tiny", LAYERS_128),
+    "Longformer (pseudo)": ("longformer-tiny", LAYERS_128),
+}
+"""Recipe and changes, by name. "Pseudo": each token given all others, which no text can be written by."""
 
 
 def lmtool(*arguments: str) -> str:
@@ -33,48 +52,46 @@ def lmtool(*arguments: str) -> str:
     return done.stdout.strip()
 
 
-def train(overrides: Sequence[str], steps: int) -> str:
+def records(run: str) -> list[dict[str, float]]:
+    return [loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
+
+
+def train(recipe: str, overrides: Sequence[str], steps: int) -> str:
     """The directory of a run of so many steps, validated at its end only."""
     fixed = (f"training.steps={steps}", f"evaluation.every={steps}", f"checkpoint.every={steps}")
-    settings = [text for override in (*overrides, *fixed) for text in ("-s", override)]
-    return lmtool("pretrain", TRAIN, "--quiet", *settings)
+    settings = [text for override in (*overrides, *fixed, "evaluation.prompts=[]") for text in ("-s", override)]
+    return lmtool("pretrain", TRAIN, "--recipe", recipe, "--quiet", *settings)
 
 
-def steps_in(overrides: Sequence[str], seconds: float) -> int:
+def steps_in(recipe: str, overrides: Sequence[str], seconds: float) -> int:
     """How many steps take that long, by the later half of a short run."""
-    run = Path(train(overrides, PROBE_STEPS))
-    records = [loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    half = records[len(records) // 2]
-    return round(seconds * (records[-1]["step"] - half["step"]) / (records[-1]["seconds"] - half["seconds"]))
-
-
-def bits_per_byte(run: str) -> float:
-    measured: float = loads(lmtool("eval", run, VALID, "--json", "--quiet"))["bits_per_byte"]
-    return measured
+    steps = records(train(recipe, overrides, PROBE_STEPS))
+    half, last = steps[len(steps) // 2], steps[-1]
+    return round(seconds * (last["step"] - half["step"]) / (last["seconds"] - half["seconds"]))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=180)
-    seconds = parser.parse_args().seconds
+    parser.add_argument("--seconds", type=float, default=180, help="training time of each")
+    parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=[*CONTENDERS], metavar="NAME")
+    arguments = parser.parse_args()
+    print("| model | bits per byte | parameters | tokens/s | steps | seconds |\n|---|---|---|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LMTOOL_RUNS"] = folder
-        rows = []
-        for name, overrides in CONTENDERS.items():
-            steps = steps_in(overrides, seconds)
-            began = time.perf_counter()
-            run = train(overrides, steps)
-            took = time.perf_counter() - began
-            rows.append((name, bits_per_byte(run), f"{steps:,} steps, {took:.0f} s in all"))
-        began = time.perf_counter()
-        run = lmtool("pretrain", TRAIN, "--recipe", "ngram", "--quiet")
-        took = time.perf_counter() - began
-        rows.insert(0, ("5-gram, modified Kneser-Ney, same BPE (`ngram`)", bits_per_byte(run), f"{took:.0f} s in all"))
-    limit = bundled.limit([bundled.folder() / Path(VALID).name])
-    print("| model | bits per byte | training |\n|---|---|---|")
-    for name, bits, how in rows:
-        print(f"| {name} | {bits:.3f} | {how} |")
-    print(f"| the limit | {limit:.3f} | |")
+        for name in arguments.only:
+            recipe, overrides = CONTENDERS[name]
+            loaded = load(recipe).recipe
+            overrides = (f"tokenizer.vocab_size={VOCABULARY}", *overrides)
+            counts = loaded.model.kind == "ngram"
+            steps = loaded.training.steps if counts else steps_in(recipe, overrides, arguments.seconds)
+            run = train(recipe, overrides, steps)
+            seconds = records(run)[-1]["seconds"]
+            speed = statistics.median(record["tokens_per_second"] for record in records(run))
+            model = load(Path(run) / "recipe.yaml").recipe.model
+            size = "counts" if counts else f"{parameter_count(model, model.vocab_size or VOCABULARY):,}"
+            bits = loads(lmtool("eval", run, VALID, "--json", "--quiet"))["bits_per_byte"]
+            print(f"| {name} | {bits:.3f} | {size} | {speed:,.0f} | {steps:,} | {seconds:.0f} |", flush=True)
+    print(f"| the limit | {bundled.limit([bundled.folder() / Path(VALID).name]):.3f} | | | | |")
 
 
 if __name__ == "__main__":
