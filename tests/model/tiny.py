@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from lmtool.batch import Batch
-from lmtool.model import DecodeState, LanguageModel, build
+from lmtool.model import DecodeState, LanguageModel, NGramModel, build
 from lmtool.model.transformer import TransformerPrefix
 from lmtool.recipe.spec import AlibiPosition, Model, RelativePosition, RotaryPosition, Transformer, WindowPattern
 from tests.reference import attention as plain_attention
@@ -121,13 +121,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "bidirectional_encoder": True,
     },
     "elmo": {**RECURRENT, "shape": "bidirectional"},
+    "3-gram": {"kind": "ngram", "order": 3},
+    "1-gram": {"kind": "ngram", "order": 1},
+    "skip-gram": {"kind": "skipgram", "d_model": 6},
 }
-"""One model of each family that computes vectors, by name."""
+"""One model of each family, by name."""
 BOTH_SIDES = [name for name, of in FAMILIES.items() if of.get("shape") == "encoder"]
 ONE_SIDE = [name for name in FAMILIES if name not in BOTH_SIDES]
 """Families in which no position sees those after it."""
-CACHED = [name for name in ONE_SIDE if name != "elmo"]
-"""Families that read on from a state."""
+CACHED = [name for name in ONE_SIDE if name != "skip-gram"]
+"""Families that read on from a state; a skip-gram model has no next token."""
 
 
 def spec(**changes: Any) -> Transformer:
@@ -138,8 +141,14 @@ def spec(**changes: Any) -> Transformer:
 
 
 def model(seed: int = 0, dtype: torch.dtype = torch.float64, vocab_size: int = VOCAB, **changes: Any) -> LanguageModel:
-    """A model in evaluation mode with large random weights, biases and gains, so that a wrong one shows."""
+    """A model in evaluation mode with large random weights, biases and gains, so that a wrong one shows.
+
+    One that counts has counted a random text.
+    """
     built = build(any_spec(**changes), vocab_size).to(dtype).eval()
+    if isinstance(built, NGramModel):
+        text = tokens(1, 400, seed=seed, vocab_size=vocab_size)
+        built.count([Batch(text[:, :-1], text[:, 1:])], 400)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in built.parameters():
@@ -207,7 +216,7 @@ def start(built: LanguageModel, n_rows: int, texts: Sequence[Sequence[int]] | No
 
 
 def device_of(built: LanguageModel) -> torch.device:
-    return next(built.parameters()).device
+    return next(iter(built.state_dict().values())).device
 
 
 def as_reference(built: LanguageModel, of: Transformer) -> reference.Model:
