@@ -132,7 +132,7 @@ def fit(
                 raise _not_finite("loss", total, step, loader)
             rate = multiplier(recipe.schedule, step, training.steps, recipe.model.d_model)
             # the backward passes summed over targets, and the exchange averaged over processes
-            norm = optimizers.update(rate, world.size / n_targets, training.clip_norm)
+            norm = optimizers.update(rate, world.size / n_targets, training.clip_norm, step)
             if not math.isfinite(norm) and not compute.scales_gradients:
                 raise _not_finite("gradient", norm, step, loader)
             seconds = time.perf_counter() - started

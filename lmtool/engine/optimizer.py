@@ -5,7 +5,7 @@ Shapes: G matrices of one shape, R rows, C columns.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
@@ -14,13 +14,15 @@ from torch.nn import Parameter
 
 from lmtool.engine.device import Compute
 from lmtool.model.attention import JoinedLinear, Mixer
-from lmtool.recipe.spec import Adam, AdamW, Muon, Optimizer, Sgd
+from lmtool.model.depth import depths
+from lmtool.recipe.spec import Adam, AdamW, Muon, Optimizer, Sgd, Tuning
 
 FLOAT16_SCALE = 2.0**4
 """First scale of float16 losses. They are sums over thousands of targets, so it is that much below the usual 2^16."""
 
 Groups = list[dict[str, Any]]
 Blocks = dict[Parameter, list[int]]
+Shares = dict[Parameter, float]
 
 
 class MomentumSgd(torch.optim.Optimizer):
@@ -54,8 +56,8 @@ class MuonMatrices(torch.optim.Optimizer):
     because each part is a map of its own. `blocks` gives the rows of the parts of each parameter.
     """
 
-    def __init__(self, blocks: Blocks, lr: float, momentum: float, weight_decay: float) -> None:
-        super().__init__(list(blocks), {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+    def __init__(self, groups: Groups, blocks: Blocks, lr: float, momentum: float, weight_decay: float) -> None:
+        super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self._blocks = blocks
 
     @torch.no_grad()
@@ -105,11 +107,21 @@ def orthogonalise(matrices_GRC: Tensor, steps: int = 5) -> Tensor:
 
 
 class Optimizers:
-    """The optimizers of all parameters of a model, as one: scaling, clipping, update."""
+    """The optimizers of all parameters of a model that learn, as one: scaling, clipping, update.
 
-    def __init__(self, spec: Optimizer, model: nn.Module, compute: Compute) -> None:
-        self._names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-        self._all = list(_build(spec, model)) if self._names else []  # a model that counts has no parameters
+    With `layer_decay` d a parameter k layers below the highest has d^k times its rate; with `unfreeze_every` N it stays
+    as it is for k N steps (Howard and Ruder 2018, ULMFiT).
+    """
+
+    def __init__(self, spec: Optimizer, model: nn.Module, compute: Compute, tuning: Tuning = Tuning()) -> None:  # noqa: B008 - it is frozen
+        self._names: dict[Tensor, str] = {
+            parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad
+        }
+        depth = {parameter: n for parameter, n in depths(model).items() if parameter.requires_grad}
+        below = {parameter: max(depth.values()) - n for parameter, n in depth.items()}
+        self._first_steps = {p: (tuning.unfreeze_every or 0) * n for p, n in below.items()}
+        # a model that counts has no parameters
+        self._all = list(_build(spec, model, {p: tuning.layer_decay**n for p, n in below.items()}))
         self._base_rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in self._all]
         self._scaler = torch.amp.GradScaler(
             compute.device.type, init_scale=FLOAT16_SCALE, enabled=compute.scales_gradients
@@ -119,12 +131,16 @@ class Optimizers:
         """Add the gradient of a summed loss to what has piled up."""
         torch.autograd.backward(self._scaler.scale(total))
 
-    def update(self, rate_multiplier: float, gradient_scale: float, clip_norm: float | None) -> float:
+    def update(self, rate_multiplier: float, gradient_scale: float, clip_norm: float | None, step: int = 0) -> float:
         """Scale the gradients, clip them to g min(1, c / norm(g)), change the weights, and forget the gradients.
 
         rate_multiplier: what the peak rates are multiplied by. gradient_scale: what turns summed gradients into means.
-        Returns the norm before clipping. When it is not finite, no weight is changed.
+        step: how many were done before. Returns the norm before clipping, of what learns in this step. When it is not
+        finite, no weight is changed.
         """
+        for parameter, first_step in self._first_steps.items():
+            if step < first_step:
+                parameter.grad = None
         for optimizer in self._all:
             self._scaler.unscale_(optimizer)
         gradients = [parameter.grad for parameter in self._names if parameter.grad is not None]
@@ -146,8 +162,8 @@ class Optimizers:
 
     @property
     def peak_rate(self) -> float:
-        """The peak rate that is reported: the first optimizer's."""
-        rate: float = self._base_rates[0][0]
+        """The peak rate that is reported: the highest of the first optimizer."""
+        rate: float = max(self._base_rates[0])
         return rate
 
     def state(self) -> dict[str, Tensor]:
@@ -160,10 +176,10 @@ class Optimizers:
             for moment, value in moments.items()
         }
 
-    def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Take over the moments that `state` gave.
+    def load_state(self, tensors: dict[str, Tensor], steps: int = 1) -> None:
+        """Take over the moments that `state` gave after so many steps.
 
-        Raises KeyError when a tensor belongs to no parameter, or when only some parameters have any.
+        Raises KeyError when a tensor belongs to no parameter, or when only some that have learnt have any.
         """
         parameters = {name: parameter for parameter, name in self._names.items()}
         owner = {p: o for o in self._all for group in o.param_groups for p in group["params"]}
@@ -171,8 +187,8 @@ class Optimizers:
         if self._scaler.is_enabled() and scale:
             self._scaler.load_state_dict({key: tensor.item() for key, tensor in scale.items()})
         moments = {key: tensor for key, tensor in tensors.items() if not key.startswith("scaler/")}
-        learning = {name for name, parameter in parameters.items() if parameter.requires_grad}
-        if moments and (missing := learning - {key.partition("/")[2] for key in moments}):
+        learnt = {self._names[parameter] for parameter, first_step in self._first_steps.items() if first_step < steps}
+        if moments and (missing := learnt - {key.partition("/")[2] for key in moments}):
             raise KeyError(f"no moments of {min(missing)}")
         for key, tensor in moments.items():
             moment, _, name = key.partition("/")
@@ -182,33 +198,37 @@ class Optimizers:
             owner[parameter].state[parameter][moment] = tensor.clone().to(place)
 
 
-def _build(spec: Optimizer, model: nn.Module) -> Iterator[torch.optim.Optimizer]:
+def _build(spec: Optimizer, model: nn.Module, shares: Shares) -> Iterator[torch.optim.Optimizer]:
+    """The optimizers of the parameters in `shares`, which says what share of the rate each has."""
     match spec:
+        case _ if not shares:
+            return
         case Sgd():
-            yield MomentumSgd(_decayed(model.parameters(), spec.weight_decay), spec.lr, spec.momentum)
+            groups = _groups(shares, spec.lr, spec.weight_decay)
+            yield MomentumSgd(groups, spec.lr, spec.momentum)
         case Adam() | AdamW():
-            yield _adam(spec, model.parameters())
+            yield _adam(spec, shares)
         case Muon():
-            blocks = _matrices(model)
-            yield MuonMatrices(blocks, spec.lr, spec.momentum, spec.weight_decay)
-            yield _adam(spec.adamw, (p for p in model.parameters() if p not in blocks))
+            blocks = {matrix: rows for matrix, rows in _matrices(model).items() if matrix in shares}
+            groups = _groups({p: shares[p] for p in blocks}, spec.lr, spec.weight_decay)
+            if groups:
+                yield MuonMatrices(groups, blocks, spec.lr, spec.momentum, spec.weight_decay)
+            yield _adam(spec.adamw, {p: share for p, share in shares.items() if p not in blocks})
 
 
-def _adam(spec: Adam | AdamW, parameters: Iterable[Parameter]) -> torch.optim.Optimizer:
+def _adam(spec: Adam | AdamW, shares: Shares) -> torch.optim.Optimizer:
     kind = torch.optim.AdamW if isinstance(spec, AdamW) else torch.optim.Adam
-    groups = _decayed(parameters, spec.weight_decay)
-    fused = all(p.device.type in ("cpu", "cuda") for group in groups for p in group["params"])
+    fused = all(p.device.type in ("cpu", "cuda") for p in shares)
+    groups = _groups(shares, spec.lr, spec.weight_decay)
     return kind(groups, lr=spec.lr, betas=(spec.beta1, spec.beta2), eps=spec.eps, fused=fused)
 
 
-def _decayed(parameters: Iterable[Parameter], weight_decay: float) -> Groups:
-    """Matrices with weight decay, vectors without."""
-    every = list(parameters)
-    groups = [
-        {"params": [p for p in every if p.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in every if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
+def _groups(shares: Shares, lr: float, weight_decay: float) -> Groups:
+    """Matrices with weight decay, vectors without; apart where their rates differ."""
+    groups: dict[tuple[float, float], list[Parameter]] = defaultdict(list)
+    for parameter, share in shares.items():
+        groups[lr * share, weight_decay if parameter.ndim >= 2 else 0.0].append(parameter)
+    return [{"params": found, "lr": rate, "weight_decay": decay} for (rate, decay), found in groups.items()]
 
 
 def _matrices(model: nn.Module) -> Blocks:

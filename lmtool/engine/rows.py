@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.objective import Example
-from lmtool.recipe.spec import Model, Recurrent, Transformer
+from lmtool.recipe.spec import Averaging, Model, Recurrent, Transformer
 from lmtool.run.order import SampleOrder, hash_key
 from lmtool.text.tokenizer import Tokenizer
 
@@ -44,13 +44,15 @@ class Layout:
     """How the texts of a row become one sequence of ids.
 
     Encoders read [CLS] A [SEP] B [SEP] (Devlin et al. 2019); all others [BOS] A [SEP] B [CLS], where [CLS] is the place
-    that the head reads, which GPT calls [EXTRACT] (Radford et al. 2018). Texts too long for the context are cut behind,
+    that the head reads, which GPT calls [EXTRACT] (Radford et al. 2018). What averages words has no place for marks and
+    reads A [SEP] B, or [SEP] alone where there is no word. Texts too long for the context are cut behind,
     the longest first.
     """
 
     def __init__(self, model: Model, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._encoder = isinstance(model, Transformer) and model.shape == "encoder"
+        self._averages = isinstance(model, Averaging)
         self._segments = model.n_segments if isinstance(model, Transformer) else 0
         self._context = None if isinstance(model, Recurrent) else model.context
 
@@ -70,6 +72,9 @@ class Layout:
         t = self._tokenizer
         room = None if self._context is None else self._context - 1 - len(texts)
         fitted = texts if room is None else _fit(texts, room)
+        if self._averages:
+            tokens = np.concatenate([piece for text in fitted for piece in (text, [t.sep_id])]).astype(np.int64)
+            return Row(tokens[: max(1, len(tokens) - 1)], None, label, number, _is_cut(texts, fitted))
         first, between, last = (t.cls_id, t.sep_id, t.sep_id) if self._encoder else (t.bos_id, t.sep_id, t.cls_id)
         parts: list[NDArray[np.int64]] = [np.array([first])]
         segments = [0]
@@ -81,7 +86,7 @@ class Layout:
             np.array(segments, dtype=np.int64) if self._segments > 1 else None,
             label,
             number,
-            any(len(old) != len(new) for old, new in zip(texts, fitted, strict=True)),
+            _is_cut(texts, fitted),
         )
 
 
@@ -127,11 +132,15 @@ class PairLayout:
             None,
             None,
             number,
-            any(len(old) != len(new) for old, new in zip(whole, fitted, strict=True)),
+            _is_cut(whole, fitted),
             None if texts[1] is None else fitted[1],
             source=texts[0],
             answer=texts[1] or "",
         )
+
+
+def _is_cut(whole: list[NDArray[np.int64]], fitted: list[NDArray[np.int64]]) -> bool:
+    return any(len(old) != len(new) for old, new in zip(whole, fitted, strict=True))
 
 
 def _fit(texts: list[NDArray[np.int64]], room: int) -> list[NDArray[np.int64]]:

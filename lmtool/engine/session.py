@@ -23,7 +23,7 @@ from lmtool.recipe.document import dotted
 from lmtool.recipe.dump import dump, leaves
 from lmtool.recipe.load import Resolved, load
 from lmtool.recipe.size import check_fits, machine_memory, parameter_count
-from lmtool.recipe.spec import Classification, NGram, Recipe, Recurrent, Seq2Seq, SkipGram, Transformer
+from lmtool.recipe.spec import Averaging, Classification, NGram, Recipe, Recurrent, Seq2Seq, SkipGram, Transformer
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import Run, check_folder, describe_environment
 from lmtool.run.find import find
@@ -266,6 +266,10 @@ def summary(recipe: Recipe) -> str:
             return f"{model.order}-gram"
         case SkipGram():
             what = f"{model.kind}, {model.d_model} wide"
+        case Averaging(one_hot=True):
+            return "linear in words"
+        case Averaging():
+            what = f"mean of words, {model.n_layers} x {model.d_model}"
     return f"{what}, {size} parameters"
 
 

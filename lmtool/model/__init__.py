@@ -1,6 +1,6 @@
 """Models: tokens to hidden states to logits. They know nothing of data, training or files."""
 
-from lmtool.errors import RecipeError
+from lmtool.model.averaging import AveragingModel
 from lmtool.model.bidirectional import BidirectionalModel
 from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel, Memory
 from lmtool.model.ngram import NGramModel
@@ -13,7 +13,7 @@ from lmtool.model.transformer import (
     TransformerEncoderDecoder,
     TransformerPrefix,
 )
-from lmtool.recipe.spec import Model, NGram, Recurrent, SkipGram, Transformer
+from lmtool.recipe.spec import Averaging, Model, NGram, Recurrent, SkipGram, Transformer
 
 __all__ = ["DecodeState", "KeyValue", "LanguageModel", "Memory", "NGramModel", "SkipGramModel", "build"]
 
@@ -27,7 +27,7 @@ def build(spec: Model, vocab_size: int) -> LanguageModel:
             return TransformerPrefix(spec, vocab_size)
         case Transformer(shape="encoder"):
             return TransformerEncoder(spec, vocab_size)
-        case Transformer(shape="encoder-decoder"):
+        case Transformer():
             return TransformerEncoderDecoder(spec, vocab_size)
         case NGram():
             return NGramModel(spec, vocab_size)
@@ -39,5 +39,5 @@ def build(spec: Model, vocab_size: int) -> LanguageModel:
             return RecurrentEncoderDecoder(spec, vocab_size)
         case Recurrent():
             return BidirectionalModel(spec, vocab_size)
-        case _:
-            raise RecipeError([f"model.kind: {spec.kind} is not there yet"])
+        case Averaging():
+            return AveragingModel(spec, vocab_size)

@@ -1,12 +1,10 @@
-"""ELMo: a forward and a backward recurrent language model over shared embeddings, and the mix of their layers.
+"""ELMo: a forward and a backward recurrent language model over shared embeddings.
 
-Shapes: B rows, T positions, D model width, L layers.
+Shapes: B rows, T positions, D model width.
 """
 
-from collections.abc import Sequence
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.model.language_model import DecodeState
@@ -58,21 +56,3 @@ class BidirectionalModel(RecurrentModel):
         outs: list[Tensor]
         outs, _ = half(embedded_BTD, half.start(len(embedded_BTD)), find_texts(batch))
         return outs
-
-
-class ScalarMix(nn.Module):
-    """gamma * sum_j softmax(s)_j h_j: one vector for each position from all layers, as a task wants them mixed.
-
-    All layers weigh the same at first (Peters et al. 2018, equation 1).
-    """
-
-    def __init__(self, n_layers: int) -> None:
-        super().__init__()
-        self.scalars_L = nn.Parameter(torch.zeros(n_layers))
-        self.gamma = nn.Parameter(torch.ones(()))
-
-    def forward(self, layers: Sequence[Tensor]) -> Tensor:
-        """The mix (B, T, D) of `layers`, each (B, T, D)."""
-        shares_L = self.scalars_L.softmax(0)
-        mixed: Tensor = self.gamma * torch.stack([share * h for share, h in zip(shares_L, layers, strict=True)]).sum(0)
-        return mixed

@@ -1,8 +1,9 @@
 """A head on a language model's body that answers labelled rows.
 
-Shapes: B rows, T positions, D model width, C classes, labels or 1 number, L layers.
+Shapes: B rows, T positions, D width of the states, C classes, labels or 1 number, L layers.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmtool.batch import Batch
+from lmtool.model.averaging import AveragingModel
+from lmtool.model.bidirectional import BidirectionalModel
 from lmtool.model.language_model import DecodeState, LanguageModel
 from lmtool.recipe.spec import Classification, Model, Transformer
 
@@ -52,8 +55,30 @@ class Pool(nn.Module):
                 return pooled
 
 
+class ScalarMix(nn.Module):
+    """gamma * sum_j softmax(s)_j h_j: one vector for each position from all layers, as a task wants them mixed.
+
+    All layers weigh the same at first (Peters et al. 2018, equation 1).
+    """
+
+    def __init__(self, n_layers: int) -> None:
+        super().__init__()
+        self.scalars_L = nn.Parameter(torch.zeros(n_layers))
+        self.gamma = nn.Parameter(torch.ones(()))
+
+    def forward(self, layers: Sequence[Tensor]) -> Tensor:
+        """The mix (B, T, D) of L layers, each (B, T, D)."""
+        shares_L = self.scalars_L.softmax(0)
+        mixed: Tensor = self.gamma * torch.stack([share * h for share, h in zip(shares_L, layers, strict=True)]).sum(0)
+        return mixed
+
+
 class Classifier(LanguageModel):
-    """A language model with a head: y = W dropout(pool(h_1..h_T)) + b. It still is the language model that it was."""
+    """A language model with a head: y = W dropout(pool(h_1..h_T)) + b. It still is the language model that it was.
+
+    h are the states of the body's last layer, of both halves where it reads in two directions; or a mix of all layers.
+    An averaging body pools by itself.
+    """
 
     def __init__(self, body: LanguageModel, spec: Classification, model: Model) -> None:
         super().__init__()
@@ -62,19 +87,49 @@ class Classifier(LanguageModel):
         self.context = body.context
         self.reads = body.reads
         self.dropout = spec.dropout
-        self.pool = Pool(pooling(spec, model), model.d_model)
-        self.head = nn.Linear(model.d_model, 1 if spec.task == "number" else len(spec.labels))
+        width = model.d_model * (2 if isinstance(body, BidirectionalModel) else 1)
+        self.pool = self.mix = None
+        if isinstance(body, AveragingModel):
+            width = body.width
+        else:
+            self.pool = Pool(pooling(spec, model), width)
+            if spec.layers == "mix":
+                self.mix = ScalarMix(_count_layers(body))
+        self.head = nn.Linear(width, 1 if spec.task == "number" else len(spec.labels))
         nn.init.normal_(self.head.weight, std=0.02)
         nn.init.zeros_(self.head.bias)
-        if not spec.lm_weight:
-            for parameter in _beside_hidden(body):
+        if self.pool is not None and not spec.lm_weight:
+            for parameter in self._beside_states():
                 parameter.requires_grad_(False)
 
-    def answer(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Scores (B, C) of the rows in float32, and the hidden states (B, T, D) that they come from."""
-        hidden_BTD = self.body(batch)
+    def answer(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Scores (B, C) of the rows in float32, and the states (B, T, D) that they come from, if there are any."""
+        if isinstance(self.body, AveragingModel):
+            return self.body.scores(batch, self.head, self.dropout).float(), None
+        assert self.pool is not None
+        hidden_BTD = self._states(batch)
         pooled_BD = F.dropout(self.pool(hidden_BTD, batch.keep_BT), self.dropout, self.training)
         return self.head(pooled_BD).float(), hidden_BTD
+
+    def _states(self, batch: Batch) -> Tensor:
+        states: Tensor
+        if self.mix is not None:
+            states = self.mix(self.body.layers(batch))
+        elif isinstance(self.body, BidirectionalModel):
+            states = self.body.layers(batch)[-1]
+        else:
+            states = self.body(batch)
+        return states
+
+    def _beside_states(self) -> list[nn.Parameter]:
+        """The body's parameters that states do not depend on: of a head of its own, which learns nothing here."""
+        parameters = list(self.body.parameters())
+        was_training = self.training
+        self.eval()
+        with torch.enable_grad():
+            grads = torch.autograd.grad(self._states(_probe(self.body)).sum(), parameters, allow_unused=True)
+        self.train(was_training)
+        return [parameter for parameter, grad in zip(parameters, grads, strict=True) if grad is None]
 
     def forward(self, batch: Batch) -> Tensor:
         hidden: Tensor = self.body(batch)
@@ -93,16 +148,14 @@ class Classifier(LanguageModel):
         return self.body.advance(tokens_BT, state)
 
 
-def _beside_hidden(body: LanguageModel) -> list[nn.Parameter]:
-    """The parameters that hidden states do not depend on, which is a head of its own: without its loss none learns."""
-    parameters = list(body.parameters())
-    was_training = body.training
-    body.eval()
-    with torch.enable_grad():
-        hidden = body(Batch(torch.zeros(1, 2, dtype=torch.int64, device=parameters[0].device)))
-        grads = torch.autograd.grad(hidden.sum(), parameters, allow_unused=True)
-    body.train(was_training)
-    return [parameter for parameter, grad in zip(parameters, grads, strict=True) if grad is None]
+def _probe(body: LanguageModel) -> Batch:
+    """Two tokens to be read, to see what comes of them."""
+    return Batch(torch.zeros(1, 2, dtype=torch.int64, device=next(body.parameters()).device))
+
+
+def _count_layers(body: LanguageModel) -> int:
+    with torch.no_grad():
+        return len(body.layers(_probe(body)))
 
 
 def pooling(spec: Classification, model: Model) -> Pooling:

@@ -77,6 +77,7 @@ class ClassificationObjective(Objective):
         scores_BC, hidden_BTD = model.answer(batch)
         total = self._head_loss(scores_BC, batch, self.spec.label_smoothing, self._weights)
         if batch.targets_BT is not None:
+            assert hidden_BTD is not None
             total = total + self.spec.lm_weight * self._lm_loss(model, hidden_BTD, batch.targets_BT)
         return Loss(total, torch.tensor(len(scores_BC), device=scores_BC.device))
 
@@ -92,21 +93,18 @@ class ClassificationObjective(Objective):
 
     @cached_property
     def _weights(self) -> Tensor | None:
-        return None if self.spec.class_weights is None else torch.tensor(self.spec.class_weights)
+        weights = self.spec.class_weights
+        if weights == "balanced":
+            raise ValueError("the table has not said yet how rare its classes are")
+        return None if weights is None else torch.tensor(weights)
 
     def _head_loss(self, scores_BC: Tensor, batch: Batch, smoothing: float, weights_C: Tensor | None) -> Tensor:
         match self.spec.task:
             case "class":
                 if batch.labels_B is None:
                     raise ValueError("a batch without labels has no loss")
-                if weights_C is None:
-                    return smoothed_cross_entropy(scores_BC, batch.labels_B, smoothing)
-                weights_B = weights_C.to(scores_BC.device)[batch.labels_B]
-                each = [
-                    smoothed_cross_entropy(scores_BC[i : i + 1], batch.labels_B[i : i + 1], smoothing)
-                    for i in range(len(scores_BC))
-                ]
-                return (torch.stack(each) * weights_B).sum()
+                weights_B = None if weights_C is None else weights_C.to(scores_BC.device)[batch.labels_B]
+                return smoothed_cross_entropy(scores_BC, batch.labels_B, smoothing, weights_B)
             case "multi":
                 if batch.values_BC is None:
                     raise ValueError("a batch without labels has no loss")

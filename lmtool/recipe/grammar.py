@@ -122,4 +122,7 @@ def _choices(schema: dict[str, Any]) -> list[str]:
     if kind in ("integer", "number"):
         limits = " and ".join(f"{words} {schema[key]}" for key, words in _LIMITS.items() if key in schema)
         return [f"{'a whole number' if kind == 'integer' else 'a number'} {limits}".rstrip()]
-    return {"boolean": ["true", "false"], "null": ["null"], "string": ["text"], "array": ["a list of texts"]}[kind]
+    if kind == "array":
+        items = schema["items"]
+        return [f"a list of {'numbers' if items['type'] == 'number' else either(items.get('enum', ['texts']))}"]
+    return {"boolean": ["true", "false"], "null": ["null"], "string": ["text"]}[kind]

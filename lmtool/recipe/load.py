@@ -188,7 +188,9 @@ class _Layers:
             return
         part: Any = self.tree
         for step in path[:-1]:
-            part = part.setdefault(step, {})
+            if part.get(step) is None:
+                part[step] = {}
+            part = part[step]
             if not isinstance(part, dict):
                 return  # the recipe has a plain value here, which is a mistake of its own
         if path[-1] == "kind":

@@ -10,6 +10,7 @@ from lmtool.errors import RecipeError
 from lmtool.recipe.spec import (
     Adam,
     AdamW,
+    Averaging,
     CharTokenizer,
     LearnedPosition,
     Model,
@@ -127,6 +128,9 @@ def _weights(model: Model, rows: int) -> _Weights:
             return _Weights(0, 0)
         case SkipGram():
             return _Weights(0, 2 * rows * model.d_model)
+        case Averaging():
+            vectors = 0 if model.one_hot else (rows + model.pairs) * model.d_model
+            return _Weights(0, vectors + model.n_layers * model.d_model * (model.d_model + 1))
 
 
 def _transformer_weights(model: Transformer, rows: int) -> _Weights:
@@ -209,7 +213,7 @@ def _activation_bytes(model: Model) -> int:
             return model.n_layers * (18 * model.d_model + 4 * _inner(model))
         case Recurrent():
             return model.n_layers * 24 * model.d_model
-        case NGram() | SkipGram():
+        case NGram() | SkipGram() | Averaging():
             return 0
 
 
@@ -234,8 +238,10 @@ def _sizes(recipe: Recipe) -> Iterator[tuple[float, str, int]]:
     ]
     if not isinstance(model, NGram):
         sizes.append(("model.d_model", model.d_model, 768))
-    if isinstance(model, Transformer | Recurrent):
-        sizes.append(("model.n_layers", model.n_layers, 12))
+    if isinstance(model, Transformer | Recurrent | Averaging):
+        sizes.append(("model.n_layers", model.n_layers or None, 12))
+    if isinstance(model, Averaging):
+        sizes.append(("model.pairs", model.pairs or None, 1_000_000))
     if isinstance(model, Transformer):
         table = model.position.size if isinstance(model.position, LearnedPosition) else None
         sizes += [("model.d_ff", model.d_ff, 3072), ("model.position.size", table, 1024)]

@@ -350,8 +350,9 @@ class Averaging(Spec):
     d_model: PositiveInt = 300
     """Width of the vectors and of the layers."""
     one_hot: bool = False
-    """Words have no vectors: a text is the share that each word has of it. Without layers that is a linear classifier
-    over word counts."""
+    """Words have no vectors: a text is the share that each word has of it, and the head a linear classifier of that."""
+    pairs: NonNegativeInt = 0
+    """Rows into which pairs of neighbouring words are hashed, which then count as words (Joulin et al. 2017)."""
     n_layers: NonNegativeInt = 2
     """Feed-forward layers above the mean."""
     activation: Literal["relu", "tanh"] = "relu"
@@ -363,7 +364,7 @@ class Averaging(Spec):
     context: PositiveInt = 512
     """Tokens of the longest text."""
     vocab_size: PositiveInt | None = None
-    """Rows of the embedding; the tokenizer's size by default."""
+    """Rows of the embedding without those of pairs; the tokenizer's size by default."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
@@ -372,7 +373,7 @@ class Averaging(Spec):
         return self
 
 
-Model = Annotated[Transformer | Recurrent | NGram | SkipGram, Field(discriminator="kind")]
+Model = Annotated[Transformer | Recurrent | NGram | SkipGram | Averaging, Field(discriminator="kind")]
 
 
 # Objective
@@ -501,6 +502,8 @@ class Classification(Spec):
     """Of numbers: the head answers (number - center) / scale. Read off the training table."""
     scale: PositiveFloat = 1.0
     """Of numbers: see center."""
+    layers: Literal["last", "mix"] = "last"
+    """The states that are pooled: of the last layer, or a trained mix of the embeddings and all layers (ELMo)."""
     pool: Literal["auto", "first", "last", "mean", "max", "attention"] = "auto"
     """How a text becomes one vector; auto takes the first position of an encoder, the last of a decoder, and the mean
     of all else."""
@@ -510,8 +513,9 @@ class Classification(Spec):
     """Weight of the language model's own loss beside the head's (GPT-1: 0.5); for decoders."""
     label_smoothing: Fraction = 0.0
     """Probability eps taken from the true class and spread over the others (Szegedy et al. 2016)."""
-    class_weights: Annotated[tuple[float, ...], Field(strict=False)] | None = None
-    """What a row of each class counts; null for all alike."""
+    class_weights: Literal["balanced"] | Annotated[tuple[NonNegativeFloat, ...], Field(strict=False)] | None = None
+    """What a row of each class counts; balanced is n / (C n_c) for C classes, n_c of n rows being of class c, so that
+    rare classes count as much as frequent ones; null for all alike."""
 
 
 Objective = Annotated[
@@ -650,10 +654,57 @@ class Training(Spec):
     """Type of matrix products; weights stay float32. auto takes bfloat16 where the processor multiplies it fast."""
     clip_norm: PositiveFloat | None = 1.0
     """Largest global norm of the gradient; null for no clipping (Pascanu et al. 2013)."""
+    micro_tokens: PositiveInt | None = None
+    """Positions of table rows computed at once on one device, padding included, so that a batch of long rows takes no
+    more memory than one of short rows; null for no limit beside micro_batch."""
     carry_state: bool = False
     """A recurrent decoder goes on in each row where the step before left off; no gradient flows back that far."""
     compile: bool | Literal["auto"] = "auto"
     """Compile the model with torch.compile; auto does so for long runs on a GPU."""
+
+
+class Lora(Spec):
+    """Low-rank adapters: W x + (alpha / rank) B A x, where A and B learn and W stays (Hu et al. 2022)."""
+
+    rank: PositiveInt = 8
+    """Rows of each A, and columns of each B."""
+    alpha: PositiveFloat = 16.0
+    """Over the rank, what the product is multiplied by."""
+    targets: Annotated[
+        tuple[Literal["query", "key", "value", "output", "feed-forward"], ...], Field(strict=False, min_length=1)
+    ] = ("query", "value")
+    """Matrices of each layer that get adapters."""
+    dropout: Fraction = 0.0
+    """Dropout of what adapters read."""
+
+
+class Tuning(Spec):
+    """Which of a trained model's weights are trained on, and how fast."""
+
+    freeze: Literal["none", "body"] = "none"
+    """Body: only the head on it learns."""
+    unfreeze_every: PositiveInt | None = None
+    """Only what is on top learns at first, and after each so many steps one more layer below, at last the embeddings
+    (Howard and Ruder 2018); null for all from the start."""
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Learning rate of each layer over that of the one above it (Howard and Ruder 2018; Clark et al. 2020)."""
+    lora: Lora | None = None
+    """Only adapters and the head learn, and only they are saved."""
+
+    @model_validator(mode="after")
+    def _parts_have_a_use(self) -> Self:
+        if self.freeze == "none":
+            return self
+        mistakes = []
+        if self.unfreeze_every is not None:
+            mistakes.append("unfreeze_every would end what freeze body asks for")
+        if self.layer_decay < 1:
+            mistakes.append(f"layer_decay {self.layer_decay} is for layers, none of which learns under freeze body")
+        if self.lora is not None:
+            mistakes.append("lora trains on a body that learns by adapters, not under freeze body")
+        if mistakes:
+            raise ValueError("\n".join(mistakes))
+        return self
 
 
 class AdamMoments(Spec):
@@ -806,6 +857,8 @@ class Recipe(Spec):
     """The text."""
     training: Training
     """Length, batch and device."""
+    tuning: Tuning = Tuning()
+    """Which weights learn, and how fast."""
     optimizer: Optimizer = AdamW()
     """How weights follow gradients."""
     schedule: Schedule = Cosine()
@@ -838,8 +891,16 @@ class Recipe(Spec):
             mistakes.append("training.carry_state would carry all past states of model.attention, more at each step")
         if self.training.carry_state and self.data.isolate_documents:
             mistakes.append("training.carry_state reads on over the ends of documents; data.isolate_documents does not")
+        mistakes += _tuning_mistakes(self.model, self.objective, self.tuning)
         if self.evaluation.prompts and isinstance(self.model, SkipGram):
             mistakes.append("evaluation.prompts are for models that write text, which a skipgram does not")
+        if self.evaluation.metric != "loss" and not isinstance(self.objective, Classification):
+            mistakes.append(
+                f"evaluation.metric {self.evaluation.metric} is for objective classification, not for objective "
+                f"{self.objective.kind}; take loss"
+            )
+        if isinstance(self.objective, Classification):
+            mistakes += _head_mistakes(self.model, self.objective)
         sentinels = 0 if isinstance(self.tokenizer, TokenizerFile) else self.tokenizer.sentinels
         if isinstance(self.objective, SpanCorruption) and not sentinels and self.tokenizer.kind != "file":
             mistakes.append(
@@ -848,6 +909,36 @@ class Recipe(Spec):
         if mistakes:
             raise ValueError("\n".join(mistakes))
         return self
+
+
+def _head_mistakes(model: Model, head: Classification) -> list[str]:
+    """What of a head its body has no use for."""
+    mistakes = []
+    if head.lm_weight and (not isinstance(model, Transformer | Recurrent) or model.shape != "decoder"):
+        mistakes.append(f"objective.lm_weight {head.lm_weight} is for decoders, which predict the next token")
+    if head.lm_weight and head.layers == "mix":
+        mistakes.append("objective.lm_weight needs the states of the last layer, not objective.layers mix")
+    if isinstance(model, Averaging):
+        if head.pool != "auto":
+            mistakes.append(f"objective.pool {head.pool} has no use: an averaging model is a mean by itself")
+        if head.layers != "last":
+            mistakes.append(f"objective.layers {head.layers} has no use: an averaging model has none below its mean")
+        if model.one_hot and head.dropout:
+            mistakes.append("objective.dropout is for vectors; with model.one_hot take 0, and model.word_dropout")
+    return mistakes
+
+
+def _tuning_mistakes(model: Model, objective: Objective, tuning: Tuning) -> list[str]:
+    mistakes = []
+    if isinstance(model, NGram | SkipGram) and tuning != Tuning():
+        mistakes.append(f"tuning is for models with layers, which a {model.kind} does not have")
+    elif tuning.lora is not None and not isinstance(model, Transformer):
+        mistakes.append(f"tuning.lora adapts the matrices of a Transformer, which a {model.kind} does not have")
+    if tuning.freeze == "body" and not isinstance(objective, Classification):
+        mistakes.append(f"tuning.freeze body leaves nothing to learn: objective {objective.kind} puts no head on it")
+    if tuning.freeze == "body" and isinstance(objective, Classification) and objective.lm_weight:
+        mistakes.append(f"objective.lm_weight {objective.lm_weight} has nothing to teach under tuning.freeze body")
+    return mistakes
 
 
 def objectives_of(model: Model) -> tuple[str, ...]:
@@ -867,3 +958,5 @@ def objectives_of(model: Model) -> tuple[str, ...]:
             return ("bidirectional", "classification")
         case SkipGram():
             return ("skip-gram",)
+        case Averaging():
+            return ("classification",)

@@ -302,7 +302,7 @@ def muon_matrix(shape: tuple[int, int], make: Callable[[nn.Parameter], Any]) -> 
 
 @pytest.mark.parametrize("shape", [(6, 6), (4, 9), (12, 4)])
 def test_muon_equals_the_plain_one(shape: tuple[int, int]) -> None:
-    ours = muon_matrix(shape, lambda p: MuonMatrices({p: [shape[0]]}, 0.02, 0.95, 0.3))
+    ours = muon_matrix(shape, lambda p: MuonMatrices([{"params": [p]}], {p: [shape[0]]}, 0.02, 0.95, 0.3))
     gradients = [g.double().numpy() for g in gradients_like(shape, 6)]
     start = conditioned(*shape, 0.5, 50).double().numpy()
     wanted = reference.muon(start, gradients, [0.02 * share for share in MULTIPLIERS], 0.95, 0.3)
@@ -312,7 +312,7 @@ def test_muon_equals_the_plain_one(shape: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("shape", [(6, 6), (4, 9), (12, 4)])
 def test_muon_equals_torch(shape: tuple[int, int]) -> None:
-    ours = muon_matrix(shape, lambda p: MuonMatrices({p: [shape[0]]}, 0.02, 0.95, 0.3))
+    ours = muon_matrix(shape, lambda p: MuonMatrices([{"params": [p]}], {p: [shape[0]]}, 0.02, 0.95, 0.3))
     theirs = muon_matrix(shape, lambda p: torch.optim.Muon([p], lr=0.02, momentum=0.95, weight_decay=0.3))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-3)
 
@@ -324,7 +324,7 @@ def test_muon_takes_joined_matrices_apart() -> None:
     gradient[6:8] *= 1e-4
     joined = nn.Parameter(start.clone())
     joined.grad = gradient.clone()
-    MuonMatrices({joined: rows}, 0.02, 0.95, 0.0).step()
+    MuonMatrices([{"params": [joined]}], {joined: rows}, 0.02, 0.95, 0.0).step()
     for part, part_start, part_gradient in zip(
         torch.split(joined.detach(), rows), torch.split(start, rows), torch.split(gradient, rows), strict=True
     ):

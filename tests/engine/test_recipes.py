@@ -41,7 +41,9 @@ def kind_of_objective(name: str) -> str:
 
 def small(name: str) -> list[str]:
     """Settings that make a recipe small."""
-    own = {f"model.{field}" for field in type(load(name).recipe.model).model_fields}
+    model = load(name).recipe.model
+    # what stands at 0 is not there, such as layers above one_hot words
+    own = {f"model.{field}" for field in type(model).model_fields if getattr(model, field) != 0}
     settings = [text for text in SMALL if not text.startswith("model.") or text.partition("=")[0] in own]
     if hasattr(load(name).recipe.tokenizer, "vocab_size"):
         sentinels = load(name).recipe.tokenizer.sentinels

@@ -7,17 +7,20 @@ import pytest
 import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lmtool.batch import Batch
+from lmtool.errors import UsageError
 from lmtool.model.averaging import AveragingModel
-from lmtool.recipe.spec import Averaging
+from lmtool.model.classifier import Classifier
+from lmtool.objective import ClassificationObjective, Vocabulary
+from lmtool.recipe.spec import Averaging, Classification, Recipe, Training
 from tests.model import tiny
 from tests.reference import classifiers as reference
 
 EXACT: dict[str, float] = {"rtol": 1e-12, "atol": 1e-12}
 VOCAB = tiny.VOCAB
-KEEP = torch.tensor([[True] * 6, [True, False, True, False, False, False], [False] * 6])
+VOCABULARY = Vocabulary(VOCAB, pad=0, bos=1, eos=2, mask=4, sep=5, cls=6, sentinels=(), specials=7)
+KEEP = torch.tensor([[True] * 6, [True, True, True, False, False, False], [False] * 6])
 
 
 def model(**keys: Any) -> AveragingModel:
@@ -26,80 +29,155 @@ def model(**keys: Any) -> AveragingModel:
     return built.eval()
 
 
-def text_of(tokens_T: Tensor, keep_T: Tensor) -> list[int]:
-    kept: list[int] = tokens_T[keep_T].tolist()
-    return kept
+def same(built: AveragingModel) -> nn.Linear:
+    """A head that says what it reads."""
+    head = nn.Linear(built.width, built.width).double()
+    with torch.no_grad():
+        head.weight.copy_(torch.eye(built.width))
+        head.bias.zero_()
+    return head
+
+
+def vectors(built: AveragingModel, batch: Batch) -> Tensor:
+    return built.scores(batch, same(built), 0.0).detach()
+
+
+def expected(built: AveragingModel, texts: list[list[int]], pairs: int = 0) -> Tensor:
+    weights = {name: value.numpy() for name, value in built.state_dict().items()}
+    layers = [(weights[f"dense.{i}.weight"], weights[f"dense.{i}.bias"]) for i in range(len(built.dense))]
+    activation = "relu" if built.activation is torch.relu else "tanh"
+    table = weights.get("embedding.weight", np.eye(VOCAB + pairs))
+    features = [reference.features(text, VOCAB, pairs) for text in texts]
+    return torch.from_numpy(np.array([reference.deep_average(text, table, layers, activation) for text in features]))
+
+
+def texts_of(tokens_BT: Tensor, keep_BT: Tensor) -> list[list[int]]:
+    return [tokens_T[keep_T].tolist() for tokens_T, keep_T in zip(tokens_BT, keep_BT, strict=True)]
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 @pytest.mark.parametrize("n_layers", [0, 1, 3])
-def test_it_equals_the_plain_network(n_layers: int, activation: str) -> None:
-    built, tokens_BT = model(n_layers=n_layers, activation=activation), tiny.tokens(3, 6)
-    weights = {name: value.numpy() for name, value in built.state_dict().items()}
-    layers = [(weights[f"layers.{i}.weight"], weights[f"layers.{i}.bias"]) for i in range(n_layers)]
-    expected = [
-        reference.deep_average(text_of(tokens_BT[i], KEEP[i]), weights["embedding.weight"], layers, activation)
-        for i in range(3)
-    ]
-    found = built(Batch(tokens_BT, keep_BT=KEEP))
-    torch.testing.assert_close(found.detach(), torch.from_numpy(np.array(expected)), **EXACT)
+@pytest.mark.parametrize("pairs", [0, 7])
+def test_it_equals_the_plain_network(pairs: int, n_layers: int, activation: str) -> None:
+    built, tokens_BT = model(pairs=pairs, n_layers=n_layers, activation=activation), tiny.tokens(3, 6)
+    found = vectors(built, Batch(tokens_BT, keep_BT=KEEP))
+    torch.testing.assert_close(found, expected(built, texts_of(tokens_BT, KEEP), pairs), **EXACT)
 
 
-def test_one_hot_words_give_their_shares() -> None:
-    built, tokens_BT = model(one_hot=True, n_layers=0), tiny.tokens(3, 6)
-    expected = [reference.average(text_of(tokens_BT[i], KEEP[i]), np.eye(VOCAB)) for i in range(3)]
-    found = built(Batch(tokens_BT, keep_BT=KEEP)).double()
-    torch.testing.assert_close(found, torch.from_numpy(np.array(expected)), rtol=1e-6, atol=1e-6)
-    assert built.width == found.shape[1] == VOCAB
+@pytest.mark.parametrize("pairs", [0, 7])
+def test_one_hot_words_give_their_shares(pairs: int) -> None:
+    built, tokens_BT = model(one_hot=True, n_layers=0, pairs=pairs), tiny.tokens(3, 6)
+    found = vectors(built, Batch(tokens_BT, keep_BT=KEEP))
+    torch.testing.assert_close(found, expected(built, texts_of(tokens_BT, KEEP), pairs), **EXACT)
+    assert found.shape[1] == VOCAB + pairs
     assert list(built.parameters()) == []
 
 
-def test_the_order_of_words_does_not_matter() -> None:
-    built, tokens_BT = model(), tiny.tokens(2, 6)
-    mixed = tokens_BT[:, torch.randperm(6, generator=torch.Generator().manual_seed(1))]
-    torch.testing.assert_close(built(Batch(mixed)), built(Batch(tokens_BT)), **EXACT)
+def test_the_order_of_words_matters_to_pairs_alone() -> None:
+    tokens_BT = torch.arange(6)[None]
+    mixed = tokens_BT.flip(1)
+    plain, pairs = model(), model(pairs=50)
+    torch.testing.assert_close(vectors(plain, Batch(mixed)), vectors(plain, Batch(tokens_BT)), **EXACT)
+    assert not torch.allclose(vectors(pairs, Batch(mixed)), vectors(pairs, Batch(tokens_BT)))
 
 
-def test_word_dropout_leaves_out_its_share_and_never_a_whole_text() -> None:
-    built = model(one_hot=True, n_layers=0, word_dropout=0.3).train()
+@pytest.mark.parametrize("pairs", [0, 50])
+def test_word_dropout_leaves_out_its_share_and_never_a_whole_text(pairs: int) -> None:
+    built = model(one_hot=True, n_layers=0, word_dropout=0.3, pairs=pairs).train()
     tokens_BT = torch.arange(10).repeat(4000, 1)
-    left = (built(Batch(tokens_BT))[:, :10] > 0).double()
+    left = (vectors(built, Batch(tokens_BT))[:, :10] > 0).double()
     assert float(left.mean()) == pytest.approx(0.7, abs=0.01)
-    one_word = built(Batch(torch.full((500, 1), 3)))
-    assert torch.equal(one_word[:, 3], torch.ones(500))
-    assert torch.equal(built.eval()(Batch(tokens_BT[:1]))[0, :10], torch.full((10,), 0.1))
+    one_word = vectors(built, Batch(torch.full((500, 1), 3)))
+    assert torch.equal(one_word[:, 3], torch.ones(500).double())
+    found = vectors(built.eval(), Batch(tokens_BT[:1]))
+    torch.testing.assert_close(found, expected(built, [list(range(10))], pairs), **EXACT)
 
 
 def test_every_parameter_gets_a_gradient() -> None:
     built = model(n_layers=2, activation="tanh").train()
-    built(Batch(torch.arange(VOCAB)[None].repeat(40, 1))).sum().backward()
+    built.scores(Batch(torch.arange(VOCAB)[None].repeat(40, 1)), same(built), 0.1).sum().backward()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in built.parameters())
 
 
-def test_one_hot_words_have_no_layers_above_them() -> None:
+def test_what_has_no_use_is_refused() -> None:
     with pytest.raises(ValidationError, match="n_layers 2 do not stand above one_hot"):
         Averaging(kind="averaging", one_hot=True)
+    one_hot = Averaging(kind="averaging", one_hot=True, n_layers=0)
+    for changes, said in (
+        ({"pool": "max", "dropout": 0.0}, "objective.pool max has no use"),
+        ({"layers": "mix", "dropout": 0.0}, "objective.layers mix has no use"),
+        ({"lm_weight": 0.5, "dropout": 0.0}, "objective.lm_weight 0.5 is for decoders"),
+        ({}, "objective.dropout is for vectors"),
+    ):
+        with pytest.raises(ValidationError, match=said):
+            Recipe(
+                model=one_hot,
+                objective=Classification.model_validate({"kind": "classification"} | changes),
+                training=Training(steps=1, batch_size=1),
+            )
+
+
+def test_it_gives_vectors_of_words_and_writes_nothing() -> None:
+    built, batch = model(pairs=7), Batch(tiny.tokens(2, 3))
+    assert built.embedding is not None
+    assert torch.equal(built.layers(batch)[0], built.embedding.weight[batch.tokens_BT])
+    assert built.token_vectors().shape == (VOCAB, 5)
+    with pytest.raises(UsageError, match="writes no text"):
+        built.start(batch)
+    with pytest.raises(UsageError, match="one_hot"):
+        model(one_hot=True, n_layers=0).token_vectors()
+
+
+def linear(task: str, n: int) -> tuple[Classifier, ClassificationObjective]:
+    spec = Classification.model_validate(
+        {"kind": "classification", "task": task, "labels": list("abcde"[:n]), "dropout": 0.0}
+    )
+    body = Averaging(kind="averaging", one_hot=True, n_layers=0)
+    torch.manual_seed(0)
+    model = Classifier(AveragingModel(body, VOCAB), spec, body).double().eval()
+    return model, ClassificationObjective(spec, VOCABULARY)
 
 
 @pytest.mark.parametrize("label", range(3))
 def test_the_softmax_classifier_has_the_gradient_of_its_closed_form(label: int) -> None:
     """p x for every class, less x for the right one, where x are the shares of words in the text."""
-    built, head = model(one_hot=True, n_layers=0), nn.Linear(VOCAB, 3, bias=False).double()
-    text = tiny.tokens(1, 6)
-    x = built(Batch(text)).double()
-    loss = F.cross_entropy(head(x), torch.tensor([label]))
+    (built, objective), tokens_BT = linear("class", 3), tiny.tokens(1, 6)
+    assert isinstance(built.body, AveragingModel)
+    batch = Batch(tokens_BT, labels_B=torch.tensor([label]))
+    loss = objective.head_loss(built.body.scores(batch, built.head, 0.0), batch).total
     loss.backward()
-    expected, gradient = reference.softmax_gradient(head.weight.detach().numpy(), x[0].numpy(), label)
-    assert float(loss.detach()) == pytest.approx(expected, rel=1e-12)
-    torch.testing.assert_close(head.weight.grad, torch.from_numpy(gradient), **EXACT)
+    x = reference.average(tokens_BT[0].tolist(), np.eye(VOCAB))
+    expected_loss, gradient = reference.softmax_gradient(built.head.weight.detach().numpy(), x, label)
+    assert float(loss.detach()) == pytest.approx(expected_loss, rel=1e-12)
+    torch.testing.assert_close(built.head.weight.grad, torch.from_numpy(gradient), **EXACT)
 
 
-@pytest.mark.parametrize("label", [0, 1])
-def test_the_sigmoid_classifier_has_the_gradient_of_its_closed_form(label: int) -> None:
-    built, head = model(one_hot=True, n_layers=0), nn.Linear(VOCAB, 1, bias=False).double()
-    x = built(Batch(tiny.tokens(1, 6))).double()
-    loss = F.binary_cross_entropy_with_logits(head(x)[:, 0], torch.tensor([label], dtype=torch.float64))
+def test_the_sigmoid_classifier_has_the_gradient_of_its_closed_form() -> None:
+    """-x + p x where the label holds, and p x where it does not; the loss is the mean over labels."""
+    (built, objective), tokens_BT, labels = linear("multi", 2), tiny.tokens(1, 6), [1, 0]
+    assert isinstance(built.body, AveragingModel)
+    batch = Batch(tokens_BT, values_BC=torch.tensor([labels]).double())
+    loss = objective.head_loss(built.body.scores(batch, built.head, 0.0), batch).total
     loss.backward()
-    expected, gradient = reference.sigmoid_gradient(head.weight.detach().numpy()[0], x[0].numpy(), label)
-    assert float(loss.detach()) == pytest.approx(expected, rel=1e-12)
-    torch.testing.assert_close(head.weight.grad, torch.from_numpy(gradient)[None], **EXACT)
+    x = reference.average(tokens_BT[0].tolist(), np.eye(VOCAB))
+    parts = [
+        reference.sigmoid_gradient(row, x, label)
+        for row, label in zip(built.head.weight.detach().numpy(), labels, strict=True)
+    ]
+    assert float(loss.detach()) == pytest.approx(sum(loss for loss, _ in parts) / 2, rel=1e-12)
+    gradient = np.array([gradient / 2 for _, gradient in parts])
+    torch.testing.assert_close(built.head.weight.grad, torch.from_numpy(gradient), **EXACT)
+
+
+def test_a_step_trains_what_the_closed_form_says() -> None:
+    """The whole way of a batch: collated rows, scores in float32, the summed loss."""
+    built, objective = linear("class", 3)
+    built = built.float()
+    batch = Batch(tiny.tokens(4, 6), labels_B=torch.tensor([0, 2, 1, 2]))
+    objective.loss(built, batch).total.backward()
+    weight = built.head.weight.detach().double().numpy()
+    rows = zip(batch.tokens_BT.tolist(), [0, 2, 1, 2], strict=True)
+    gradient = sum(
+        reference.softmax_gradient(weight, reference.average(row, np.eye(VOCAB)), label)[1] for row, label in rows
+    )
+    torch.testing.assert_close(built.head.weight.grad, torch.tensor(gradient).float(), rtol=1e-4, atol=1e-6)

@@ -48,12 +48,9 @@ def values(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
             allow_nan=False,
             allow_infinity=False,
         )
-    return {
-        "boolean": st.booleans(),
-        "null": st.none(),
-        "string": texts,
-        "array": st.lists(texts, max_size=3).map(tuple),
-    }[schema["type"]]
+    if schema["type"] == "array":
+        return st.lists(values(schema["items"]), min_size=schema.get("minItems", 0), max_size=3).map(tuple)
+    return {"boolean": st.booleans(), "null": st.none(), "string": texts}[schema["type"]]
 
 
 @cache

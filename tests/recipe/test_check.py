@@ -61,7 +61,7 @@ def refused(tmp_path, monkeypatch):
             "r.yaml:10: {}: 'gelu_tanh' is not relu, gelu, gelu-tanh, swiglu or geglu; did you mean gelu-tanh?",
         ),
         ("activation: [a, b]", "r.yaml:10: {}: ['a', 'b'] is not relu, gelu, gelu-tanh, swiglu or geglu"),
-        ("kind: gelu", "r.yaml:10: {}: 'gelu' is not transformer, recurrent, ngram or skipgram"),
+        ("kind: gelu", "r.yaml:10: {}: 'gelu' is not transformer, recurrent, ngram, skipgram or averaging"),
         ("norm: rms", "r.yaml:10: {}: 'rms' is not a mapping; write {{kind: rms}}"),
         ("norm:", "r.yaml:10: {}: null is not a mapping; write its keys below it, or leave it out"),
         ("init: 0.02", "r.yaml:10: {}: 0.02 is not a mapping; write its keys below it, or leave it out"),
@@ -122,7 +122,11 @@ def test_wrong_parts(refused, line, message):
     ("old", "new", "message"),
     [
         ("  steps: 100\n", "", "r.yaml:7: training.steps: missing; a whole number above 0"),
-        ("  kind: transformer\n", "", "r.yaml:1: model.kind: missing; transformer, recurrent, ngram or skipgram"),
+        (
+            "  kind: transformer\n",
+            "",
+            "r.yaml:1: model.kind: missing; transformer, recurrent, ngram, skipgram or averaging",
+        ),
         ("training:\n  steps: 100\n  batch_size: 8\n", "", "r.yaml:1: training: missing; it needs steps, batch_size"),
         ("n_heads: 4", "n_heads: 3", "r.yaml:5: model.n_heads: 3 does not divide d_model 32"),
         ("n_heads: 4", "n_heads: 4\n  n_kv_heads: 3", "r.yaml:6: model.n_kv_heads: 3 does not divide n_heads 4"),

@@ -49,6 +49,7 @@ def test_order_is_that_of_the_specs_with_the_kind_first():
         "tokenizer",
         "data",
         "training",
+        "tuning",
         "optimizer",
         "schedule",
         "evaluation",

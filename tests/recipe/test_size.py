@@ -8,6 +8,7 @@ from lmtool.errors import RecipeError
 from lmtool.model import build
 from lmtool.recipe.load import load
 from lmtool.recipe.size import check_fits, machine_memory, parameter_count, training_bytes
+from lmtool.recipe.spec import Averaging
 from tests.recipe.strategies import recurrents, transformers
 
 GIGABYTE = 10**9
@@ -19,6 +20,15 @@ def test_parameter_count_is_that_of_the_built_model(spec):
     with torch.device("meta"):
         model = build(spec, vocab_size=50)
     assert parameter_count(spec, vocab_size=50) == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{}, {"n_layers": 0}, {"d_model": 7, "n_layers": 3, "pairs": 11}, {"one_hot": True, "n_layers": 0, "pairs": 9}],
+)
+def test_parameter_count_of_averages_is_that_of_the_built_model(keys):
+    spec = Averaging(kind="averaging", **keys)
+    assert parameter_count(spec, vocab_size=50) == sum(p.numel() for p in build(spec, vocab_size=50).parameters())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,105 @@
+"""Low-rank adapters: what a Transformer learns beside weights that stay (Hu et al. 2022, LoRA).
+
+Shapes: I input width, O output width, R rank.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lmtool.model.attention import CrossAttention, JoinedLinear, Mixer, SelfAttention
+from lmtool.model.parts import FeedForward
+from lmtool.recipe.spec import Lora
+
+Places = tuple[tuple[str, tuple[str, ...]], ...]
+
+
+class AdaptedLinear(JoinedLinear):
+    """W x + b + (alpha / rank) B A x, with an A and a B for each adapted part of a joined matrix.
+
+    A is normal with a variance of 1 / I, B zero, so that it starts as the linear map that it takes the weights of. They
+    keep their names; only A and B learn. adapted: for each part of the output, whether it has an adapter.
+    """
+
+    def __init__(self, linear: nn.Linear, adapted: tuple[bool, ...], spec: Lora) -> None:
+        nn.Module.__init__(self)  # no weights of its own
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.widths = _widths(linear)
+        self.weight, self.bias = linear.weight, linear.bias
+        self.adapted = adapted
+        self.rank, self.scale, self.dropout = spec.rank, spec.alpha / spec.rank, spec.dropout
+        self._chosen = [width for width, has in zip(self.widths, adapted, strict=True) if has]
+        self.down_RI = nn.Parameter(linear.weight.new_empty(len(self._chosen) * spec.rank, linear.in_features))
+        self.up_OR = nn.Parameter(linear.weight.new_zeros(sum(self._chosen), spec.rank))
+        nn.init.normal_(self.down_RI, std=linear.in_features**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        low = F.linear(F.dropout(x, self.dropout, self.training), self.down_RI)
+        return F.linear(x, self.weight, self.bias) + self.scale * self._joined(low, -1)
+
+    def merged_weight(self) -> Tensor:
+        """W + (alpha / rank) B A."""
+        return self.weight + self.scale * self._joined(self.down_RI, 0)
+
+    def _joined(self, low: Tensor, dim: int) -> Tensor:
+        """Each part's B times its own rows of `low`, zeros for parts without an adapter; parts stand along `dim`."""
+        lows, ups = iter(torch.split(low, self.rank, dim)), iter(torch.split(self.up_OR, self._chosen))
+        parts = []
+        for width, has in zip(self.widths, self.adapted, strict=True):
+            if not has:
+                shape = list(low.shape)
+                shape[dim] = width
+                parts.append(low.new_zeros(shape))
+            elif dim == 0:
+                parts.append(next(ups) @ next(lows))
+            else:
+                parts.append(F.linear(next(lows), next(ups)))
+        return torch.cat(parts, dim)
+
+
+def adapt(model: nn.Module, spec: Lora) -> None:
+    """Give a model adapters, in place, and let no other of its weights learn."""
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    for mixer in [module for module in model.modules() if isinstance(module, Mixer)]:
+        for name, parts in _places(mixer):
+            adapted = tuple(part in spec.targets for part in parts)
+            if any(adapted):
+                setattr(mixer, name, AdaptedLinear(getattr(mixer, name), adapted, spec))
+
+
+def merge(model: nn.Module) -> None:
+    """Add all adapters to the weights that they stand beside, in place: the same function, without adapters."""
+    for mixer in [module for module in model.modules() if isinstance(module, Mixer)]:
+        for name, linear in list(mixer.named_children()):
+            if isinstance(linear, AdaptedLinear):
+                with torch.device("meta"):  # its weights are there already
+                    plain = JoinedLinear(linear.in_features, linear.widths, linear.bias is not None)
+                plain.weight = nn.Parameter(linear.merged_weight().detach())
+                plain.bias = linear.bias
+                setattr(mixer, name, plain)
+
+
+def adapters(model: nn.Module) -> Iterator[str]:
+    """Names of the parameters of all adapters."""
+    for name, module in model.named_modules():
+        if isinstance(module, AdaptedLinear):
+            yield from (f"{name}.down_RI", f"{name}.up_OR")
+
+
+def _places(mixer: Mixer) -> Places:
+    """Linear maps of a mixer by name, with what each part of them is called as a target."""
+    match mixer:
+        case SelfAttention():
+            return ("qkv", ("query", "key", "value")), ("out", ("output",))
+        case CrossAttention():
+            return ("q", ("query",)), ("kv", ("key", "value")), ("out", ("output",))
+        case FeedForward():
+            return ("up", ("feed-forward",) * len(mixer.up.widths)), ("out", ("feed-forward",))
+    raise TypeError(f"no targets of adapters are known in a {type(mixer).__name__}")
+
+
+def _widths(linear: nn.Linear) -> tuple[int, ...]:
+    return linear.widths if isinstance(linear, JoinedLinear) else (linear.out_features,)
