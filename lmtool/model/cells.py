@@ -3,20 +3,21 @@
 Shapes: B rows, T positions, I input width, D state width, G gates times D, M positions that hold text, R texts.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
+from lmtool.recipe.spec import CELLS, CellName, Nonlinearity
+
 State = tuple[Tensor, ...]
 """(h_BD,), or (h_BD, c_BD) of an LSTM."""
-
-CellName = Literal["rnn", "gru", "lstm"]
 
 
 @dataclass(frozen=True)
@@ -100,36 +101,51 @@ class Texts:
         return torch.where((self.last_B == self.n_texts)[:, None], state_BD, last_BD)
 
 
-class Cell(nn.Module):
-    """One recurrent layer, with torch's kernels, weights and initial weights.
+class StepWeights(nn.Module):
+    """Weights of a recurrence that torch has no kernel for, with the names and first values of those that it has."""
 
-    "rnn": h_t = f(W x_t + b + U h_{t-1} + b') (Elman 1990). "gru": Cho et al. 2014, the reset gate inside the bracket
-    of U as in torch. "lstm": Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000.
+    def __init__(self, n_gates: int, d_in: int, d_out: int) -> None:
+        super().__init__()
+        rows = n_gates * d_out
+        for name, shape in (
+            ("weight_ih", (rows, d_in)),
+            ("weight_hh", (rows, d_out)),
+            ("bias_ih", rows),
+            ("bias_hh", rows),
+        ):
+            drawn = torch.empty(shape).uniform_(-(d_out**-0.5), d_out**-0.5)
+            self.register_parameter(f"{name}_l0", nn.Parameter(drawn))
+
+    @property
+    def all_weights(self) -> list[list[Tensor]]:
+        """Of one layer: of inputs, of states, and their biases."""
+        return [list(self.parameters())]
+
+
+class Cell(nn.Module, ABC):
+    """One recurrent layer: `step` says what it computes; torch's kernel of the same, where there is one, computes rows.
 
     A recurrence is computed in the type of its weights also under autocast, because rounding adds up over its steps.
+
+    kind: its name in recipes; `CELLS` has its sizes. kernel: torch's, whose weights are then the cell's.
     """
 
-    def __init__(self, kind: CellName, nonlinearity: str, d_in: int, d_out: int) -> None:
+    kind: ClassVar[CellName]
+
+    def __init__(self, d_in: int, d_out: int, kernel: nn.RNNBase | None = None) -> None:
         super().__init__()
-        self.kind = kind
-        self.nonlinearity = nonlinearity
+        self.n_gates, self.n_parts = CELLS[self.kind]
         self.d_out = d_out
-        match kind:
-            case "rnn":
-                # torch has no sigmoid; the weights are the same
-                known = "tanh" if nonlinearity == "sigmoid" else nonlinearity
-                self.kernel: nn.RNNBase = nn.RNN(d_in, d_out, nonlinearity=known, batch_first=True)
-            case "gru":
-                self.kernel = nn.GRU(d_in, d_out, batch_first=True)
-            case "lstm":
-                self.kernel = nn.LSTM(d_in, d_out, batch_first=True)
-                # remember by default (Jozefowicz et al. 2015); the other bias is added to this one
-                nn.init.ones_(self._weights()[3][d_out : 2 * d_out])
+        self.kernel = StepWeights(self.n_gates, d_in, d_out) if kernel is None else kernel
+
+    @abstractmethod
+    def step(self, gates_BG: Tensor, state: State) -> State:
+        """The state after one input, which is given as `project` makes it."""
 
     def start(self, n_rows: int) -> State:
         """The state before the first token: zeros."""
-        zeros = self._weights()[0].new_zeros(n_rows, self.d_out)
-        return (zeros, zeros.clone()) if self.kind == "lstm" else (zeros,)
+        weight = self._weights()[0]
+        return tuple(weight.new_zeros(n_rows, self.d_out) for _ in range(self.n_parts))
 
     def forward(self, x_BTI: Tensor, state: State, texts: Texts | None = None) -> tuple[Tensor, State]:
         """States (B, T, D) after each input, and the one after the last; `state` is the one before the first.
@@ -140,7 +156,7 @@ class Cell(nn.Module):
         with torch.autocast(x_BTI.device.type, enabled=False):
             x_BTI = x_BTI.to(self._weights()[0].dtype)
             if texts is None:
-                if self.nonlinearity == "sigmoid":
+                if isinstance(self.kernel, StepWeights):
                     steps, last = self._run(self.project(x_BTI).unbind(1), state)
                     return torch.stack(steps, 1), last
                 out_BTD, after = self.kernel(x_BTI, _to_kernel(state))
@@ -149,7 +165,7 @@ class Cell(nn.Module):
                 return x_BTI.new_zeros(*x_BTI.shape[:2], self.d_out), state
             x_MI = x_BTI.flatten(0, 1)[texts.order_M]
             first = tuple(texts.begin(part) for part in state)
-            if self.nonlinearity == "sigmoid":
+            if isinstance(self.kernel, StepWeights):
                 steps, last = self._run(torch.split(self.project(x_MI), texts.sizes.tolist()), first)
                 out_MD = torch.cat(steps)
             else:
@@ -171,23 +187,10 @@ class Cell(nn.Module):
         weight, _, bias, _ = self._weights()
         return F.linear(x, weight, bias)
 
-    def step(self, gates_BG: Tensor, state: State) -> State:
-        """The state after one input, which is given as `project` makes it."""
+    def past(self, state: State) -> Tensor:
+        """The part of the gates that depends on the state alone (B, G)."""
         _, weight, _, bias = self._weights()
-        past_BG = F.linear(state[0], weight, bias)
-        match self.kind:
-            case "rnn":
-                return (getattr(torch, self.nonlinearity)(gates_BG + past_BG),)
-            case "gru":
-                reset, update, new = gates_BG.chunk(3, -1)
-                past_reset, past_update, past_new = past_BG.chunk(3, -1)
-                update = torch.sigmoid(update + past_update)
-                new = torch.tanh(new + torch.sigmoid(reset + past_reset) * past_new)
-                return (new + update * (state[0] - new),)
-            case "lstm":
-                enter, forget, new, leave = (gates_BG + past_BG).chunk(4, -1)
-                c_BD = torch.sigmoid(forget) * state[1] + torch.sigmoid(enter) * torch.tanh(new)
-                return torch.sigmoid(leave) * torch.tanh(c_BD), c_BD
+        return F.linear(state[0], weight, bias)
 
     def _weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Of inputs (G, I), of states (G, D), and the bias of each."""
@@ -203,6 +206,64 @@ class Cell(nn.Module):
             steps.append(state[0])
         ended.append(state)
         return steps, tuple(torch.cat(parts) for parts in zip(*reversed(ended), strict=True))
+
+
+class Elman(Cell):
+    """h_t = f(W x_t + b + U h_{t-1} + b') (Elman 1990)."""
+
+    kind = "rnn"
+
+    def __init__(self, nonlinearity: Nonlinearity, d_in: int, d_out: int) -> None:
+        # torch has no sigmoid
+        known = None if nonlinearity == "sigmoid" else nn.RNN(d_in, d_out, nonlinearity=nonlinearity, batch_first=True)
+        super().__init__(d_in, d_out, known)
+        self.nonlinearity = nonlinearity
+
+    def step(self, gates_BG: Tensor, state: State) -> State:
+        return (getattr(torch, self.nonlinearity)(gates_BG + self.past(state)),)
+
+
+class Gru(Cell):
+    """The gated recurrent unit (Cho et al. 2014), the reset gate inside the bracket of U as in torch."""
+
+    kind = "gru"
+
+    def __init__(self, d_in: int, d_out: int) -> None:
+        super().__init__(d_in, d_out, nn.GRU(d_in, d_out, batch_first=True))
+
+    def step(self, gates_BG: Tensor, state: State) -> State:
+        reset, update, new = gates_BG.chunk(3, -1)
+        past_reset, past_update, past_new = self.past(state).chunk(3, -1)
+        update = torch.sigmoid(update + past_update)
+        new = torch.tanh(new + torch.sigmoid(reset + past_reset) * past_new)
+        return (new + update * (state[0] - new),)
+
+
+class Lstm(Cell):
+    """Long short-term memory (Hochreiter and Schmidhuber 1997), with the forget gate of Gers et al. 2000."""
+
+    kind = "lstm"
+
+    def __init__(self, d_in: int, d_out: int) -> None:
+        super().__init__(d_in, d_out, nn.LSTM(d_in, d_out, batch_first=True))
+        # remember by default (Jozefowicz et al. 2015); the other bias is added to this one
+        nn.init.ones_(self._weights()[3][d_out : 2 * d_out])
+
+    def step(self, gates_BG: Tensor, state: State) -> State:
+        enter, forget, new, leave = (gates_BG + self.past(state)).chunk(4, -1)
+        c_BD = torch.sigmoid(forget) * state[1] + torch.sigmoid(enter) * torch.tanh(new)
+        return torch.sigmoid(leave) * torch.tanh(c_BD), c_BD
+
+
+def build_cell(kind: CellName, nonlinearity: Nonlinearity, d_in: int, d_out: int) -> Cell:
+    """The recurrent layer of a name. nonlinearity: of an Elman network."""
+    match kind:
+        case "rnn":
+            return Elman(nonlinearity, d_in, d_out)
+        case "gru":
+            return Gru(d_in, d_out)
+        case "lstm":
+            return Lstm(d_in, d_out)
 
 
 def _to_kernel(state: State) -> Tensor | tuple[Tensor, Tensor]:

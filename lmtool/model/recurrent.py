@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmtool.batch import Batch
-from lmtool.model.cells import Cell, State, Texts
+from lmtool.model.cells import Cell, State, Texts, build_cell
 from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel
 from lmtool.model.recall import Recall, earlier
 from lmtool.recipe.spec import Recurrent
@@ -161,7 +161,7 @@ class RecurrentDecoder(RecurrentModel):
 
 def make_cell(spec: Recurrent, d_out: int | None = None) -> Cell:
     """A layer from states of the model's width to states of `d_out`, by default the same."""
-    return Cell(spec.cell, spec.nonlinearity, spec.d_model, d_out or spec.d_model)
+    return build_cell(spec.cell, spec.nonlinearity, spec.d_model, d_out or spec.d_model)
 
 
 def find_texts(batch: Batch) -> Texts | None:

@@ -15,7 +15,7 @@ from lmtool.model.cells import Cell, State, Texts
 from lmtool.model.language_model import DecodeState, Memory
 from lmtool.model.recall import Recall
 from lmtool.model.recurrent import Layers, RecurrentModel, find_texts, make_cell
-from lmtool.recipe.spec import Recurrent
+from lmtool.recipe.spec import CELLS, Recurrent
 
 
 class Encoder(nn.Module):
@@ -28,7 +28,7 @@ class Encoder(nn.Module):
 
     def __init__(self, spec: Recurrent) -> None:
         super().__init__()
-        width, n_parts = spec.d_model, 2 if spec.cell == "lstm" else 1
+        width, (_, n_parts) = spec.d_model, CELLS[spec.cell]
         self.dropout = spec.dropout
         both = spec.bidirectional_encoder
         self.forth = nn.ModuleList(make_cell(spec, width // 2 if both else None) for _ in range(spec.n_layers))
@@ -84,7 +84,7 @@ class RecurrentEncoderDecoder(RecurrentModel):
         self.rnn = Layers([make_cell(spec) for _ in range(spec.n_layers)], spec.dropout)
         self.recall = None if spec.attention is None else Recall(spec.attention, spec.d_model)
         feeds = spec.attention is not None and spec.attention.feed == "input"
-        n_gates = {"rnn": 1, "gru": 3, "lstm": 4}[spec.cell]
+        n_gates, _ = CELLS[spec.cell]
         # the columns of the first layer's input weights that the context meets
         self.feed = nn.Linear(spec.d_model, n_gates * spec.d_model, bias=False) if feeds else None
 

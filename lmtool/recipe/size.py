@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from lmtool.errors import RecipeError
 from lmtool.recipe.spec import (
+    CELLS,
     Adam,
     AdamW,
     Averaging,
@@ -165,18 +166,18 @@ def _transformer_weights(model: Transformer, rows: int) -> _Weights:
 def _score_weights(score: ScoreName, width: int, rank: int) -> int:
     """Trained numbers of one score between vectors of a width."""
     match score:
-        case "dot" | "scaled-dot":
-            return 0
         case "bilinear":
             return width * width
         case "reduced-rank":
             return 2 * width * rank
         case "additive":
             return 2 * width * width + width
+        case _:
+            return 0
 
 
 def _recurrent_weights(model: Recurrent, rows: int) -> _Weights:
-    gates, parts = {"rnn": (1, 1), "gru": (3, 1), "lstm": (4, 2)}[model.cell]
+    gates, parts = CELLS[model.cell]
     width, attention = model.d_model, model.attention
     matrices, biases = model.n_layers * 2 * gates * width**2, model.n_layers * 2 * gates * width
     head = width

@@ -264,6 +264,13 @@ class Attention(Spec):
         return self
 
 
+CellName = Literal["rnn", "gru", "lstm"]
+CELLS: dict[CellName, tuple[int, int]] = {"rnn": (1, 1), "gru": (3, 1), "lstm": (4, 2)}
+"""Of each cell, the matrices that its inputs meet, as many as its states meet, and the vectors of its state."""
+
+Nonlinearity = Literal["tanh", "relu", "sigmoid"]
+
+
 class Recurrent(Spec):
     """A recurrent network (Elman 1990; Hochreiter and Schmidhuber 1997; Cho et al. 2014)."""
 
@@ -271,9 +278,9 @@ class Recurrent(Spec):
     shape: Literal["decoder", "encoder-decoder", "bidirectional"] = "decoder"
     """A decoder reads the past; an encoder-decoder a source, then the past; a bidirectional one is two decoders, one of
     which reads backwards, over shared embeddings (ELMo)."""
-    cell: Literal["rnn", "gru", "lstm"] = "lstm"
+    cell: CellName = "lstm"
     """Elman network, gated recurrent unit, or long short-term memory."""
-    nonlinearity: Literal["tanh", "relu", "sigmoid"] = "tanh"
+    nonlinearity: Nonlinearity = "tanh"
     """Of an Elman network."""
     n_layers: PositiveInt = 1
     """Recurrent layers; of the encoder and of the decoder where there are both."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.model import DecodeState, KeyValue, build
-from lmtool.model.cells import Cell, Texts
+from lmtool.model.cells import Cell, Texts, build_cell
 from lmtool.model.recall import choose
 from lmtool.model.recurrent import RecurrentDecoder
 from tests.model.recurrent_weights import CELLS, VOCAB, Weights, built, spec
@@ -33,7 +33,7 @@ def tokens(*shape: int, seed: int = 0) -> Tensor:
 
 def cell_of(kind: Any, nonlinearity: str, d_in: int = 3, d_out: int = 4) -> Cell:
     torch.manual_seed(1)
-    return Cell(kind, nonlinearity, d_in, d_out).double()
+    return build_cell(kind, nonlinearity, d_in, d_out).double()
 
 
 # Layers
@@ -123,7 +123,7 @@ def test_rows_that_are_full_are_not_packed() -> None:
 
 @cells
 def test_a_recurrence_is_float32_under_autocast(cell: str, nonlinearity: str) -> None:
-    own = Cell(cell, nonlinearity, 3, 4)  # type: ignore[arg-type]  # of CELLS
+    own = build_cell(cell, nonlinearity, 3, 4)  # type: ignore[arg-type]  # of CELLS
     x = torch.randn(2, 5, 3)
     plain, _ = own(x, own.start(2))
     with torch.autocast("cpu", dtype=torch.bfloat16):
