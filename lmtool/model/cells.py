@@ -134,9 +134,9 @@ class Cell(nn.Module, ABC):
 
     def __init__(self, d_in: int, d_out: int, kernel: nn.RNNBase | None = None) -> None:
         super().__init__()
-        self.n_gates, self.n_parts = CELLS[self.kind]
+        n_gates, self.n_parts = CELLS[self.kind]
         self.d_out = d_out
-        self.kernel = StepWeights(self.n_gates, d_in, d_out) if kernel is None else kernel
+        self.kernel = StepWeights(n_gates, d_in, d_out) if kernel is None else kernel
 
     @abstractmethod
     def step(self, gates_BG: Tensor, state: State) -> State:

@@ -1,0 +1,97 @@
+"""The examples of CONTRIBUTING.md hold: put into a copy of lmtool, each new part trains and decodes."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PARTS = {
+    "model.position.kind=log": "{kind: transformer, n_layers: 2, d_model: 16, n_heads: 2, context: 16}",
+    "model.score=cosine": "{kind: transformer, n_layers: 2, d_model: 16, n_heads: 2, context: 16, dropout: 0.1}",
+    "objective.kind=word-dropout": "{kind: recurrent, d_model: 16, context: 16, cell: gru}",
+    "model.cell=mgu": "{kind: recurrent, n_layers: 2, d_model: 16, context: 16, attention: {score: dot}}",
+}
+"""What each example adds to the recipe language, and a model to try it in."""
+
+TRY = """
+import sys, torch
+from lmtool.batch import Batch
+from lmtool.cli import app
+from lmtool.engine.build import load_run
+
+torch.set_num_threads(1)
+for n, arguments in enumerate(sys.argv[1:]):
+    sys.argv = ["lmtool", "pretrain", "text.txt", "--recipe", "small.yaml", "-o", f"run-{n}", "-q"]
+    for setting in arguments.split("; "):
+        sys.argv += ["-s", setting]
+    assert not app(standalone_mode=False)
+    model = load_run(f"run-{n}").model.double().eval()
+    tokens = torch.arange(5, 17)[None]
+    whole = model(Batch(tokens))
+    state, chunks = model.start(Batch(tokens)), []
+    for start, stop in ((0, 5), (5, 6), (6, 12)):
+        hidden, state = model.advance(tokens[:, start:stop], state)
+        chunks.append(hidden)
+    torch.testing.assert_close(torch.cat(chunks, 1), whole, rtol=1e-9, atol=1e-9)
+"""
+SMALL = """\
+tokenizer: {kind: char}
+training: {steps: 3, batch_size: 4, device: cpu, precision: float32}
+evaluation: {every: 3, tokens: 200, prompts: ["the"], sample_tokens: 4}
+checkpoint: {every: 3}
+"""
+
+
+def changes() -> list[tuple[str, str, str]]:
+    """(file, text as it is, text as it becomes) of each diff in CONTRIBUTING.md."""
+    found = []
+    for block in re.findall(r"^```diff\n(.*?)^```", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE | re.DOTALL):
+        file, *lines = block.splitlines()
+        assert all(line[:1] in (" ", "+", "-") for line in lines)
+        old, new = ("".join(line[1:] + "\n" for line in lines if line[0] in marks) for marks in (" -", " +"))
+        found.append((file, old, new))
+    return found
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with lmtool in it, to which CONTRIBUTING.md has been done."""
+    folder = tmp_path_factory.mktemp("copy")
+    shutil.copytree(ROOT / "lmtool", folder / "lmtool", ignore=shutil.ignore_patterns("__pycache__"))
+    for name, old, new in changes():
+        file = folder / name
+        text = file.read_text(encoding="utf-8") if old else ""
+        assert text.count(old) == 1 if old else not file.exists(), f"{name} does not have once:\n{old}"
+        file.write_text(text.replace(old, new) if old else new, encoding="utf-8")
+    return folder
+
+
+def test_each_new_part_trains_and_decodes_as_the_forward_pass_does(copy: Path) -> None:
+    (copy / "text.txt").write_text("\n\n".join(f"the cat {n} sat on the mat and ran away" for n in range(60)))
+    (copy / "small.yaml").write_text(SMALL)
+    tried = [f"model={model}; {part}" for part, model in PARTS.items()]
+    done = subprocess.run([sys.executable, "-c", TRY, *tried], cwd=copy, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [line.rpartition("/")[2] for line in done.stdout.splitlines()] == [f"run-{n}" for n in range(len(PARTS))]
+
+
+def test_without_the_examples_there_are_no_such_parts() -> None:
+    """So that the test above tries the examples and not lmtool."""
+    from lmtool.errors import RecipeError
+    from lmtool.recipe.load import load
+
+    for part, model in PARTS.items():
+        with pytest.raises(RecipeError):
+            load("tiny", [f"model={model}", part])
+
+
+def test_the_changed_files_are_well_kept(copy: Path) -> None:
+    files = sorted({file for file, _, _ in changes()})
+    for command in (["check"], ["format", "--check"]):
+        ruff = [sys.executable, "-m", "ruff", *command, "--config", str(ROOT / "pyproject.toml"), *files]
+        done = subprocess.run(ruff, cwd=copy, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
