@@ -224,10 +224,16 @@ def entries(tokenizer: "Tokenizer", asked: "TokenizerSpec | TokenizerFile") -> s
 
 def _plan(plan: "Plan") -> list[str]:
     return [
-        f"model: {plan.parameters:,} parameters; {plan.device}",
+        f"model: {plan.parameters:,} parameters{_learning(plan)}; {plan.device}",
         f"plan: steps {plan.first_step + 1:,} to {plan.steps:,}, {count(plan.batch_units, plan.unit)} each, "
         f"{plan.epochs:.1f} times through the {'table' if plan.unit == 'row' else 'text'}",
     ]
+
+
+def _learning(plan: "Plan") -> str:
+    if plan.learning == plan.parameters:
+        return ""
+    return f", of which {plan.learning:,} learn ({100 * plan.learning / plan.parameters:.3g} %)"
 
 
 def _sampled(event: "Sampled") -> str:

@@ -73,6 +73,8 @@ def show_run(
         ("size", _size(summary.bytes)),
     ]
     facts += [(f"{name} fingerprint", str(value)) for name, value in found.fingerprints.items()]
+    if base := found.info.get("base"):
+        facts.append(("trained on from", f"{base['checkpoint']} of {base['run']}"))
     for session in found.info["sessions"]:
         began = "started" if session["step"] == 0 else f"resumed at step {session['step']}"
         command = shlex.join(map(str, session["command"]))

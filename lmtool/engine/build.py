@@ -11,13 +11,13 @@ from torch import Tensor
 from lmtool import model, objective
 from lmtool.engine.device import Compute, resolve
 from lmtool.errors import CheckpointError
-from lmtool.model import LanguageModel, NGramModel, SkipGramModel
+from lmtool.model import LanguageModel, NGramModel, SkipGramModel, lora
 from lmtool.model.classifier import Classifier
 from lmtool.objective import Objective, Vocabulary
 from lmtool.recipe.load import load
 from lmtool.recipe.spec import Classification, DeviceName, PrecisionName, Recipe
-from lmtool.run.checkpoint import Checkpoint
-from lmtool.run.directory import Run
+from lmtool.run.checkpoint import MODEL, Checkpoint, verify
+from lmtool.run.directory import CHECKPOINTS, Run
 from lmtool.run.find import find
 from lmtool.run.order import hash_key
 from lmtool.text.tokenizer import Tokenizer
@@ -115,8 +115,7 @@ def load_run(reference: str, *, device: DeviceName = "auto", precision: Precisio
     checkpoint, warnings = found.best(optimizer=False)
     compute = resolve(device, precision)
     recipe, tokenizer = read_run(found.run)
-    lm = build_model(recipe, tokenizer, compute)
-    load_weights(lm, checkpoint)
+    lm = trained_model(found.run, recipe, tokenizer, checkpoint, compute)
     lm.eval()
     return Loaded(lm, tokenizer, recipe, compute, found.run.path, checkpoint.step, checkpoint.digest, tuple(warnings))
 
@@ -133,13 +132,98 @@ def read_run(run: Run) -> tuple[Recipe, Tokenizer]:
     return load(run.recipe_path).recipe, tokenizer
 
 
+@dataclass(frozen=True)
+class Base:
+    """A checkpoint whose weights another run begins with, and the run that it belongs to."""
+
+    run: Run
+    checkpoint: Checkpoint
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All its weights by name, with adapters added to what they stand beside. Raises CheckpointError."""
+        recipe, tokenizer = read_run(self.run)
+        if recipe.tuning.lora is None:
+            return self.checkpoint.model()
+        lm = trained_model(self.run, recipe, tokenizer, self.checkpoint, resolve("cpu", "float32"))
+        lora.merge(lm)
+        return lm.state_dict()
+
+    def record(self) -> dict[str, str]:
+        """Where it is, and the SHA-256 of its weights: what `base_of` finds it by."""
+        return {
+            "run": self.run.name,
+            "path": str(self.run.path.resolve()),
+            "checkpoint": self.checkpoint.path.name,
+            "sha256": self.checkpoint.files[MODEL].sha256,
+        }
+
+
+def open_base(reference: str) -> tuple[Base, Tokenizer]:
+    """The best checkpoint and the tokenizer of a run whose weights are trained on."""
+    found = find(reference)
+    checkpoint, _ = found.best(optimizer=False)
+    return Base(found.run, checkpoint), read_run(found.run)[1]
+
+
+def base_of(run: Run) -> Base:
+    """The checkpoint that a run began with, where it was or in a run of its name.
+
+    Raises CheckpointError when it is gone, or when its weights are not what they were.
+    """
+    told = run.info.get("base")
+    if told is None:
+        raise CheckpointError("the run does not say what its adapters belong to", where=str(run.path), fix="train anew")
+    place = Path(told["path"])
+    try:
+        found = find(str(place) if place.exists() else told["run"])
+        checkpoint = verify(found.run.path / CHECKPOINTS / told["checkpoint"], optimizer=False)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{run.name} holds adapters only, to {told['checkpoint']} of {told['run']}: {error.what}",
+            where=told["path"],
+            fix="put that run back where it was; `lmtool runs merge` makes a run that needs no other",
+        ) from error
+    if checkpoint.files[MODEL].sha256 != told["sha256"]:
+        raise CheckpointError(
+            f"{run.name} holds adapters only, to {told['checkpoint']} of {told['run']}, which has changed since",
+            where=str(checkpoint.path),
+            fix="put the checkpoint back as it was, or train anew",
+        )
+    return Base(found.run, checkpoint)
+
+
+def tune(lm: LanguageModel, recipe: Recipe) -> None:
+    """Let only those weights of a model learn that the recipe says, in place; give it adapters if it is to have any."""
+    body = lm.body if isinstance(lm, Classifier) else lm
+    if recipe.tuning.lora is not None:
+        torch.manual_seed(hash_key(recipe.seed, "adapters"))
+        lora.adapt(body, recipe.tuning.lora)
+    elif recipe.tuning.freeze == "body":
+        body.requires_grad_(False)
+
+
+def trained_model(
+    run: Run, recipe: Recipe, tokenizer: Tokenizer, checkpoint: Checkpoint, compute: Compute
+) -> LanguageModel:
+    """The model of a run as it was at a checkpoint; where that holds adapters only, on the weights of the run's base.
+
+    Raises CheckpointError when its parts do not fit together.
+    """
+    lm = build_model(recipe, tokenizer, compute)
+    if recipe.tuning.lora is not None:
+        load_body(lm, base_of(run), same_labels=False)
+    tune(lm, recipe)
+    load_weights(lm, checkpoint)
+    return lm
+
+
 def load_weights(lm: LanguageModel, checkpoint: Checkpoint) -> None:
     """Copy a checkpoint's weights into a model. Raises CheckpointError that names the first that does not fit."""
     _copy(lm, checkpoint.model(), checkpoint)
 
 
 def _copy(lm: LanguageModel, tensors: dict[str, Tensor], checkpoint: Checkpoint) -> None:
-    own = lm.state_dict()
+    own = lora.kept(lm)
     for name in sorted(own.keys() | tensors.keys()):
         there, here = tensors.get(name), own.get(name)
         if there is None or here is None or not _fits(there, here, lm):
@@ -148,15 +232,16 @@ def _copy(lm: LanguageModel, tensors: dict[str, Tensor], checkpoint: Checkpoint)
                 where=str(checkpoint.path),
                 fix="put the run's own recipe.yaml back",
             )
-    lm.load_state_dict(tensors)
+    # all that is kept is there; what is not kept stays
+    lm.load_state_dict(tensors, strict=False)
 
 
-def load_body(lm: LanguageModel, checkpoint: Checkpoint, same_labels: bool) -> str | None:
+def load_body(lm: LanguageModel, base: Base, same_labels: bool) -> str | None:
     """Copy the weights of another run into a model, and its head where both have one for the same labels.
 
     Returns what became of the head, if there is anything to say. Raises CheckpointError as `load_weights` does.
     """
-    tensors = checkpoint.model()
+    tensors, checkpoint = base.tensors(), base.checkpoint
     body = {name.removeprefix("body."): t for name, t in tensors.items() if name.startswith("body.")}
     if not isinstance(lm, Classifier):
         _copy(lm, body or tensors, checkpoint)

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from lmtool.engine.build import Loaded, build_model, build_objective, load_weights
+from lmtool.engine.build import Loaded, build_objective, trained_model
 from lmtool.engine.device import Compute
 from lmtool.engine.material import Material
 from lmtool.engine.metrics import ClassMetrics, class_lines, class_metrics, confusion_lines
@@ -104,8 +104,7 @@ def measure_best(run: Run, recipe: Recipe, material: Material, compute: Compute)
     One of each task, where there are several.
     """
     checkpoint, _ = find(str(run.path)).best(optimizer=False)
-    lm = build_model(recipe, material.tokenizer, compute)
-    load_weights(lm, checkpoint)
+    lm = trained_model(run, recipe, material.tokenizer, checkpoint, compute)
     objective = build_objective(recipe, material.tokenizer)
     model = _Measured(lm, material.tokenizer, recipe, objective, compute, checkpoint.step)
     match material:

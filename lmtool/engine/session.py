@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 
-from lmtool.engine.build import read_run, vocabulary_rows
+from lmtool.engine.build import base_of, open_base, read_run, vocabulary_rows
 from lmtool.engine.device import Compute, resolve
 from lmtool.engine.distributed import World, joined, local_rank
 from lmtool.engine.material import Material, TextMaterial
@@ -98,8 +98,9 @@ def pretrain(
             f"objective {recipe.objective.kind} learns from a table, not from a text",
             fix=f"lmtool finetune TABLE --recipe {resolved.name}",
         )
+    _refuse_adapters_alone(recipe, source)
     compute = resolve(recipe.training.device, recipe.training.precision, local_rank())
-    weights, tokenizer = open_source(source) if source is not None else (None, None)
+    base, tokenizer = open_base(source) if source is not None else (None, None)
     with joined(compute) as world:
         _check(recipe, compute, world, resolved.origins)
         if world.is_main:
@@ -116,12 +117,13 @@ def pretrain(
                 recipe=dump(recipe),
                 tokenizer=prepared.tokenizer.to_json().encode(),
                 fingerprints={"data": prepared.fingerprint, "tokenizer": prepared.tokenizer.fingerprint},
+                base=None if base is None else base.record(),
             )
         with run or nullcontext():
             if run is not None:
                 run.start(step=0, command=command, environment=describe_environment(str(compute.device)))
                 yield Started(run.path, run.name, recipe, TextMaterial(prepared, recipe))
-            yield from train(run, recipe, TextMaterial(prepared, recipe), compute, world, source=weights, stop=stop)
+            yield from train(run, recipe, TextMaterial(prepared, recipe), compute, world, base=base, stop=stop)
 
 
 def finetune(
@@ -138,8 +140,9 @@ def finetune(
     source: the run whose weights and tokenizer are trained on; from scratch when None. The rest is as for `pretrain`.
     """
     recipe = resolved.recipe
+    _refuse_adapters_alone(recipe, source)
     compute = resolve(recipe.training.device, recipe.training.precision, local_rank())
-    weights, tokenizer = open_source(source) if source is not None else (None, None)
+    base, tokenizer = open_base(source) if source is not None else (None, None)
     with joined(compute) as world:
         _check(recipe, compute, world, resolved.origins)
         if world.is_main:
@@ -156,6 +159,7 @@ def finetune(
                 recipe=dump(recipe),
                 tokenizer=material.tokenizer.to_json().encode(),
                 fingerprints={"data": rows.fingerprint, "tokenizer": material.tokenizer.fingerprint},
+                base=None if base is None else base.record(),
             )
         with run or nullcontext():
             if run is not None:
@@ -164,9 +168,9 @@ def finetune(
                 run.start(step=0, command=command, environment=describe_environment(str(compute.device)))
                 yield Started(run.path, run.name, recipe, material)
             yield from map(Warned, rows.warnings)
-            same = weights is not None and _labels_of(weights) == _labels(recipe)
+            same = base is not None and _labels_of(base.checkpoint) == _labels(recipe)
             ended = yield from _until_ended(
-                train(run, recipe, material, compute, world, source=weights, same_labels=same, stop=stop)
+                train(run, recipe, material, compute, world, base=base, same_labels=same, stop=stop)
             )
             if run is not None and ended.reason != "interrupted":
                 yield from measure_best(run, recipe, material, compute)
@@ -189,13 +193,6 @@ def _labels(recipe: Recipe) -> tuple[str, tuple[str, ...]] | None:
 def _labels_of(checkpoint: Checkpoint) -> tuple[str, tuple[str, ...]] | None:
     """The labels that a checkpoint's head answers; None when it has no head."""
     return _labels(_recipe_of(checkpoint, Progress.read(checkpoint)))
-
-
-def open_source(reference: str) -> tuple[Checkpoint, Tokenizer]:
-    """The best checkpoint and the tokenizer of a run whose weights are trained on."""
-    found = find(reference)
-    checkpoint, _ = found.best(optimizer=False)
-    return checkpoint, read_run(found.run)[1]
 
 
 def resume(
@@ -233,6 +230,7 @@ def resume(
                 yield Nothing(run.path, checkpoint.step, early)
                 return
             _, tokenizer = read_run(run)
+            base = base_of(run) if recipe.tuning.lora is not None else None
             material, fingerprint = _material(recipe, run, world, report, tokenizer)
             if fingerprint != run.fingerprints["data"]:
                 raise CheckpointError(
@@ -246,7 +244,7 @@ def resume(
                 run.write_recipe(dump(recipe))
                 yield Started(run.path, run.name, recipe, material, tuple(changes.values()))
             main = run if world.is_main else None
-            events = train(main, recipe, material, compute, world, checkpoint=checkpoint, stop=stop)
+            events = train(main, recipe, material, compute, world, checkpoint=checkpoint, base=base, stop=stop)
             ended = yield from _until_ended(events)
             if main is not None and not isinstance(material, TextMaterial) and ended.reason != "interrupted":
                 yield from measure_best(main, recipe, material, compute)
@@ -271,6 +269,15 @@ def summary(recipe: Recipe) -> str:
         case Averaging():
             what = f"mean of words, {model.n_layers} x {model.d_model}"
     return f"{what}, {size} parameters"
+
+
+def _refuse_adapters_alone(recipe: Recipe, source: str | None) -> None:
+    if recipe.tuning.lora is not None and source is None:
+        raise UsageError(
+            "adapters learn beside trained weights, and there are none to begin with",
+            where="tuning.lora",
+            fix="name a run with --from, or leave out the adapters",
+        )
 
 
 def _check(recipe: Recipe, compute: Compute, world: World, origins: Mapping[str, str]) -> None:

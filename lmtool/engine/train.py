@@ -12,7 +12,7 @@ from lmtool.decoding.prompts import form_of
 from lmtool.decoding.settings import MaskPredict, Sample, Settings
 from lmtool.decoding.text import Options, complete, write
 from lmtool.engine import carry
-from lmtool.engine.build import build_model, build_objective, counts_of, load_body, load_weights
+from lmtool.engine.build import Base, build_model, build_objective, counts_of, load_body, load_weights, tune
 from lmtool.engine.device import Compute
 from lmtool.engine.distributed import World
 from lmtool.engine.fit import Step, fit, rows_at_once
@@ -20,6 +20,7 @@ from lmtool.engine.material import Material, Validation
 from lmtool.engine.optimizer import Optimizers
 from lmtool.errors import CheckpointError, ResourceError
 from lmtool.model import DecodeState, LanguageModel, NGramModel
+from lmtool.model.lora import kept
 from lmtool.recipe.spec import Evaluation, Recipe
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import Run
@@ -32,10 +33,12 @@ LONG_RUN = 100_000_000
 class Plan:
     """What is about to happen, known before the first step.
 
-    batch_units: of `unit`, in one step. counted: what a target of the loss is, which the speed is told in.
+    learning: of the parameters, how many. batch_units: of `unit`, in one step. counted: what a target of the loss is,
+    which the speed is told in.
     """
 
     parameters: int
+    learning: int
     unit: str
     counted: str
     batch_units: int
@@ -155,14 +158,15 @@ def train(
     world: World,
     *,
     checkpoint: Checkpoint | None = None,
-    source: Checkpoint | None = None,
+    base: Base | None = None,
     same_labels: bool = False,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Event]:
     """Train under `recipe`, from the start or from `checkpoint`, and keep everything in `run`.
 
     run: locked and started; None in processes that only compute. Every process iterates to the end.
-    source: weights to begin with, of another run; same_labels: its head answers the same labels.
+    base: weights to begin with, of another run; same_labels: its head answers the same labels. With `checkpoint` only
+    for a run that keeps nothing but adapters to them.
     stop: asked after each step; the run is then saved and ended, in all processes at the same step.
 
     Raises NumericalError, ResourceError and CheckpointError. When a save fails training goes on with a warning, but a
@@ -172,18 +176,21 @@ def train(
     lm = build_model(recipe, material.tokenizer, compute)
     material.inform(lm)
     objective = build_objective(recipe, material.tokenizer, counts_of(lm))
-    optimizers = Optimizers(recipe.optimizer, lm, compute)
+    notice = None if base is None else load_body(lm, base, same_labels)
+    tune(lm, recipe)
+    optimizers = Optimizers(recipe.optimizer, lm, compute, recipe.tuning)
     progress, first_step = Progress(), 0
     carried: DecodeState | None = None
     if checkpoint is not None:
         load_weights(lm, checkpoint)
         tensors = checkpoint.optimizer()
-        optimizers.load_state({name: tensors[name] for name in tensors if not name.startswith(carry.PREFIX)})
+        moments = {name: tensors[name] for name in tensors if not name.startswith(carry.PREFIX)}
+        optimizers.load_state(moments, checkpoint.step)
         if recipe.training.carry_state:
             like = carry.fresh(lm, recipe.training.batch_size, compute.device)
             carried = carry.from_tensors(tensors, like, str(checkpoint.path))
         progress, first_step = Progress.read(checkpoint), checkpoint.step
-    elif source is not None and (notice := load_body(lm, source, same_labels)):
+    elif notice:
         yield Warned(notice)
     here = setup(recipe, compute, world)
     if progress.setup != here:
@@ -195,6 +202,7 @@ def train(
     examples = material.source(objective)
     yield Plan(
         parameters=sum(parameter.numel() for parameter in lm.parameters()),
+        learning=sum(parameter.numel() for parameter in lm.parameters() if parameter.requires_grad),
         unit=material.unit,
         counted=objective.unit,
         batch_units=material.batch_units,
@@ -283,7 +291,7 @@ class _Keeper:
         try:
             saved = self._run.save(
                 step,
-                lm.state_dict(),
+                kept(lm),
                 moments,
                 asdict(progress),
                 best_step=progress.best_step,

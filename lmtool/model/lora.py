@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmtool.model.attention import CrossAttention, JoinedLinear, Mixer, SelfAttention
+from lmtool.model.classifier import Classifier
 from lmtool.model.parts import FeedForward
 from lmtool.recipe.spec import Lora
 
@@ -31,9 +32,10 @@ class AdaptedLinear(JoinedLinear):
         self.adapted = adapted
         self.rank, self.scale, self.dropout = spec.rank, spec.alpha / spec.rank, spec.dropout
         self._chosen = [width for width, has in zip(self.widths, adapted, strict=True) if has]
-        self.down_RI = nn.Parameter(linear.weight.new_empty(len(self._chosen) * spec.rank, linear.in_features))
+        # drawn on the CPU, so that a seed gives the same on every device
+        drawn_RI = torch.randn(len(self._chosen) * spec.rank, linear.in_features) * linear.in_features**-0.5
+        self.down_RI = nn.Parameter(drawn_RI.to(linear.weight))
         self.up_OR = nn.Parameter(linear.weight.new_zeros(sum(self._chosen), spec.rank))
-        nn.init.normal_(self.down_RI, std=linear.in_features**-0.5)
 
     def forward(self, x: Tensor) -> Tensor:
         low = F.linear(F.dropout(x, self.dropout, self.training), self.down_RI)
@@ -87,6 +89,17 @@ def adapters(model: nn.Module) -> Iterator[str]:
     for name, module in model.named_modules():
         if isinstance(module, AdaptedLinear):
             yield from (f"{name}.down_RI", f"{name}.up_OR")
+
+
+def kept(model: nn.Module) -> dict[str, Tensor]:
+    """What of a model is to be kept, by name: all of it; of one with adapters, these and the head on its body."""
+    state: dict[str, Tensor] = model.state_dict()
+    names = set(adapters(model))
+    if not names:
+        return state
+    if isinstance(model, Classifier):
+        names |= {name for name in state if not name.startswith("body.")}
+    return {name: tensor for name, tensor in state.items() if name in names}
 
 
 def _places(mixer: Mixer) -> Places:

@@ -62,11 +62,13 @@ class Run:
         recipe: str,
         tokenizer: bytes,
         fingerprints: Mapping[str, str],
+        base: Mapping[str, str] | None = None,
     ) -> Self:
         """A new run, locked: in `folder`, or if None in a new folder of `runs_root()` named after day and recipe.
 
         name: the recipe's. summary: one line on the model, for `lmtool runs ls`. recipe: the resolved recipe as YAML.
-        tokenizer: content of its tokenizer.json. fingerprints: of "data" and "tokenizer", to compare later.
+        tokenizer: content of its tokenizer.json. fingerprints: of "data" and "tokenizer", to compare later. base: the
+        run and checkpoint that it begins with, if any.
         Raises as `check_folder` does.
         """
         check_folder(folder)
@@ -90,6 +92,7 @@ class Run:
                     "summary": summary,
                     "created": _now(),
                     "fingerprints": dict(fingerprints),
+                    "base": None if base is None else dict(base),
                     "sessions": [],
                 }
             )

@@ -67,6 +67,7 @@ def started(split="document", valid=(), asked=300, changes=()):
 def plan(first_step=0, steps=10):
     return Plan(
         parameters=12345,
+        learning=12345,
         unit="token",
         counted="token",
         batch_units=4096,

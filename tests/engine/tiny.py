@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.engine import session, train
+from lmtool.engine.finetuning import recipe_from_run
 from lmtool.recipe.load import Setting, load
 
 RECIPE = """\
@@ -89,13 +90,48 @@ class Work:
         return self.folder / name
 
     def pretrain(
-        self, *overrides: str, name: str = "run", stop: Stop = lambda: False, valid: Path | None = None
+        self,
+        *overrides: str,
+        name: str = "run",
+        stop: Stop = lambda: False,
+        valid: Path | None = None,
+        source: Path | None = None,
     ) -> list[Any]:
         flags = [Setting("data.train", [str(self.text)], "TEXT")]
         if valid:
             flags.append(Setting("data.valid", [str(valid)], "--valid"))
         resolved = load(self.recipe, overrides, flags)
-        return list(session.pretrain(resolved, output=self.run(name), command=["test"], report=no_report, stop=stop))
+        start = session.pretrain(
+            resolved,
+            output=self.run(name),
+            command=["test"],
+            report=no_report,
+            stop=stop,
+            source=None if source is None else str(source),
+        )
+        return list(start)
+
+    def finetune(
+        self,
+        *overrides: str,
+        source: Path,
+        table: Path | None = None,
+        name: str = "tuned",
+        stop: Stop = lambda: False,
+    ) -> list[Any]:
+        """12 steps on a table, by default of texts that are good or bad, from a run."""
+        if table is None:
+            table = self.folder / "table.csv"
+            rows = (f"the cat {words(i % 7)} {'ran home' if i % 2 else 'sat'},{'ab'[i % 2]}" for i in range(60))
+            table.write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
+        settings = ("training.epochs=null", "training.steps=12", "training.batch_size=8", "training.device=cpu")
+        every = ("evaluation.every=4", "checkpoint.every=2", "schedule.warmup_steps=3")
+        flags = [Setting("data.train", [str(table)], "TABLE")]
+        resolved = recipe_from_run(str(source), 54, False, (*settings, *every, *overrides), flags)
+        start = session.finetune(
+            resolved, source=str(source), output=self.run(name), command=["test"], report=no_report, stop=stop
+        )
+        return list(start)
 
     def resume(self, *overrides: str, name: str = "run", stop: Stop = lambda: False) -> list[Any]:
         return list(session.resume(str(self.run(name)), overrides, command=["test"], report=no_report, stop=stop))

@@ -1,0 +1,171 @@
+"""Low-rank adapters against the plain formula; what they share with the weights that they stand beside."""
+
+from itertools import chain, pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lmtool import model as models
+from lmtool.batch import Batch
+from lmtool.model.attention import JoinedLinear, Mixer
+from lmtool.model.classifier import Classifier
+from lmtool.model.lora import AdaptedLinear, adapt, adapters, kept, merge
+from lmtool.recipe.load import load
+from lmtool.recipe.spec import Classification, Lora
+from tests.model import tiny
+from tests.reference import lora as reference
+
+ALL = ("query", "key", "value", "output", "feed-forward")
+
+
+def drawn(model: torch.nn.Module, seed: int = 3) -> None:
+    """Adapters as they are after some training: nothing in them is zero."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if name in set(adapters(model)):
+            parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+
+
+def filled(model: torch.nn.Module, **changes: Any) -> None:
+    adapt(model, Lora(**changes))
+    drawn(model)
+
+
+def batch_of(name: str) -> Batch:
+    source = tiny.tokens(2, 5, seed=1) if "encoder-decoder" in str(tiny.TRANSFORMERS[name].get("shape")) else None
+    prefix = torch.tensor([2, 3]) if tiny.TRANSFORMERS[name].get("shape") == "prefix" else None
+    return Batch(tiny.tokens(2, 7), source_BS=source, prefix_B=prefix)
+
+
+@pytest.mark.parametrize("adapted", [(True, False, True), (True, True, True), (False, True, False)])
+def test_a_joined_map_equals_the_plain_formula(adapted: tuple[bool, ...]) -> None:
+    torch.manual_seed(0)
+    widths, spec = (4, 2, 3), Lora(rank=2, alpha=5.0)
+    linear = JoinedLinear(6, widths, bias=True).double()
+    layer = AdaptedLinear(linear, adapted, spec).double()
+    layer.up_OR.data.normal_()
+    x = torch.randn(6, dtype=torch.float64)
+    lows = iter(layer.down_RI.detach().numpy().reshape(-1, 2, 6))
+    n = np.cumsum([0, *(width for width, has in zip(widths, adapted, strict=True) if has)])
+    ups = iter([layer.up_OR.detach().numpy()[a:b] for a, b in pairwise(n)])
+    nothing = np.zeros((0, 6))
+    wanted = reference.joined(
+        linear.weight.detach().numpy(),
+        linear.bias.detach().numpy(),
+        widths,
+        [next(lows) if has else nothing for has in adapted],
+        [next(ups) if has else nothing for has in adapted],
+        5.0,
+        x.numpy(),
+    )
+    np.testing.assert_allclose(layer(x).detach().numpy(), wanted, rtol=1e-12)
+    merged = layer.merged_weight() @ x + linear.bias
+    np.testing.assert_allclose(merged.detach().numpy(), wanted, rtol=1e-12)
+
+
+def test_adapters_are_drawn_so_that_what_they_read_keeps_its_size() -> None:
+    layer = AdaptedLinear(torch.nn.Linear(400, 3), (True,), Lora(rank=50))
+    assert float(layer.down_RI.detach().std()) == pytest.approx(400**-0.5, rel=0.02)
+
+
+@pytest.mark.parametrize("name", tiny.TRANSFORMERS)
+def test_a_model_begins_as_the_one_that_it_is_made_of_and_merges_into_one_like_it(name: str) -> None:
+    plain, adapted = (tiny.model(**tiny.TRANSFORMERS[name]) for _ in range(2))
+    batch = batch_of(name)
+    with torch.no_grad():
+        before = plain.logits(plain(batch))
+        adapt(adapted, Lora(rank=2, targets=ALL))
+        torch.testing.assert_close(adapted.logits(adapted(batch)), before, rtol=0, atol=0)
+        drawn(adapted)
+        after = adapted.logits(adapted(batch))
+        assert not torch.allclose(after, before)
+        merge(adapted)
+        torch.testing.assert_close(adapted.logits(adapted(batch)), after, rtol=1e-8, atol=1e-9)
+    assert list(adapters(adapted)) == []
+    assert {n: p.shape for n, p in adapted.named_parameters()} == {n: p.shape for n, p in plain.named_parameters()}
+
+
+@pytest.mark.parametrize("targets", [("query",), ("key", "value"), ("output",), ("feed-forward",)])
+def test_only_targets_have_adapters(targets: tuple[str, ...]) -> None:
+    """What the merged weights differ in."""
+    plain, adapted = (tiny.model(**tiny.TRANSFORMERS["2017 pre-norm"]) for _ in range(2))
+    filled(adapted, rank=2, targets=targets)
+    merge(adapted)
+    changed = set()
+    for (name, before), after in zip(plain.named_parameters(), adapted.parameters(), strict=True):
+        last = name.split(".")[-2:]
+        parts = {"qkv": ("query", "key", "value"), "q": ("query",), "kv": ("key", "value")}.get(last[0])
+        network = name.split(".mixer.")[0] + ".mixer.up.weight" in plain.state_dict()
+        parts = parts or (("feed-forward",) if network else ("output",))
+        widths = {"qkv": [16, 8, 8], "kv": [8, 8]}.get(last[0], [len(before)])
+        if torch.equal(before, after):
+            continue
+        assert last[1] == "weight"
+        for part, old, new in zip(parts, before.split(widths), after.split(widths), strict=True):
+            if not torch.equal(old, new):
+                changed.add(part)
+                assert torch.linalg.matrix_rank(new - old) == 2
+    assert changed == set(targets)
+
+
+def test_only_adapters_and_the_head_learn_and_only_they_are_kept() -> None:
+    spec = Classification(kind="classification", labels=("a", "b"), pool="attention")
+    model = Classifier(tiny.model(**tiny.BERT), spec, tiny.spec(**tiny.BERT))
+    head = {name for name, _ in model.named_parameters() if not name.startswith("body.")}
+    assert {"head.weight", "head.bias", "pool.key.weight"} <= head
+    assert len(kept(model)) == len(model.state_dict())
+    adapt(model.body, Lora())
+    learning = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert learning == head | set(adapters(model)) == set(kept(model))
+    mixers = [module for module in model.modules() if isinstance(module, Mixer)]
+    assert len(set(adapters(model))) == 2 * len(mixers) / 2
+
+
+@pytest.mark.parametrize("name", ["gpt2-124m", "bert-base", "gpt1", "roberta-base"])
+def test_adapters_are_at_most_two_percent_of_a_model(name: str) -> None:
+    """As shipped, and with all matrices adapted at the default rank."""
+    recipe = load(name).recipe
+    for targets, least, most in ((None, 0.001, 0.01), (ALL, 0.01, 0.02)):
+        with torch.device("meta"):
+            model = models.build(recipe.model, recipe.model.vocab_size or 30_000)
+            whole = sum(parameter.numel() for parameter in model.parameters())
+            adapt(model, Lora() if targets is None else Lora(targets=targets))
+        learning = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        assert least < learning / whole < most
+
+
+def test_what_is_adapted_is_computed_from_a_cache_alike() -> None:
+    model = tiny.model(**tiny.TRANSFORMERS["rotary"])
+    filled(model, rank=3, targets=ALL)
+    tokens = tiny.tokens(2, 9)
+    with torch.no_grad():
+        whole = model(Batch(tokens))
+        state, parts = model.start(Batch(tokens)), []
+        for piece in tokens.split([4, 1, 1, 3], 1):
+            hidden, state = model.advance(piece, state)
+            parts.append(hidden)
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-8, atol=1e-9)
+
+
+def test_dropout_is_of_what_adapters_read() -> None:
+    """Without adapters that have learnt anything there is nothing to drop."""
+    model = tiny.model()
+    adapt(model, Lora(dropout=0.5))
+    model.train()
+    batch = Batch(tiny.tokens(2, 5))
+    assert torch.equal(model(batch), model(batch))
+    drawn(model)
+    assert not torch.equal(model(batch), model(batch))
+    model.eval()
+    assert torch.equal(model(batch), model(batch))
+
+
+def test_gradients_reach_all_adapters_and_nothing_else() -> None:
+    model = tiny.model(**tiny.T5)
+    filled(model, targets=ALL)
+    model.logits(model(Batch(tiny.tokens(2, 5), source_BS=tiny.tokens(2, 6)))).square().sum().backward()
+    with_gradient = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert with_gradient == set(adapters(model))
+    assert all(bool(p.grad.any()) for p in chain(model.parameters()) if p.grad is not None)
