@@ -1,11 +1,17 @@
 """`lmtool finetune`: train a model on a labelled table."""
 
+import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from lmtool.cli.arguments import Overrides, Quiet
+
+if TYPE_CHECKING:
+    from lmtool.recipe.load import Resolved, Setting
 
 
 def finetune(
@@ -66,6 +72,29 @@ def finetune(
         Literal["loss", "accuracy", "macro-f1", "correlation"] | None,
         typer.Option(help="What tells the best checkpoint.", show_default=False),
     ] = None,
+    patience: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Stop after N validations without a new best.", show_default=False),
+    ] = None,
+    class_weights: Annotated[
+        Literal["balanced"] | None,
+        typer.Option(help="Let rare classes count as much as frequent ones.", show_default=False),
+    ] = None,
+    freeze: Annotated[
+        Literal["body"] | None, typer.Option(help="Train the head only, on a body that stays.", show_default=False)
+    ] = None,
+    lora_rank: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Train adapters of this rank and the head, and save only them.", show_default=False
+        ),
+    ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", metavar="", help="At the end, make a run with the adapters merged as well.")
+    ] = False,
+    seeds: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Train N runs of different seeds, and show how far they lie apart.")
+    ] = 1,
     encoding: Annotated[
         str | None, typer.Option(metavar="NAME", help="Of .csv and .tsv files; UTF-8 by default.", show_default=False)
     ] = None,
@@ -88,7 +117,7 @@ def finetune(
     saves and stops; `lmtool resume` goes on.
     """
     from lmtool.errors import UsageError
-    from lmtool.recipe.load import Setting, load
+    from lmtool.recipe.load import Setting
 
     given: list[tuple[str, object, str]] = [
         ("data.train", table and [table], "TABLE"),
@@ -106,6 +135,10 @@ def finetune(
         ("objective.task", None if labels == "auto" else labels, "--labels"),
         ("training.epochs", epochs, "--epochs"),
         ("evaluation.metric", metric, "--metric"),
+        ("evaluation.patience", patience, "--patience"),
+        ("objective.class_weights", class_weights, "--class-weights"),
+        ("tuning.freeze", freeze, "--freeze"),
+        ("tuning.lora.rank", lora_rank, "--lora-rank"),
     ]
     flags = [Setting(key, value, flag) for key, value, flag in given if value is not None]
     if not table and not task:
@@ -115,21 +148,56 @@ def finetune(
     from_scratch = recipe is not None
     if from_scratch and source != "last":
         raise UsageError("--from trains a run on, --recipe starts from scratch", fix="leave out one or the other")
-    if recipe is not None:
-        resolved = load(recipe, overrides or (), flags)
-        if resolved.recipe.objective.kind not in ("classification", "seq2seq"):
-            raise UsageError(
-                f"recipe {recipe} is not for tables: its objective is {resolved.recipe.objective.kind}",
-                fix="add -s objective.kind=classification or seq2seq, or train it with lmtool pretrain",
-            )
-    else:
+
+    resolved = _resolve(recipe, source, overrides or (), flags)
+    if recipe is None:
+        from lmtool.run.find import find
+
+        # found once, because each run that is begun is the last one from then on
+        found = find(source)
+        source = str(found.named or found.run.path)
+    if merge and resolved.recipe.tuning.lora is None:
+        raise UsageError("--merge is for adapters, and there are none", fix="add --lora-rank 8, or leave it out")
+
+    from lmtool.cli.output import plain
+    from lmtool.cli.training import follow
+    from lmtool.engine.merging import merge as make_merged
+    from lmtool.engine.results import spread
+    from lmtool.engine.session import finetune as start
+
+    first = resolved.recipe.seed
+    measured = []
+    for seed in range(first, first + seeds):
+        folder = output
+        if seeds > 1:
+            resolved = _resolve(recipe, source, overrides or (), [*flags, Setting("seed", seed, "--seeds")])
+            folder = output / f"seed-{seed}" if output is not None else None
+        session = partial(start, resolved, source=None if from_scratch else source, output=folder)
+        run, results = follow(session, quiet, brief=seeds > 1)
+        if run is not None:
+            measured.append(results)
+            if merge:
+                merged = None if folder is None else folder.with_name(f"{folder.name}-merged")
+                typer.echo(plain(str(make_merged(str(run), merged, ["lmtool", *sys.argv[1:]]))))
+    for line in spread(measured) if seeds > 1 else []:
+        typer.echo(plain(line))
+
+
+def _resolve(recipe: str | None, source: str, overrides: "Sequence[str]", flags: "Sequence[Setting]") -> "Resolved":
+    """The recipe of a run: from scratch by a recipe, or from the run `source`."""
+    from lmtool.errors import UsageError
+    from lmtool.recipe.load import load
+
+    if recipe is None:
         from lmtool.engine.finetuning import look_at, recipe_from_run
         from lmtool.recipe.spec import Data
 
         named = {flag.key.removeprefix("data."): flag.value for flag in flags if flag.key.startswith("data.")}
-        resolved = recipe_from_run(source, *look_at(Data.model_validate(named)), overrides or (), flags)
-
-    from lmtool.cli.training import follow
-    from lmtool.engine.session import finetune as start
-
-    follow(lambda context: start(resolved, source=None if from_scratch else source, output=output, **context), quiet)
+        return recipe_from_run(source, *look_at(Data.model_validate(named)), overrides, flags)
+    resolved = load(recipe, overrides, flags)
+    if resolved.recipe.objective.kind not in ("classification", "seq2seq"):
+        raise UsageError(
+            f"recipe {recipe} is not for tables: its objective is {resolved.recipe.objective.kind}",
+            fix="add -s objective.kind=classification or seq2seq, or train it with lmtool pretrain",
+        )
+    return resolved

@@ -1,5 +1,6 @@
 """`lmtool pretrain`: train a model on text."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -53,4 +54,4 @@ def pretrain(
     from lmtool.cli.training import follow
     from lmtool.engine.session import pretrain as start
 
-    follow(lambda context: start(resolved, output=output, source=source, **context), quiet)
+    follow(partial(start, resolved, output=output, source=source), quiet)

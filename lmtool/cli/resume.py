@@ -1,5 +1,6 @@
 """`lmtool resume`: go on with a run."""
 
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -21,4 +22,4 @@ def resume(
     from lmtool.cli.training import follow
     from lmtool.engine.session import resume as start
 
-    follow(lambda context: start(run, overrides or (), **context), quiet)
+    follow(partial(start, run, overrides or ()), quiet)

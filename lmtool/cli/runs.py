@@ -1,6 +1,7 @@
 """lmtool runs: what was trained, and how far."""
 
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 SPARED = ("model", "recipe", "size", "started", "step")
 """Columns that a narrow terminal leaves out, in this order. `lmtool runs show` has them all."""
 
-app = typer.Typer(help="List training runs, or show one.", no_args_is_help=True)
+app = typer.Typer(help="List training runs, show one, or merge its adapters.", no_args_is_help=True)
 
 
 @app.command("ls")
@@ -87,6 +88,25 @@ def show_run(
         facts.append(("problem", summary.problem))
     for name, value in facts:
         typer.echo(f"{plain(name):21} {plain(value)}")
+
+
+@app.command("merge")
+def merge_run(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run with adapters, or a checkpoint of one, or `last`.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="The run directory; a new one in runs/ by default."),
+    ] = None,
+) -> None:
+    """Make a run without adapters of one with them: it answers alike, and does without the run they were trained on.
+
+    Prints the new run directory.
+    """
+    import sys
+
+    from lmtool.engine.merging import merge
+
+    typer.echo(plain(str(merge(run, output, ["lmtool", *sys.argv[1:]]))))
 
 
 def _as_dict(summary: "Summary") -> dict[str, object]:

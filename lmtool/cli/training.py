@@ -2,7 +2,8 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -16,10 +17,16 @@ if TYPE_CHECKING:
     from lmtool.engine.train import Event
 
 
-def follow(start: "Callable[[dict[str, Any]], Iterator[Event | Started | Nothing | Results]]", quiet: bool) -> None:
+def follow(
+    start: "Callable[..., Iterator[Event | Started | Nothing | Results]]",
+    quiet: bool,
+    *,
+    brief: bool = False,
+) -> "tuple[Path | None, list[Results]]":
     """Run a training session and show it; results and the run directory go to stdout when it is over.
 
-    start: given the keyword arguments that all sessions take.
+    start: given the keyword arguments that all sessions take. brief: show the first line of each result only.
+    Returns the run directory, if this process has one, and the results.
     """
     from lmtool.engine.distributed import is_main
     from lmtool.engine.results import Results
@@ -28,8 +35,9 @@ def follow(start: "Callable[[dict[str, Any]], Iterator[Event | Started | Nothing
 
     stop = StopAtStep(told=is_main() and not quiet)
     reason = "finished"
+    measured: list[Results] = []
     with Display(shown=is_main(), quiet=quiet) as display:
-        for event in start({"command": ["lmtool", *sys.argv[1:]], "report": display.report, "stop": stop.asked}):
+        for event in start(command=["lmtool", *sys.argv[1:]], report=display.report, stop=stop.asked):
             match event:
                 case Plan():
                     # every process comes by here, not only the one that writes
@@ -41,7 +49,8 @@ def follow(start: "Callable[[dict[str, Any]], Iterator[Event | Started | Nothing
                 case Ended():
                     reason = event.reason
                 case Results():
-                    for line in event.lines():
+                    measured.append(event)
+                    for line in event.lines()[: 1 if brief else None]:
                         typer.echo(plain(line))
                     continue
             display.show(event)
@@ -49,3 +58,4 @@ def follow(start: "Callable[[dict[str, Any]], Iterator[Event | Started | Nothing
         typer.echo(display.run)
     if reason == "interrupted":
         raise typer.Exit(stop.exit_code)
+    return display.run, measured

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from statistics import mean, stdev
 from typing import Any, cast
 
 import numpy as np
@@ -92,6 +93,28 @@ class Results:
                 for found in self.mistakes
             ]
         return lines
+
+
+def spread(runs: Sequence[Sequence[Results]]) -> list[str]:
+    """Mean and standard deviation (of a sample) of each figure over several runs, for people: a line for each task.
+
+    runs: the results of each run, of the same tasks in the same order.
+    """
+    lines = []
+    for same in zip(*runs, strict=True):
+        figures: dict[str, list[float]] = {}
+        for results in same:
+            for name, value in (results.figures | {"loss": results.loss}).items():
+                if isinstance(value, float):
+                    figures.setdefault(name, []).append(value)
+        shown = "  ".join(
+            f"{name.replace('_', ' ')} {mean(values):.4f} ± {stdev(values):.4f}"
+            for name, values in figures.items()
+            if len(values) == len(same)
+        )
+        task = f"{same[0].task}, " if same[0].task else ""
+        lines.append(f"{task}{same[0].part}, {len(same)} runs: {shown}")
+    return lines
 
 
 def _number(value: float | None) -> str:

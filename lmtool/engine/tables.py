@@ -6,6 +6,7 @@ Shapes: R rows, C classes, labels or 1 number.
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,6 +135,7 @@ def read_rows(recipe: Recipe, tokenizer: Tokenizer | None, split: dict[str, Any]
         values = [float(cast(float, item.label)) for item in train.items]
         spec = spec.model_copy(update={"center": float(np.mean(values)), "scale": float(np.std(values)) or 1.0})
     spec = spec.model_copy(update={"task": labels.kind, "labels": labels.names if labels.kind != "number" else ()})
+    spec = spec.model_copy(update={"class_weights": class_weights(spec, train)})
     tokenizer = tokenizer or tokenizer_for(recipe, (text for item in train.items for text in item.texts))
     layout = Layout(recipe.model, tokenizer)
 
@@ -151,6 +153,35 @@ def read_rows(recipe: Recipe, tokenizer: Tokenizer | None, split: dict[str, Any]
     lines = (f"{columns.describe()}", f"table: {train.describe()}; {held}")
     material = RowMaterial(tokenizer, recipe, rows["train"], rows["valid"], rows.get("test"), lines)
     return ReadRows(recipe, material, kept, fingerprint(rows.values()), tuple(warnings))
+
+
+def class_weights(spec: Classification, train: Examples) -> tuple[float, ...] | None:
+    """What a row of each class counts: n / (C n_c) where the recipe wants them balanced, else what it says.
+
+    Raises UsageError when rows have no one class, or when there are not as many weights as classes.
+    """
+    weights = spec.class_weights
+    if weights is None:
+        return None
+    if spec.task != "class":
+        kinds = {"multi": "several labels", "number": "a number"}
+        raise UsageError(
+            f"rows are weighed by their class, but they have {kinds[spec.task]}",
+            where="objective.class_weights",
+            fix="leave it out, or say --labels class if each row has one",
+        )
+    if weights == "balanced":
+        counts = Counter(item.label for item in train.items)
+        n, n_classes = len(train), len(spec.labels)
+        # a class whose rows are all held out weighs nothing that is learnt
+        return tuple(n / (n_classes * counts[name]) if counts[name] else 0.0 for name in spec.labels)
+    if len(weights) != len(spec.labels):
+        raise UsageError(
+            f"there are {len(weights)} weights for {len(spec.labels)} classes: {', '.join(spec.labels)}"[:200],
+            where="objective.class_weights",
+            fix="give one for each, in this order, or take balanced",
+        )
+    return weights
 
 
 def tokenizer_for(recipe: Recipe, texts: Iterable[str]) -> Tokenizer:

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from lmtool.cli import app
 from lmtool.errors import DataError, UsageError
+from lmtool.recipe.load import load
 
 RECIPE = """\
 model: {kind: transformer, shape: SHAPE, n_layers: 1, d_model: 16, n_heads: 2, context: 32}
@@ -114,15 +115,8 @@ def test_numbers_and_several_labels(label: str, folder: Path) -> None:
         assert set(values) <= {"x;y", "y", "x", ";"}
 
 
-def test_a_trained_run_is_fine_tuned_and_resumed(folder: Path) -> None:
-    text = folder / "text.txt"
-    text.write_text("\n\n".join(f"the cat sat good {i} bad dog ran" for i in range(60)))
-    run(
-        *("pretrain", text, "--recipe", "tiny", "-s", "model.n_layers=1", "-s", "model.d_model=16"),
-        *("-s", "model.n_heads=2", "-s", "model.context=32", "-s", "training.steps=4", "-s", "training.device=cpu"),
-        *("-s", "tokenizer.vocab_size=300", "-s", "evaluation.prompts=[]", "-o", folder / "base"),
-    )
-    once = ("finetune", folder / "train.csv", "--from", folder / "base", "--epochs", "1")
+def test_a_trained_run_is_fine_tuned_and_resumed(folder: Path, base: Path) -> None:
+    once = ("finetune", folder / "train.csv", "--from", base, "--epochs", "1")
     run(*once, "-o", folder / "tuned")
     recipe = (folder / "tuned/recipe.yaml").read_text()
     assert "kind: classification" in recipe
@@ -133,6 +127,130 @@ def test_a_trained_run_is_fine_tuned_and_resumed(folder: Path) -> None:
     # a head for the same labels is kept
     result = CliRunner().invoke(app, [*map(str, once[:2]), "--from", str(folder / "tuned"), "--epochs", "1"])
     assert "the head is kept" in result.stderr
+
+
+@pytest.fixture
+def base(folder: Path) -> Path:
+    text = folder / "text.txt"
+    text.write_text("\n\n".join(f"the cat sat good {i} bad dog ran" for i in range(60)))
+    run(
+        *("pretrain", text, "--recipe", "tiny", "-s", "model.n_layers=2", "-s", "model.d_model=32"),
+        *("-s", "model.n_heads=2", "-s", "model.context=32", "-s", "training.steps=4", "-s", "training.device=cpu"),
+        *("-s", "tokenizer.vocab_size=300", "-s", "evaluation.prompts=[]", "-o", folder / "base"),
+    )
+    return folder / "base"
+
+
+def predictions(folder: Path, run_path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(run("predict", run_path, folder / "test.csv").splitlines()))
+
+
+def test_adapters_are_learnt_measured_merged_and_answer_alike(folder: Path, base: Path) -> None:
+    out = run(
+        *("finetune", folder / "train.csv", "--test", folder / "test.csv", "--from", base, "--lora-rank", "4"),
+        *("--merge", "--epochs", "8", "-s", "optimizer.lr=0.02", "-o", folder / "tuned"),
+    )
+    assert out.splitlines()[-2:] == [str(folder / "tuned"), str(folder / "tuned-merged")]
+    record = json.loads((folder / "tuned/metrics.json").read_text())
+    assert record["accuracy"] > 0.9
+    adapted, merged = (predictions(folder, folder / name) for name in ("tuned", "tuned-merged"))
+    assert sum(row["label"] == row["predicted"] for row in adapted) / 60 == pytest.approx(record["accuracy"])
+    for one, other in zip(adapted, merged, strict=True):
+        assert float(one["p_yes"]) == pytest.approx(float(other["p_yes"]), abs=1e-4)
+    assert json.loads((folder / "tuned-merged/metrics.json").read_text()) == record
+    small, whole = (
+        sum(file.stat().st_size for file in (folder / name / "checkpoints").rglob("model.safetensors"))
+        for name in ("tuned", "tuned-merged")
+    )
+    assert small < 0.3 * whole
+    # it needs no other run, and can be trained on
+    shutil.rmtree(base)
+    again = json.loads(run("eval", folder / "tuned-merged", folder / "test.csv", "--json"))
+    assert again["accuracy"] == pytest.approx(record["accuracy"], abs=1e-9)
+    run("resume", folder / "tuned-merged", "-s", "training.steps=+3")
+    assert "trained on from" in run("runs", "show", folder / "tuned-merged")
+    assert "has no adapters" in refusal("runs", "merge", folder / "tuned-merged")
+
+
+def test_merging_needs_adapters(folder: Path, base: Path) -> None:
+    assert "for adapters" in refusal("finetune", folder / "train.csv", "--from", base, "--merge")
+
+
+def test_several_seeds_are_several_runs_and_their_spread(folder: Path) -> None:
+    out = run(
+        *("finetune", folder / "train.csv", "--test", folder / "test.csv", "--recipe", folder / "encoder.yaml"),
+        *("--seeds", "3", "--epochs", "2", "-o", folder / "runs of seeds"),
+    )
+    lines = out.splitlines()
+    paths = [folder / "runs of seeds" / f"seed-{seed}" for seed in (1, 2, 3)]
+    assert [line for line in lines if line.startswith(str(folder))] == list(map(str, paths))
+    records = [json.loads((path / "metrics.json").read_text()) for path in paths]
+    figures = {name: [record[name] for record in records] for name in ("accuracy", "macro_f1", "loss")}
+    assert len(set(figures["loss"])) == 3
+    assert lines[-1].startswith("test, 3 runs: ")
+    for name, values in figures.items():
+        mean = sum(values) / 3
+        deviation = (sum((value - mean) ** 2 for value in values) / 2) ** 0.5
+        assert f"{name.replace('_', ' ')} {mean:.4f} ± {deviation:.4f}" in lines[-1]
+    # each is an ordinary run
+    for seed, path in enumerate(paths, 1):
+        assert f"seed: {seed}\n" in (path / "recipe.yaml").read_text()
+    shutil.copytree(paths[1], folder / "again")
+    alone = ("finetune", folder / "train.csv", "--test", folder / "test.csv", "--recipe", folder / "encoder.yaml")
+    run(*alone, "--epochs", "2", "-s", "seed=2", "-o", folder / "alone")
+    assert json.loads((folder / "alone/metrics.json").read_text()) == records[1]
+
+
+def test_seeds_begin_with_the_same_run(folder: Path, base: Path) -> None:
+    """Not with the last one, which the run before is."""
+    run("finetune", folder / "train.csv", "--epochs", "0.5", "--from", base, "--seeds", "2", "-o", folder / "seeds")
+    for seed in (1, 2):
+        assert json.loads((folder / f"seeds/seed-{seed}/run.json").read_text())["base"]["run"] == "base"
+
+
+def test_patience_ends_a_run_and_the_best_checkpoint_is_measured(folder: Path) -> None:
+    """Nothing is to be learnt from labels at random."""
+    rng = random.Random(0)
+    lines = [f"{rng.choice(['cat', 'dog'])} sat,{rng.choice(['yes', 'no'])}" for _ in range(120)]
+    (folder / "noise.csv").write_text("\n".join(["text,label", *lines]) + "\n")
+    run(
+        *("finetune", folder / "noise.csv", "--recipe", folder / "encoder.yaml", "--epochs", "200"),
+        *("--patience", "3", "--metric", "macro-f1", "-s", "evaluation.every=4", "-o", folder / "run"),
+    )
+    records = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
+    measured = {record["step"]: record["macro-f1"] for record in records if "macro-f1" in record}
+    best = max(measured, key=lambda step: (measured[step], -step))
+    assert records[-1]["step"] == best + 3 * 4 < 1000
+    result = json.loads((folder / "run/metrics.json").read_text())
+    assert result["step"] == best
+    assert result["macro_f1"] == pytest.approx(measured[best])
+
+
+def skewed(path: Path, label: str = "class") -> Path:
+    """Four rows of `no` for each of `yes`."""
+    lines = [f"the cat sat {i},{'yes' if i % 5 == 0 else 'no'}" for i in range(100)]
+    path.write_text("\n".join(["text,label", *lines]) + "\n")
+    return path
+
+
+def test_balanced_class_weights_are_read_off_the_rows_that_are_trained_on(folder: Path) -> None:
+    run(
+        *("finetune", skewed(folder / "skewed.csv"), "--recipe", folder / "encoder.yaml", "--epochs", "1"),
+        *("--class-weights", "balanced", "-o", folder / "run"),
+    )
+    # a tenth of each class is held out
+    n, counts = 90, {"no": 72, "yes": 18}
+    weights = load(folder / "run/recipe.yaml").recipe.objective.class_weights
+    assert weights == (n / (2 * counts["no"]), n / (2 * counts["yes"]))
+    run("resume", folder / "run", "-s", "training.steps=+2")
+
+
+def test_class_weights_that_do_not_fit_are_refused(folder: Path) -> None:
+    recipe = ("--recipe", folder / "encoder.yaml", "-o", folder / "run")
+    numbers = table(folder / "numbers.csv", 40, 0, "number")
+    assert "have a number" in refusal("finetune", numbers, *recipe, "--class-weights", "balanced")
+    given = ("-s", "objective.class_weights=[1, 2, 3]")
+    assert "3 weights for 2 classes" in refusal("finetune", skewed(folder / "skewed.csv"), *recipe, *given)
 
 
 PAIRS = """\

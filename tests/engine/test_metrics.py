@@ -18,6 +18,7 @@ from lmtool.engine.metrics import (
     regression_metrics,
     translation_metrics,
 )
+from lmtool.engine.results import Results, spread
 from tests.reference import metrics as reference
 
 
@@ -174,3 +175,15 @@ def test_tables_of_many_classes_are_cut_and_lose_no_row():
     lines = class_lines(class_metrics(confusion), names, most=4)
     assert len(lines) == 6
     assert any(line.startswith("a class with a long name 7 ") for line in lines)
+
+
+def test_the_spread_of_runs_is_mean_and_deviation_of_each_figure() -> None:
+    def results(task: str, accuracy: float, pearson: float | None) -> Results:
+        figures = {"accuracy": accuracy, "pearson": pearson, "confusion": [[1, 0], [0, 1]]}
+        return Results("test", 3, 10, 0.5, figures, [], ("a", "b"), task)
+
+    runs = [[results("", 0.5, 0.1)], [results("", 0.7, None)], [results("", 0.9, 0.3)]]
+    # a figure that is undefined in one of them has no mean
+    assert spread(runs) == ["test, 3 runs: accuracy 0.7000 ± 0.2000  loss 0.5000 ± 0.0000"]
+    several = [[results("x", 0.5, None), results("y", 0.2, None)], [results("x", 0.7, None), results("y", 0.2, None)]]
+    assert [line.split(":")[0] for line in spread(several)] == ["x, test, 2 runs", "y, test, 2 runs"]
