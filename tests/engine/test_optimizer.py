@@ -17,7 +17,7 @@ from lmtool.batch import Batch
 from lmtool.engine.device import Compute
 from lmtool.engine.optimizer import MuonMatrices, Optimizers, orthogonalise
 from lmtool.model import LanguageModel, build
-from lmtool.recipe.spec import Optimizer, Recurrent
+from lmtool.recipe.spec import Optimizer, Recurrent, Tuning
 from tests.model import tiny
 from tests.reference import optimizers as reference
 
@@ -456,3 +456,111 @@ def test_muon_moves_the_matrix_of_each_gate_by_itself(cell: str, n_gates: int) -
     moments = {key for key in optimizers.state() if key.startswith("momentum/")}
     assert moments == {f"momentum/{name}" for name in matrices}
     assert len(before[matrices[0]]) == 12 * n_gates
+
+
+# Layers apart
+
+
+def depth_of(name: str) -> int:
+    """In a decoder of two layers: embeddings, layers from the bottom up, head."""
+    if name.startswith("inputs."):
+        return 0
+    if name.startswith("stack.sublayers."):
+        return 1 + int(name.split(".")[2]) // 2
+    return 2 if name.startswith("stack.norm") else 3
+
+
+@pytest.mark.parametrize("fields", SPECS.values(), ids=SPECS.keys())
+def test_rates_fall_from_layer_to_layer_as_in_the_plain_optimizer(fields: dict[str, Any]) -> None:
+    """The rate of a parameter k layers below the head is d^k times the head's."""
+    model = gpt(torch.float64)
+    optimizers = Optimizers(spec_of(fields), model, CPU, Tuning(layer_decay=0.6))
+    before = weights_of(model)
+    steps = drawn_gradients(model, len(MULTIPLIERS))
+    for step, share in zip(steps, MULTIPLIERS, strict=True):
+        set_gradients(model, step)
+        optimizers.update(share, 1.0, None)
+    for name, w in weights_of(model).items():
+        shares = [share * 0.6 ** (3 - depth_of(name)) for share in MULTIPLIERS]
+        wanted = plain(fields, before[name], [step[name] for step in steps], shares)
+        np.testing.assert_allclose(w, wanted, rtol=1e-6, atol=1e-8, err_msg=name)
+    assert optimizers.peak_rate == pytest.approx(fields["lr"])
+
+
+@pytest.mark.parametrize("fields", SPECS.values(), ids=SPECS.keys())
+def test_layers_that_wait_begin_as_if_training_began_with_them(fields: dict[str, Any]) -> None:
+    """A parameter k layers below the head starts with step 2 k, as a plain optimizer does with its first."""
+    model = gpt(torch.float64)
+    optimizers = Optimizers(spec_of(fields), model, CPU, Tuning(unfreeze_every=2))
+    before = weights_of(model)
+    steps, shares = drawn_gradients(model, 8), [*MULTIPLIERS, 0.5, 0.9]
+    for number, (step, share) in enumerate(zip(steps, shares, strict=True)):
+        set_gradients(model, step)
+        norm = optimizers.update(share, 1.0, None, number)
+        learning = [g for name, g in step.items() if number >= 2 * (3 - depth_of(name))]
+        assert norm == pytest.approx(math.sqrt(sum(float((g**2).sum()) for g in learning)))
+    for name, w in weights_of(model).items():
+        first = 2 * (3 - depth_of(name))
+        wanted = plain(fields, before[name], [step[name] for step in steps[first:]], shares[first:])
+        np.testing.assert_allclose(w, wanted, rtol=1e-6, atol=1e-8, err_msg=name)
+
+
+def test_muon_has_rates_by_layer_as_well() -> None:
+    """With decay d, a step is that of the same gradients at d^k times both rates."""
+    models = [gpt(), gpt()]
+    steps = drawn_gradients(models[0], 1)
+    before = weights_of(models[0])
+    moved = []
+    for model, tuning in zip(models, (Tuning(), Tuning(layer_decay=0.5)), strict=True):
+        set_gradients(model, steps[0])
+        Optimizers(spec_of(MUON), model, CPU, tuning).update(1.0, 1.0, None)
+        moved.append({name: w - before[name] for name, w in weights_of(model).items()})
+    for name, move in moved[1].items():
+        np.testing.assert_allclose(move, moved[0][name] * 0.5 ** (3 - depth_of(name)), rtol=2e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("read_before", [0, 1, 3, 5])
+@pytest.mark.parametrize("fields", [SPECS["adamw"], SPECS["momentum"], MUON], ids=["adamw", "momentum", "muon"])
+def test_resumed_steps_are_equal_while_layers_wait(fields: dict[str, Any], read_before: int) -> None:
+    tuning = Tuning(unfreeze_every=2, layer_decay=0.7)
+    model = gpt()
+    optimizers = Optimizers(spec_of(fields), model, CPU, tuning)
+    gradients = drawn_gradients(model, 8)
+    for number, step in enumerate(gradients[:read_before]):
+        set_gradients(model, step)
+        optimizers.update(0.7, 1.0, 1.0, number)
+    other = gpt()
+    other.load_state_dict(model.state_dict())
+    resumed = Optimizers(spec_of(fields), other, CPU, tuning)
+    resumed.load_state(optimizers.state(), read_before)
+    for number, step in enumerate(gradients[read_before:], read_before):
+        for m, o in ((model, optimizers), (other, resumed)):
+            set_gradients(m, step)
+            o.update(0.3, 1.0, 1.0, number)
+    for (name, a), b in zip(model.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_state_that_lacks_what_has_learnt_is_refused() -> None:
+    model = gpt()
+    optimizers = Optimizers(spec_of(SPECS["adamw"]), model, CPU, Tuning(unfreeze_every=2))
+    for number, step in enumerate(drawn_gradients(model, 2)):
+        set_gradients(model, step)
+        optimizers.update(1.0, 1.0, None, number)
+    state = optimizers.state()
+    fresh = Optimizers(spec_of(SPECS["adamw"]), gpt(), CPU, Tuning(unfreeze_every=2))
+    fresh.load_state(state, 2)
+    # after a third step the upper layer would have learnt as well
+    with pytest.raises(KeyError, match="no moments of stack"):
+        fresh.load_state(state, 3)
+
+
+def test_what_does_not_learn_has_no_optimizer() -> None:
+    model = gpt()
+    model.get_submodule("stack").requires_grad_(False)
+    optimizers = Optimizers(spec_of(MUON), model, CPU)
+    before = weights_of(model)
+    set_gradients(model, drawn_gradients(model, 1)[0])
+    optimizers.update(1.0, 1.0, None)
+    changed = {name for name, w in weights_of(model).items() if not np.array_equal(w, before[name])}
+    assert changed == {name for name in before if not name.startswith("stack.")}

@@ -1,0 +1,84 @@
+"""How far above the embeddings parameters stand: told from their names, and from what changes when one is turned."""
+
+import re
+
+import pytest
+import torch
+
+from lmtool.batch import Batch
+from lmtool.model import build
+from lmtool.model.classifier import Classifier
+from lmtool.model.depth import depths
+from lmtool.recipe.spec import Averaging, Classification
+from tests.model import tiny
+
+LAYERS = {name: tiny.FAMILIES[name] for name in tiny.FAMILIES if "gram" not in name}
+"""Families that have layers; each has two, and as many in an encoder."""
+
+
+def by_name(family: dict[str, object], name: str) -> int:
+    """The depth of a parameter in a model of two layers (two of an encoder and two of a decoder)."""
+    both = family.get("shape") == "encoder-decoder"
+    if family.get("kind") == "recurrent":
+        top = 5 if both else 3
+        above = 2 if name.startswith(("rnn.", "recall.", "join.", "feed.")) else 0
+        if found := re.search(r"(?:cells|forth|back)\.(?:cells\.)?(\d)\.", name):
+            return int(found[1]) + 1 + (above if both else 0)
+        if name.startswith(("recall.", "join.", "feed.")):
+            return top - 1
+        if name.startswith("encoder.bridge"):
+            return 2
+        return 0 if name.startswith("embedding.") else top
+    top = 5 if both else 3
+    if found := re.match(r"(stack|encoder|decoder)\.sublayers\.(\d+)\.", name):
+        per_layer = 3 if found[1] == "decoder" else 2
+        return int(found[2]) // per_layer + 1 + (2 if found[1] == "decoder" else 0)
+    if found := re.match(r"(stack|encoder|decoder)\.(norm|position)", name):
+        last = {"stack": 2, "encoder": 2, "decoder": 4}[found[1]]
+        return last if found[2] == "norm" else 0
+    return 0 if name.startswith("inputs.") else top
+
+
+@pytest.mark.parametrize("family", LAYERS)
+def test_names_tell_the_depth(family: str) -> None:
+    model = build(tiny.any_spec(**LAYERS[family]), tiny.VOCAB)
+    found = depths(model)
+    assert set(found) == set(model.parameters())
+    assert {name: found[p] for name, p in model.named_parameters()} == {
+        name: by_name(LAYERS[family], name) for name, _ in model.named_parameters()
+    }
+
+
+@pytest.mark.parametrize("family", ["gpt2", "modern", "bert", "prefix", "lstm", "elmo"])
+def test_a_parameter_changes_the_layers_from_its_depth_on(family: str) -> None:
+    """The states of layers below it stay as they are; those of its own do not."""
+    model = tiny.model(**LAYERS[family])
+    batch = Batch(tiny.tokens(2, 6))
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    with torch.no_grad():
+        before = model.layers(batch)
+        for parameter, depth in depths(model).items():
+            kept = parameter.clone()
+            parameter += torch.randn(parameter.shape, dtype=parameter.dtype)
+            same = [torch.equal(one, other) for one, other in zip(before, model.layers(batch), strict=True)]
+            parameter.copy_(kept)
+            if (
+                names[parameter].endswith(("segments.weight", "norm.weight", "norm.bias"))
+                or ".bias_" in names[parameter]
+            ):
+                continue  # rows that are not read, norms that `layers` leaves out
+            assert all(same[:depth]), names[parameter]
+            if depth < len(same):
+                assert not same[depth], names[parameter]
+
+
+def test_a_head_stands_above_all_layers() -> None:
+    spec = Classification(kind="classification", labels=("a", "b"), pool="attention", layers="mix")
+    model = Classifier(build(tiny.spec(), tiny.VOCAB), spec, tiny.spec())
+    found = {name: depth for (name, _), depth in zip(model.named_parameters(), depths(model).values(), strict=True)}
+    assert {depth for name, depth in found.items() if not name.startswith("body.")} == {3}
+    assert {depth for name, depth in found.items() if name.startswith("body.")} == {0, 1, 2}
+    averaging = Averaging(kind="averaging", d_model=4, n_layers=2)
+    plain = Classification(kind="classification", labels=("a", "b"))
+    dan = Classifier(build(averaging, tiny.VOCAB), plain, averaging)
+    assert sorted(set(depths(dan).values())) == [0, 1, 2, 3]
