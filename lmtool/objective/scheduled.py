@@ -17,7 +17,7 @@ from torch import Tensor
 from lmtool.batch import IGNORE, Batch
 from lmtool.model import LanguageModel
 from lmtool.objective.base import Example
-from lmtool.objective.cross_entropy import CHUNK_ELEMENTS
+from lmtool.objective.cross_entropy import chunk_rows
 from lmtool.recipe.spec import ScheduledSampling
 
 
@@ -122,7 +122,7 @@ def _text_by_text(model: LanguageModel, batch: Batch, drawn_BT: Tensor, document
 
 def _draw(model: LanguageModel, hidden_MD: Tensor, draws_M: Tensor) -> Tensor:
     """Tokens from the model's distributions: the first one up to which they sum to more than the number drawn."""
-    rows = max(1, CHUNK_ELEMENTS // model.vocab_size)
+    rows = chunk_rows(hidden_MD.device, model.vocab_size)
     parts = []
     for hidden, numbers in zip(torch.split(hidden_MD, rows), torch.split(draws_M, rows), strict=True):
         logits_MV = model.logits(hidden)

@@ -19,7 +19,7 @@ from lmtool.batch import IGNORE, Batch
 from lmtool.errors import DataError
 from lmtool.model import LanguageModel
 from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
-from lmtool.objective.cross_entropy import CHUNK_ELEMENTS
+from lmtool.objective.cross_entropy import chunk_rows
 from lmtool.recipe.spec import SkipGramWindow
 
 MEASURING_SEED = 0
@@ -93,7 +93,7 @@ class SkipGramObjective(Objective):
     @staticmethod
     def _softmax(model: LanguageModel, hidden_BD: Tensor, targets_BN: Tensor) -> Tensor:
         """-log p of all neighbours; logits exist for some centres at a time, and again when their gradient is taken."""
-        rows = max(1, CHUNK_ELEMENTS // model.vocab_size)
+        rows = chunk_rows(hidden_BD.device, model.vocab_size)
 
         def part(hidden_BD: Tensor, targets_BN: Tensor) -> Tensor:
             logits_BV = model.logits(hidden_BD)

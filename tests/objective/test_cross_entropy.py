@@ -127,7 +127,7 @@ def loss_and_gradients(chunk_rows: int, eps: float, n: int = M) -> tuple[list[Te
     head = Head()
     hidden = logits_of(n, D).requires_grad_()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cross_entropy, "CHUNK_ELEMENTS", chunk_rows * V)
+        patch.setattr(cross_entropy, "chunk_rows", lambda *_: chunk_rows)
         total = chunked_cross_entropy(head, head.parameters, hidden, targets_of(n), V, eps)
         (0.25 * total).backward()
     assert hidden.grad is not None
@@ -163,23 +163,25 @@ def test_the_whole_equals_loops_for_value_and_hidden_gradient() -> None:
 @torch.no_grad()
 def test_chunks_without_gradients(monkeypatch: pytest.MonkeyPatch, eps: float) -> None:
     head, hidden, targets = Head(), logits_of(M, D), targets_of(M)
-    monkeypatch.setattr(cross_entropy, "CHUNK_ELEMENTS", 4 * V)
+    monkeypatch.setattr(cross_entropy, "chunk_rows", lambda *_: 4)
     total = chunked_cross_entropy(head, head.parameters, hidden, targets, V, eps)
     assert head.rows == [4, 4, 4, 4, 4, 3]
     wanted = reference.cross_entropy(head(hidden).numpy(), targets.tolist(), eps)
     assert float(total) == pytest.approx(wanted, rel=1e-12)
 
 
-def test_a_vocabulary_larger_than_the_limit_goes_row_by_row() -> None:
-    _, rows = loss_and_gradients(0, 0.0)
-    assert rows == [1] * M
+def test_chunks_fit_the_cache_of_a_processor_and_fill_a_gpu() -> None:
+    assert cross_entropy.chunk_rows(torch.device("cpu"), 4096) == 256
+    assert cross_entropy.chunk_rows(torch.device("cpu"), 64) == 2**14
+    assert cross_entropy.chunk_rows(torch.device("cuda"), 2**15) == 2**10
+    assert cross_entropy.chunk_rows(torch.device("cuda"), 2**26) == 1
 
 
 def test_chunks_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     """The head's float32 weights get the gradient of every chunk, though its bfloat16 copy is made once."""
     results = []
-    for chunk_rows in (M, 4):
-        monkeypatch.setattr(cross_entropy, "CHUNK_ELEMENTS", chunk_rows * V)
+    for n in (M, 4):
+        monkeypatch.setattr(cross_entropy, "chunk_rows", lambda *_, n=n: n)
         head = Head(torch.float32)
         hidden = logits_of(M, D).float().requires_grad_()
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -220,7 +222,7 @@ def peak(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, bool, float], int]:
     vocab_size, n = 997, 64
 
     def measure(chunk_rows: int, grad: bool, eps: float) -> int:
-        monkeypatch.setattr(cross_entropy, "CHUNK_ELEMENTS", chunk_rows * vocab_size)
+        monkeypatch.setattr(cross_entropy, "chunk_rows", lambda *_: chunk_rows)
         head = Head(torch.float32, vocab_size)
         hidden = logits_of(n, D).float().requires_grad_()
         targets = targets_of(n, vocab_size)
