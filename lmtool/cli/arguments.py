@@ -23,7 +23,10 @@ Overrides = Annotated[
 ]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's name or directory, a checkpoint directory, or last.")]
 Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to compute.")]
-Precision = Annotated[Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="Type of matrix products.")]
+Precision = Annotated[
+    Literal["auto", "float32", "bfloat16", "bf16", "float16", "int8"],
+    typer.Option(help="Type of matrices and their products; bf16 is short for bfloat16."),
+]
 Column = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="The column of text in .jsonl, .csv and .parquet files.", show_default=False),

@@ -9,8 +9,9 @@ from lmtool.cli.arguments import Column, Device, Json, Precision, Quiet, Run, Te
 from lmtool.cli.output import plain
 
 if TYPE_CHECKING:
+    from lmtool.engine.device import InferenceName
     from lmtool.engine.evaluate import Perplexity
-    from lmtool.recipe.spec import DeviceName, PrecisionName
+    from lmtool.recipe.spec import DeviceName
 
 
 def evaluate(
@@ -98,7 +99,7 @@ def _tables(
     task: str,
     num_beams: int | None,
     device: "DeviceName",
-    precision: "PrecisionName",
+    precision: "InferenceName",
     as_json: bool,
 ) -> None:
     """How well a fine-tuned run answers tables."""

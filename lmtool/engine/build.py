@@ -9,13 +9,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lmtool import model, objective
-from lmtool.engine.device import Compute, resolve
+from lmtool.engine.device import Compute, InferenceName, resolve
 from lmtool.errors import CheckpointError
 from lmtool.model import LanguageModel, NGramModel, SkipGramModel, lora
 from lmtool.model.classifier import Classifier
+from lmtool.model.packed import pack
 from lmtool.objective import Objective, Vocabulary
 from lmtool.recipe.load import load
-from lmtool.recipe.spec import Classification, DeviceName, PrecisionName, Recipe
+from lmtool.recipe.spec import Classification, DeviceName, Recipe
 from lmtool.run.checkpoint import MODEL, Checkpoint, verify
 from lmtool.run.directory import CHECKPOINTS, Run
 from lmtool.run.find import find
@@ -105,8 +106,8 @@ def counts_of(lm: LanguageModel) -> NDArray[np.int64] | None:
     return lm.counts_V.cpu().numpy() if isinstance(lm, SkipGramModel) else None
 
 
-def load_run(reference: str, *, device: DeviceName = "auto", precision: PrecisionName = "auto") -> Loaded:
-    """The best checkpoint of a run, or the checkpoint that is named, ready for inference.
+def load_run(reference: str, *, device: DeviceName = "auto", precision: InferenceName = "auto") -> Loaded:
+    """The best checkpoint of a run, or the checkpoint that is named, ready for inference: its matrices are packed.
 
     reference: a run directory, a checkpoint directory, the name of a run, or `last`.
     Raises CheckpointError when there is none, or when its parts do not fit together.
@@ -116,7 +117,7 @@ def load_run(reference: str, *, device: DeviceName = "auto", precision: Precisio
     compute = resolve(device, precision)
     recipe, tokenizer = read_run(found.run)
     lm = trained_model(found.run, recipe, tokenizer, checkpoint, compute)
-    lm.eval()
+    pack(lm.eval(), compute.precision, compute.device)
     return Loaded(lm, tokenizer, recipe, compute, found.run.path, checkpoint.step, checkpoint.digest, tuple(warnings))
 
 

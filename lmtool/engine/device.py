@@ -3,18 +3,22 @@
 import contextlib
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from lmtool.errors import ResourceError
 from lmtool.recipe.spec import DeviceName, PrecisionName
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+InferenceName = PrecisionName | Literal["bf16", "int8"]
+"""Precisions of a model that only reads: bf16 is short for bfloat16, int8 that of the weights of its matrices."""
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.float32}
 
 
 @dataclass(frozen=True)
 class Compute:
-    """A device, and the type of its matrix products; weights, norms and losses stay float32."""
+    """A device, and the type of its matrix products; norms, losses and the weights in training stay float32."""
 
     device: torch.device
     precision: str
@@ -45,7 +49,7 @@ class Compute:
         return f"{name}, {self.precision}"
 
 
-def resolve(device: DeviceName, precision: PrecisionName, local_rank: int = 0) -> Compute:
+def resolve(device: DeviceName, precision: InferenceName, local_rank: int = 0) -> Compute:
     """The device and precision that a recipe asks for, or the best there are for `auto`.
 
     Raises ResourceError when a device is asked for that is not there.
@@ -56,7 +60,9 @@ def resolve(device: DeviceName, precision: PrecisionName, local_rank: int = 0) -
         torch.cuda.set_device(found)
         # TensorFloat-32 for the float32 products that remain; an explicit float32 means float32
         torch.set_float32_matmul_precision("highest" if precision == "float32" else "high")
-    return Compute(found, _auto_precision(found) if precision == "auto" else precision)
+    if precision == "auto":
+        return Compute(found, _auto_precision(found))
+    return Compute(found, "bfloat16" if precision == "bf16" else precision)
 
 
 def _resolve_device(device: DeviceName) -> str:

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmtool.engine.build import Loaded, load_run
+from lmtool.engine.device import InferenceName
 from lmtool.engine.evaluate import Perplexity, Report, evaluate
 from lmtool.errors import UsageError
-from lmtool.recipe.spec import Data, DeviceName, PrecisionName
+from lmtool.recipe.spec import Data, DeviceName
 from lmtool.text import bundled
 from lmtool.text.files import find_files
 from lmtool.text.hub import PREFIX
@@ -33,7 +34,7 @@ def measure(
     stride: int | None,
     column: str | None = None,
     device: DeviceName = "auto",
-    precision: PrecisionName = "float32",
+    precision: InferenceName = "float32",
     report: Report = lambda stage, done, total: None,
 ) -> Measured:
     """Perplexity of the text in `sources` under a run.

@@ -13,8 +13,9 @@ from lmtool.decoding.prompts import Form, form_of
 from lmtool.decoding.settings import MaskPredict, Sample, Settings, from_record, to_record, within
 from lmtool.decoding.text import Completion, Options, Piece, complete, write
 from lmtool.engine import build
+from lmtool.engine.device import InferenceName
 from lmtool.errors import CheckpointError, DataError
-from lmtool.recipe.spec import DeviceName, PrecisionName
+from lmtool.recipe.spec import DeviceName
 from lmtool.run.directory import CHECKPOINTS
 
 _OPTIONS = ("stop", "prefix", "overflow", "mask", "length", "max_rows")
@@ -100,8 +101,8 @@ class Writer:
         }
 
 
-def load(run: str = "last", *, device: DeviceName = "auto", precision: PrecisionName = "float32") -> Writer:
-    """The best checkpoint of a run, or the checkpoint that is named; see `load_run`."""
+def load(run: str = "last", *, device: DeviceName = "auto", precision: InferenceName = "float32") -> Writer:
+    """The best checkpoint of a run, or the checkpoint that is named; see `load_run`. precision: see `pack`."""
     return Writer(build.load_run(run, device=device, precision=precision))
 
 

@@ -1,0 +1,169 @@
+"""Matrices in the form and number type in which a model that only reads multiplies by them fastest.
+
+Shapes: I input width, O output width, R rows of a product.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lmtool.model.attention import Mixer
+from lmtool.model.language_model import LanguageModel
+
+Product = Callable[[Tensor, Tensor | None], Tensor]
+"""W x + b of inputs (..., I) and a bias (O,) or none."""
+
+
+ROWS = 16
+"""For how many rows of inputs the layout of a matrix is chosen; any number can be computed from it."""
+
+
+class PackedMatrix(nn.Parameter):
+    """A weight whose products are left to `product`; to all functions but `F.linear` it is what it was made of."""
+
+    product: Product
+
+    def __new__(cls, weight: Tensor, product: Product) -> "PackedMatrix":
+        made = torch.Tensor._make_subclass(cls, weight, False)
+        made.product = product
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.linear and isinstance(args[1], PackedMatrix):
+            return args[1].product(args[0], args[2] if len(args) > 2 else None)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def pack(model: nn.Module, precision: str, device: torch.device) -> None:
+    """Pack the matrices of attention, feed-forward layers and head, in place; the model can only read from then on.
+
+    float32: the same numbers in the order in which the processor's kernel reads them. bfloat16, float16: rounded to
+    these, as are the inputs of each product; the stream between the layers stays float32. int8: see `quantized`. The
+    head gives float32 logits in all of them: in bfloat16 many would be equal, and rounding would choose among them.
+
+    A head that is the embedding too is kept twice, since single rows are looked up there. Recurrences stay as they are.
+    """
+    for linear in _linears(model):
+        linear.weight = PackedMatrix(_shape_of(linear.weight), _product(linear.weight.detach(), precision, device))
+    for head in [part for part in model.modules() if isinstance(part, LanguageModel)]:
+        matrix = next((p for p in head.head_parameters() if p.ndim == 2 and len(p) == head.vocab_size), None)
+        if matrix is None or isinstance(matrix, PackedMatrix):
+            continue
+        packed = PackedMatrix(matrix.detach(), _head_product(matrix.detach(), precision, device))
+        for module in model.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                if parameter is matrix:
+                    setattr(module, name, packed)
+
+
+def _linears(model: nn.Module) -> Iterator[nn.Linear]:
+    mixers = [module for module in model.modules() if isinstance(module, Mixer)]
+    return (part for mixer in mixers for part in mixer.children() if isinstance(part, nn.Linear))
+
+
+def _shape_of(weight: Tensor) -> Tensor:
+    """One number that pretends to be the matrix, which is kept in its packed form only."""
+    return torch.full((), torch.nan, dtype=weight.dtype, device=weight.device).expand(weight.shape)
+
+
+def _product(weight: Tensor, precision: str, device: torch.device) -> Product:
+    if precision == "int8":
+        return _Int8(weight)
+    dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(precision, torch.float32)
+    if device.type == "cpu" and dtype != torch.float16 and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return _OneDnn(weight.to(dtype))
+    return _Plain(weight.to(dtype))
+
+
+def _head_product(weight: Tensor, precision: str, device: torch.device) -> Product:
+    if precision in ("float32", "int8"):
+        return _product(weight, precision, device)
+    if device.type == "cpu" and "fbgemm" in torch.backends.quantized.supported_engines:
+        return _Half(weight)
+    return _product(weight, "float32", device)
+
+
+class _Plain:
+    """A product in the weight's type."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        dtype = self.weight.dtype
+        return F.linear(x.to(dtype), self.weight, None if bias is None else bias.to(dtype))
+
+
+class _OneDnn:
+    """The same by oneDNN, from a weight laid out in its blocks."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.dtype = weight.dtype
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS)
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        bias = None if bias is None else bias.to(self.dtype)
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.weight, bias, "none", [], "")
+        return product
+
+
+class _Half:
+    """A weight in float16 against inputs, sums and outputs in float32."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.packed = torch.ops.quantized.linear_prepack_fp16(weight.float().contiguous(), None)
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        product: Tensor = torch.ops.quantized.linear_dynamic_fp16(x.float(), self.packed)
+        return product if bias is None else product + bias
+
+
+def quantized(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole numbers from -127 to 127, and what each row of them is multiplied by: its largest number is exact."""
+    scale_O1 = weight_OI.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(weight_OI.dtype).tiny) / 127
+    return (weight_OI / scale_O1).round(), scale_O1
+
+
+class _Int8:
+    """8-bit weights, a scale for each output; where there is a kernel for it also 8-bit inputs, a scale for each row.
+
+    The scale of a row is its own and sums are exact, so that what stands beside it in a batch changes nothing.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        whole_OI, scale_O1 = quantized(weight.float())
+        self.weight = whole_OI.to(torch.int8)
+        self.scale_O = scale_O1[:, 0]
+        self.zero_O = torch.zeros_like(self.scale_O, dtype=torch.int64)
+        self.by_onednn = weight.device.type == "cpu" and torch.backends.cpu.get_cpu_capability().startswith("AVX")
+        if self.by_onednn:
+            self.weight = torch.ops.onednn.qlinear_prepack(self.weight, [ROWS, weight.shape[1]])
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        x = x.float()
+        if not self.by_onednn:
+            product = F.linear(x, self.weight.to(x.dtype)) * self.scale_O
+            return product if bias is None else product + bias
+        largest = torch.linalg.vector_norm(x, torch.inf, -1, keepdim=True).clamp_(min=1e-30)
+        # whole numbers from 0 on, as the kernel wants them; the half makes the cut a rounding
+        whole = (x * (LEVELS / largest)).add_(LEVELS + 1.5).to(torch.uint8)
+        product = torch.ops.onednn.qlinear_pointwise(
+            *(whole, 1 / LEVELS, LEVELS + 1, self.weight, self.scale_O, self.zero_O),
+            *(None, 1.0, 0, torch.float32, "none", [], ""),
+        )
+        return product * largest if bias is None else torch.addcmul(bias, product, largest)
+
+
+def _has_vnni() -> bool:
+    """Whether the processor adds products of bytes without overflow; torch before 2.12 cannot tell."""
+    known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return bool(known.get("avx512_vnni") or known.get("avx_vnni"))
+
+
+LEVELS = 127 if _has_vnni() else 63
+"""Largest whole number that stands for an input; with 7 bits no two products overflow 16."""

@@ -1,0 +1,144 @@
+"""Packed matrices compute what the plain ones do, in the precision that is asked for."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lmtool.batch import Batch
+from lmtool.model import LanguageModel
+from lmtool.model.packed import LEVELS, PackedMatrix, _Int8, pack
+from tests.model import tiny
+from tests.model.tiny import FAMILIES
+
+CPU = torch.device("cpu")
+SHAPES = ["gpt2", "modern", "2017", "bert", "lstm", "bahdanau"]
+PRECISIONS = ["float32", "bfloat16", "float16", "int8"]
+
+
+def model_of(family: str) -> LanguageModel:
+    return tiny.model(**FAMILIES[family]).float().eval()
+
+
+def packed(model: LanguageModel, precision: str, device: torch.device = CPU) -> LanguageModel:
+    other = copy.deepcopy(model)
+    pack(other, precision, device)
+    return other
+
+
+def logits(model: LanguageModel) -> Tensor:
+    with torch.inference_mode():
+        found = model.logits(tiny.read(model, tiny.tokens(3, 11)))
+    assert type(found) is Tensor
+    return found
+
+
+def away(found: Tensor, wanted: Tensor) -> float:
+    return float((found - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("family", SHAPES)
+def test_logits_stay_close_and_float32(family: str, precision: str) -> None:
+    model = model_of(family)
+    found = logits(packed(model, precision))
+    assert found.dtype == torch.float32
+    assert away(found, logits(model)) < {"float32": 1e-5, "bfloat16": 0.05, "float16": 0.01, "int8": 0.1}[precision]
+
+
+@pytest.mark.parametrize("family", SHAPES)
+def test_packing_rounds_where_it_says_so(family: str) -> None:
+    """Or the test above would hold of a function that packs nothing."""
+    model = model_of(family)
+    wanted = logits(model)
+    found = [away(logits(packed(model, precision)), wanted) for precision in PRECISIONS]
+    exact, brain, half, whole = found
+    assert exact < half / 10
+    assert half < brain or family in ("lstm", "bahdanau")  # whose head alone is packed, in float16 in both
+    assert whole > half
+
+
+def test_eight_bit_weights_are_each_channel_rounded_to_its_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against loops over numbers; inputs are whole multiples of a 127th, which 8 bits hold exactly."""
+    torch.manual_seed(1)
+    weight, bias = torch.randn(7, 32) * torch.logspace(-3, 2, 7)[:, None], torch.randn(7)
+    weight[3] = 0
+    x = torch.randint(-127, 128, (5, 32)) / 127
+    x[:, 0] = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0])
+    linear = torch.nn.Linear(32, 7)
+    linear.weight.data, linear.bias.data = weight, bias
+    expected = []
+    for row in x.tolist():
+        outs = []
+        for channel, b in zip(weight.tolist(), bias.tolist(), strict=True):
+            step = max(map(abs, channel)) / 127
+            rounded = [round(w / step) * step if step else 0.0 for w in channel]
+            outs.append(sum(a * w for a, w in zip(row, rounded, strict=True)) + b)
+        expected.append(outs)
+    for by_onednn in (True, False):
+        if not by_onednn:
+            monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+        product = _Int8(weight)
+        if by_onednn and LEVELS < 127:
+            continue
+        torch.testing.assert_close(product(x, bias), torch.tensor(expected), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", SHAPES)
+def test_in_int8_neighbours_change_nothing(family: str) -> None:
+    """Each row of inputs has its own scale, and sums of whole numbers are exact."""
+    model = packed(model_of(family), "int8")
+    matrix = next(p for p in model.parameters() if isinstance(p, PackedMatrix))
+    x = torch.randn(9, matrix.shape[1]) * torch.logspace(-2, 2, 9)[:, None]
+    together = F.linear(x, matrix)
+    for row, found in zip(x, together, strict=True):
+        assert torch.equal(F.linear(row[None], matrix)[0], found)
+
+
+def test_an_input_of_zeros_is_no_division_by_zero() -> None:
+    model = packed(model_of("gpt2"), "int8")
+    matrix = next(p for p in model.parameters() if isinstance(p, PackedMatrix))
+    assert F.linear(torch.zeros(2, matrix.shape[1]), matrix).eq(0).all()
+
+
+def test_a_tied_embedding_still_gives_its_vectors() -> None:
+    model = model_of("gpt2")
+    for precision in PRECISIONS:
+        other = packed(model, precision)
+        assert isinstance(other.token_vectors(), PackedMatrix)
+        assert torch.equal(
+            F.embedding(tiny.tokens(1, 9), other.token_vectors()), model.token_vectors()[tiny.tokens(1, 9)]
+        )
+
+
+def test_matrices_are_kept_once() -> None:
+    """All but a tied head: what stands in the place of a packed weight holds one number."""
+    other = packed(model_of("gpt2"), "bfloat16")
+    kept = {name: p.untyped_storage().nbytes() for name, p in other.named_parameters() if isinstance(p, PackedMatrix)}
+    assert len(kept) == 1 + 4 * 2
+    assert all(size == 4 for name, size in kept.items() if name != "inputs.tokens.weight")
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_any_number_of_rows(precision: str) -> None:
+    model = packed(model_of("gpt2"), precision)
+    tokens_BT = tiny.tokens(40, 20)
+    with torch.inference_mode():
+        together = model(Batch(tokens_BT))
+        alone = model(Batch(tokens_BT[7:8, :3]))
+    torch.testing.assert_close(together[7:8, :3], alone, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_packed_on_cuda(precision: str) -> None:
+    model = model_of("gpt2")
+    wanted = logits(model)
+    other = copy.deepcopy(model).cuda()
+    pack(other, precision, torch.device("cuda"))
+    with torch.inference_mode():
+        found = other.logits(other(Batch(tiny.tokens(3, 11).cuda())))
+    assert found.dtype == torch.float32
+    assert away(found.cpu(), wanted) < {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.01, "int8": 0.1}[precision]
