@@ -26,6 +26,9 @@ from lmtool.text.columns import choose_columns
 from lmtool.text.prepare import default_cache
 from lmtool.text.table import open_table
 
+MICRO_TOKENS = 8192
+"""Positions of rows computed at once: memory for this many is little, and more of them are no faster on any device."""
+
 
 def look_at(data: Data) -> tuple[int, bool]:
     """How many rows the tables have that `data` names, and whether what is learnt from them is to write text."""
@@ -71,7 +74,13 @@ def recipe_from_run(
         objective=objective,
         tokenizer=base.tokenizer,
         data=Data(),
-        training=Training(steps=3 * per_pass, epochs=3, batch_size=32, precision=base.training.precision),
+        training=Training(
+            steps=3 * per_pass,
+            epochs=3,
+            batch_size=32,
+            micro_tokens=MICRO_TOKENS,
+            precision=base.training.precision,
+        ),
         optimizer=AdamW(lr=5e-4, weight_decay=0.01, beta2=0.98),
         schedule=Linear(kind="linear", warmup_steps=min(per_pass, 100)),
         evaluation=Evaluation(every=per_pass, metric="loss"),

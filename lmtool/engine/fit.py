@@ -21,7 +21,7 @@ from lmtool.engine.optimizer import Optimizers
 from lmtool.engine.schedule import multiplier
 from lmtool.errors import NumericalError, ResourceError
 from lmtool.model import DecodeState, LanguageModel, NGramModel
-from lmtool.objective import Objective
+from lmtool.objective import Example, Objective
 from lmtool.recipe.spec import Recipe, Training
 from lmtool.run.order import hash_key, rank_samples
 
@@ -187,6 +187,7 @@ class _Loader:
         self._examples = examples
         self._objective = objective
         self._batch_size = recipe.training.batch_size
+        self._micro_tokens = recipe.training.micro_tokens
         self._last_step = recipe.training.steps - 1
         self._world = world
         self._pin = compute.device.type == "cuda"
@@ -194,7 +195,7 @@ class _Loader:
         self._ahead: dict[tuple[int, int], Future[list[Batch]]] = {}
 
     def batches(self, step: int, rows: int) -> list[Batch]:
-        """The micro-batches of `rows` rows that this process computes in `step`."""
+        """The micro-batches of at most `rows` rows that this process computes in `step`."""
         ahead = self._ahead.pop((step, rows), None)
         batches = self._read(step, rows) if ahead is None else ahead.result()
         if step < self._last_step:
@@ -217,11 +218,38 @@ class _Loader:
     def _read(self, step: int, rows: int) -> list[Batch]:
         found = self._examples.read(self.samples(step))
         done = step / (self._last_step + 1)
-        batches = [self._objective.collate(found[i : i + rows], done) for i in range(0, len(found), rows)]
+        parts = micro_batches(found, rows, self._micro_tokens)
+        batches = [self._objective.collate(part, done) for part in parts]
         return [batch.pin() for batch in batches] if self._pin else batches
 
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
+
+
+def micro_batches(examples: list[Example], rows: int, tokens: int | None) -> Iterator[list[Example]]:
+    """Divide a batch into parts of at most `rows` rows and, unless None, `tokens` positions with all padding.
+
+    With a limit of tokens rows of like length go together, so that little is padding. A row above it is alone.
+    """
+    if tokens is None:
+        yield from (examples[i : i + rows] for i in range(0, len(examples), rows))
+        return
+    part: list[Example] = []
+    longest = (0, 0)
+    for example in sorted(examples, key=lambda example: sum(_lengths(example))):
+        n, n_other = _lengths(example)
+        wider = max(n, longest[0]), max(n_other, longest[1])
+        if part and (len(part) == rows or (len(part) + 1) * sum(wider) > tokens):
+            yield part
+            part, wider = [], (n, n_other)
+        part.append(example)
+        longest = wider
+    yield part
+
+
+def _lengths(example: Example) -> tuple[int, int]:
+    """Tokens of an example, and of its second part, which is padded apart."""
+    return len(example.tokens), 0 if example.other is None else len(example.other)
 
 
 def _out_of_memory(error: RuntimeError) -> bool:

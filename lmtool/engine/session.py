@@ -38,6 +38,7 @@ HARMLESS = (
     "data.valid.",
     "training.steps.",
     "training.micro_batch.",
+    "training.micro_tokens.",
     "training.device.",
     "training.precision.",
     "training.compile.",

@@ -145,6 +145,7 @@ def setup(recipe: Recipe, compute: Compute, world: World) -> dict[str, object]:
         "threads": torch.get_num_threads(),
         "processes": world.size,
         "micro_batch": recipe.training.micro_batch,
+        "micro_tokens": recipe.training.micro_tokens,
         "compile": _compiles(recipe, compute),
         "torch": torch.__version__,
     }

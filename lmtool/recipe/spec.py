@@ -358,8 +358,13 @@ class Averaging(Spec):
     """Width of the vectors and of the layers."""
     one_hot: bool = False
     """Words have no vectors: a text is the share that each word has of it, and the head a linear classifier of that."""
-    pairs: NonNegativeInt = 0
-    """Rows into which pairs of neighbouring words are hashed, which then count as words (Joulin et al. 2017)."""
+    log_ratios: bool = False
+    """With one_hot: a text is the set of its words, and each counts by the logarithm of how much likelier it is in a
+    class than in the others, so that training begins with naive Bayes (Wang and Manning 2012)."""
+    ngrams: Annotated[int, Field(ge=1, le=8)] = 1
+    """Tokens of the longest sequence of neighbours that counts as a word of its own; 1 for the tokens alone."""
+    buckets: PositiveInt = 262_144
+    """Rows into which sequences of two tokens and more are hashed (Joulin et al. 2017)."""
     n_layers: NonNegativeInt = 2
     """Feed-forward layers above the mean."""
     activation: Literal["relu", "tanh"] = "relu"
@@ -371,12 +376,24 @@ class Averaging(Spec):
     context: PositiveInt = 512
     """Tokens of the longest text."""
     vocab_size: PositiveInt | None = None
-    """Rows of the embedding without those of pairs; the tokenizer's size by default."""
+    """Rows of the embedding without those of sequences; the tokenizer's size by default."""
+
+    @property
+    def n_hashed(self) -> int:
+        """Rows of sequences of tokens, behind those of tokens."""
+        return self.buckets if self.ngrams > 1 else 0
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
+        mistakes = []
         if self.one_hot and self.n_layers:
-            raise ValueError(f"n_layers {self.n_layers} do not stand above one_hot words; take 0")
+            mistakes.append(f"n_layers {self.n_layers} do not stand above one_hot words; take 0")
+        if self.log_ratios and not self.one_hot:
+            mistakes.append("log_ratios are weights of single words, not of vectors; set one_hot")
+        if self.log_ratios and self.word_dropout:
+            mistakes.append(f"word_dropout {self.word_dropout} is for means, which log_ratios do not take; take 0")
+        if mistakes:
+            raise ValueError("\n".join(mistakes))
         return self
 
 
@@ -662,8 +679,8 @@ class Training(Spec):
     clip_norm: PositiveFloat | None = 1.0
     """Largest global norm of the gradient; null for no clipping (Pascanu et al. 2013)."""
     micro_tokens: PositiveInt | None = None
-    """Positions of table rows computed at once on one device, padding included, so that a batch of long rows takes no
-    more memory than one of short rows; null for no limit beside micro_batch."""
+    """Positions computed at once on one device, padding included, rows of like length together, so that a batch of long
+    rows takes no more memory than one of short rows; null for no limit beside micro_batch."""
     carry_state: bool = False
     """A recurrent decoder goes on in each row where the step before left off; no gradient flows back that far."""
     compile: bool | Literal["auto"] = "auto"

@@ -9,14 +9,17 @@ import torch
 from torch import Tensor
 
 from lmtool.engine import session, train
-from lmtool.engine.build import load_run, open_base
+from lmtool.engine.build import load_run, open_base, read_run, trained_model
+from lmtool.engine.device import Compute
 from lmtool.errors import CheckpointError, NumericalError, RecipeError, UsageError
+from lmtool.model import LanguageModel
 from lmtool.model.lora import adapters
 from lmtool.recipe.load import load
 from lmtool.run.checkpoint import listed, verify
 from lmtool.run.directory import Run
 from tests.engine.tiny import Work, after, ended, lasting, warnings_in
 
+CPU = Compute(torch.device("cpu"), "float32")
 LORA = "tuning.lora={rank: 3, dropout: 0.1}"
 HOT = "optimizer.lr=0.01"
 
@@ -29,6 +32,12 @@ def base(work: Work) -> Path:
 
 def weights(run: Path, step: int) -> dict[str, Tensor]:
     return verify(run / "checkpoints" / f"step-{step:06d}").model()
+
+
+def model_of(run: Path) -> LanguageModel:
+    """The model of a run's best checkpoint, as it trains."""
+    recipe, tokenizer = read_run(Run.open(run))
+    return trained_model(Run.open(run), recipe, tokenizer, open_base(str(run))[0].checkpoint, CPU)
 
 
 def changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
@@ -127,7 +136,7 @@ def tuned(work: Work, base: Path) -> Path:
 
 
 def test_only_adapters_and_the_head_are_kept(base: Path, tuned: Path) -> None:
-    kept, model = weights(tuned, 12), load_run(str(tuned)).model
+    kept, model = weights(tuned, 12), model_of(tuned)
     assert set(kept) == set(adapters(model)) | {"head.weight", "head.bias"}
     assert sum(t.numel() for t in kept.values()) < 0.2 * sum(p.numel() for p in model.parameters())
     assert all(bool(tensor.any()) for tensor in kept.values()), "all of them have learnt"
@@ -155,13 +164,11 @@ def test_adapters_without_their_base_are_refused(work: Work, base: Path, tuned: 
         work.resume("training.steps=+1", name="tuned")
 
 
-def test_a_base_that_has_moved_with_all_runs_is_found_by_its_name(
-    work: Work, base: Path, tuned: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = load_run(str(tuned)).model.state_dict()
+def test_a_base_that_has_moved_with_all_runs_is_found_by_its_name(work: Work, base: Path, tuned: Path) -> None:
+    before = model_of(tuned).state_dict()
     (work.folder / "runs").mkdir(exist_ok=True)
     base.rename(work.folder / "runs" / "base")
-    assert changed(before, load_run(str(tuned)).model.state_dict()) == set()
+    assert changed(before, model_of(tuned).state_dict()) == set()
 
 
 def test_a_base_that_has_changed_is_refused(work: Work, base: Path, tuned: Path) -> None:
@@ -187,7 +194,7 @@ def test_adapters_are_trained_on_from_as_if_they_were_merged(work: Work, tuned: 
     work.finetune(LORA, source=tuned, name="whole")
     assert lasting(work.run("again"), 12) == lasting(work.run("whole"), 12)
     base, _ = open_base(str(tuned))
-    model = load_run(str(work.run("again"))).model
+    model = model_of(work.run("again"))
     merged = base.tensors()
     for name, tensor in model.state_dict().items():
         if name in merged and name.startswith("body."):
