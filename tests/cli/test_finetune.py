@@ -172,6 +172,30 @@ def test_adapters_are_learnt_measured_merged_and_answer_alike(folder: Path, base
     assert "has no adapters" in refusal("runs", "merge", folder / "tuned-merged")
 
 
+def test_a_language_model_learns_another_text_by_adapters(folder: Path, base: Path) -> None:
+    other = folder / "other.txt"
+    other.write_text("\n\n".join(f"a dog ran {i} times" for i in range(80)))
+    on = ("pretrain", other, "--from", base, "-s", "tuning.lora={rank: 4, targets: [query, value, feed-forward]}")
+    run(*on, "-s", "training.steps=30", "-s", "training.batch_size=8", "-o", folder / "adapted")
+    losses = [json.loads(run("eval", path, other, "--json"))["loss"] for path in (base, folder / "adapted")]
+    assert losses[1] < 0.95 * losses[0]
+    run("runs", "merge", folder / "adapted", "-o", folder / "merged")
+    assert json.loads(run("eval", folder / "merged", other, "--json"))["loss"] == pytest.approx(losses[1], rel=1e-4)
+    texts = [
+        run("generate", "a dog", "--run", folder / name, "--max-new-tokens", "6", "--seed", "1")
+        for name in ("adapted", "merged")
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_answers_are_learnt_by_adapters(folder: Path, base: Path) -> None:
+    """A decoder's weights, read as those of a prefix LM."""
+    train = pairs(folder / "train.tsv", 60, 0)
+    out = run("finetune", train, "--from", base, "--lora-rank", "2", "--epochs", "1", "-o", folder / "run")
+    assert "bleu" in out
+    assert "predicted" in run("predict", folder / "run", train).splitlines()[0]
+
+
 def test_merging_needs_adapters(folder: Path, base: Path) -> None:
     assert "for adapters" in refusal("finetune", folder / "train.csv", "--from", base, "--merge")
 
