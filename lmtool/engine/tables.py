@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lmtool.engine.build import build_objective
 from lmtool.engine.device import Compute
 from lmtool.engine.distributed import World
 from lmtool.engine.material import Material, Validation
@@ -23,6 +24,7 @@ from lmtool.engine.metrics import class_metrics, confusion_matrix, multi_label_m
 from lmtool.engine.rows import Layout, Row, RowExamples
 from lmtool.errors import DataError, UsageError
 from lmtool.model import LanguageModel
+from lmtool.model.averaging import AveragingModel, RatioHead
 from lmtool.model.classifier import Classifier
 from lmtool.objective import ClassificationObjective, Example, Objective
 from lmtool.recipe.spec import Classification, Data, Recipe, TokenizerFile
@@ -62,7 +64,17 @@ class RowMaterial(Material):
         self._recipe = recipe
 
     def inform(self, lm: LanguageModel) -> None:
-        pass  # no model has to know anything of a table
+        if not isinstance(lm, Classifier) or not isinstance(lm.body, AveragingModel) or not lm.body.log_ratios:
+            return
+        if not isinstance(lm.head, RatioHead):
+            raise UsageError(
+                "log ratios are of classes or labels, and this table has numbers",
+                where="model.log_ratios",
+                fix="take -s model.log_ratios=false, or --labels class",
+            )
+        objective = build_objective(self._recipe, self.tokenizer)
+        batches = [objective.collate([_example(self.train[i]) for i in group]) for group in groups(self.train)]
+        lm.head.count(lm.body, [batch.to(lm.head.weight.device) for batch in batches])
 
     def source(self, objective: Objective) -> RowExamples:
         return RowExamples(self.train, self._recipe.training.batch_size, self._recipe.seed)
@@ -259,7 +271,7 @@ def answer(
     total = 0.0
     found: dict[int, NDArray[np.float64]] = {}
     for group in groups(rows):
-        examples = [Example(rows[i].tokens, NO_CHANCE, label=rows[i].label, segments=rows[i].segments) for i in group]
+        examples = [_example(rows[i]) for i in group]
         batch = objective.collate(examples).to(compute.device)
         with compute.autocast():
             scores_BC, _ = lm.answer(batch)
@@ -273,6 +285,10 @@ def answer(
 
 NO_CHANCE = np.random.Generator(np.random.PCG64(0))
 """Where nothing is random."""
+
+
+def _example(row: Row) -> Example:
+    return Example(row.tokens, NO_CHANCE, label=row.label, segments=row.segments)
 
 
 def groups(rows: Sequence[Row]) -> Iterator[list[int]]:

@@ -3,6 +3,8 @@
 Shapes: B texts, T positions, F features of a text, D model width, C classes or labels.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -12,16 +14,69 @@ from lmtool.errors import UsageError
 from lmtool.model.language_model import DecodeState, LanguageModel
 from lmtool.recipe.spec import Averaging
 
+MERSENNE = 2**31 - 1
+"""A prime below which hashes are kept, so that no product of one leaves 64 bits."""
+
+
+class RatioHead(nn.Linear):
+    """A linear classifier that begins as naive Bayes (Wang and Manning 2012, Baselines and Bigrams).
+
+    The score of class c is b_c + sum of v_cf r_cf over the features f of a text. v is trained, and 1 at first. r is
+    given by `count`: the logarithm of how much likelier f is in texts of c than in the others.
+    """
+
+    ratios_CF: Tensor
+
+    def __init__(self, n_features: int, n_classes: int) -> None:
+        super().__init__(n_features, n_classes)
+        nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)
+        self.register_buffer("ratios_CF", torch.zeros(n_classes, n_features))
+
+    @torch.no_grad()
+    def count(self, body: "AveragingModel", batches: Sequence[Batch]) -> None:
+        """Set r_cf = log((p_cf / sum of p_c) / (q_cf / sum of q_c)) / s from labelled texts.
+
+        p_cf is 1 and the number of texts of class c with feature f, q_cf of the texts of other classes. Features that
+        no text has are left out of sums and count nothing. s makes the mean square of all scores of these texts 1, so
+        that one learning rate suits texts of all lengths.
+        """
+        counts_CF = torch.zeros(2, *self.ratios_CF.shape, dtype=torch.float64, device=self.ratios_CF.device)
+        for batch in batches:
+            (features_BF, found_BF), is_BC = body.features(batch, torch.float64), _members(batch, len(self.bias))
+            for c, is_B in enumerate(is_BC.T):
+                for side, weight_BF in enumerate((found_BF * is_B[:, None], found_BF * (1 - is_B)[:, None])):
+                    counts_CF[side, c].index_add_(0, features_BF.flatten(), weight_BF.flatten())
+        seen_F = counts_CF[:, 0].sum(0) > 0
+        share_CF = (counts_CF + 1) * seen_F
+        inside_CF, outside_CF = share_CF / share_CF.sum(-1, keepdim=True)
+        ratios_CF = torch.where(seen_F, torch.log(inside_CF / outside_CF), 0.0)
+        squares, n_scores = 0.0, 0
+        for batch in batches:
+            features_BF, found_BF = body.features(batch, torch.float64)
+            scores_BC = F.embedding_bag(features_BF, ratios_CF.T.contiguous(), per_sample_weights=found_BF, mode="sum")
+            squares, n_scores = squares + float(scores_BC.square().sum()), n_scores + scores_BC.numel()
+        self.ratios_CF.copy_(ratios_CF / ((squares / n_scores) ** 0.5 or 1.0))
+
+
+def _members(batch: Batch, n_classes: int) -> Tensor:
+    """1 where a text is of a class, else 0, (B, C)."""
+    if batch.labels_B is not None:
+        return F.one_hot(batch.labels_B, n_classes).double()
+    assert batch.values_BC is not None
+    return batch.values_BC.double()
+
 
 class AveragingModel(LanguageModel):
     """The deep averaging network below its head (Iyyer et al. 2015, Deep Unordered Composition).
 
         x = mean of E[f] over the features f of a text;  h_i = f(W_i h_{i-1} + b_i), h_0 = x
 
-    The features are its words and, with `pairs`, its pairs of neighbouring words, hashed into that many rows of E
-    (Joulin et al. 2017, Bag of Tricks). Word dropout leaves each out of the mean with the given probability in
-    training; a text that would lose all of them keeps them. With one_hot, E is the identity: x has the share of each
-    feature, and a head is a linear classifier.
+    The features are its tokens and, with `ngrams` n, its sequences of 2 to n neighbouring tokens, hashed into `buckets`
+    rows of E (Joulin et al. 2017, Bag of Tricks). Word dropout leaves each out of the mean with the given probability
+    in training; a text that would lose all of them keeps them. With one_hot, E is the identity: x has the share of each
+    feature, and a head is a linear classifier; with log_ratios too, x is 1 for each feature that the text has, and the
+    head a RatioHead.
 
     width: of what a head reads.
     """
@@ -32,10 +87,12 @@ class AveragingModel(LanguageModel):
         super().__init__()
         self.vocab_size = vocab_size
         self.context = spec.context
-        self.pairs = spec.pairs
+        self.ngrams = spec.ngrams
+        self.buckets = spec.buckets
+        self.log_ratios = spec.log_ratios
         self.word_dropout = spec.word_dropout
         self.dropout = spec.dropout
-        n_features = vocab_size + spec.pairs
+        n_features = vocab_size + spec.n_hashed
         self.width = n_features if spec.one_hot else spec.d_model
         self.embedding = None if spec.one_hot else nn.Embedding(n_features, spec.d_model)
         self.dense = nn.ModuleList(nn.Linear(spec.d_model, spec.d_model) for _ in range(spec.n_layers))
@@ -48,12 +105,11 @@ class AveragingModel(LanguageModel):
 
         Positions outside `keep_BT` count nothing; an empty text is zeros below the layers.
         """
-        features_BF, share_BF = self._features(batch, head.weight.dtype)
+        features_BF, share_BF = self.features(batch, head.weight.dtype)
         if self.embedding is None:
+            weight_CF = head.weight * head.ratios_CF if isinstance(head, RatioHead) else head.weight
             # the rows of the words in place of a product with a vector as long as the vocabulary
-            scores_BC = F.embedding_bag(
-                features_BF, head.weight.T.contiguous(), per_sample_weights=share_BF, mode="sum"
-            )
+            scores_BC = F.embedding_bag(features_BF, weight_CF.T.contiguous(), per_sample_weights=share_BF, mode="sum")
             return scores_BC + head.bias
         x_BD = F.embedding_bag(features_BF, self.embedding.weight, per_sample_weights=share_BF, mode="sum")
         for layer in self.dense:
@@ -61,16 +117,22 @@ class AveragingModel(LanguageModel):
         found: Tensor = head(F.dropout(x_BD, dropout, self.training))
         return found
 
-    def _features(self, batch: Batch, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The features of each text, and what each counts in the mean; both (B, F)."""
-        features_BF = batch.tokens_BT
-        keep_BF = torch.ones_like(features_BF, dtype=torch.bool) if batch.keep_BT is None else batch.keep_BT
-        if self.pairs:
-            left_BT, right_BT = batch.tokens_BT[:, :-1], batch.tokens_BT[:, 1:]
-            # multiplied by a prime, so that both words move the remainder
-            pair_BT = self.vocab_size + (left_BT * 1_000_003 ^ right_BT) % self.pairs
-            features_BF = torch.cat((features_BF, pair_BT), 1)
-            keep_BF = torch.cat((keep_BF, keep_BF[:, :-1] & keep_BF[:, 1:]), 1)
+    def features(self, batch: Batch, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The features of each text, and what each counts in x; both (B, F)."""
+        tokens_BT = batch.tokens_BT
+        keep_BT = torch.ones_like(tokens_BT, dtype=torch.bool) if batch.keep_BT is None else batch.keep_BT
+        features, keeps = [tokens_BT], [keep_BT]
+        hash_BT, keep_BF = tokens_BT, keep_BT
+        for n in range(2, self.ngrams + 1):
+            # multiplied by a prime, so that all tokens move the remainder
+            hash_BT = (hash_BT[:, :-1] * 1_000_003 ^ tokens_BT[:, n - 1 :]) % MERSENNE
+            keep_BF = keep_BF[:, :-1] & keep_BT[:, n - 1 :]
+            features.append(self.vocab_size + hash_BT % self.buckets)
+            keeps.append(keep_BF)
+        features_BF, keep_BF = torch.cat(features, 1), torch.cat(keeps, 1)
+        if self.log_ratios:
+            features_BF, keep_BF = _once(features_BF, keep_BF)
+            return features_BF, keep_BF.to(dtype)
         if self.training and self.word_dropout:
             stays_BF = keep_BF & (torch.rand(keep_BF.shape, device=keep_BF.device) >= self.word_dropout)
             keep_BF = torch.where(stays_BF.any(1, keepdim=True), stays_BF, keep_BF)
@@ -100,6 +162,13 @@ class AveragingModel(LanguageModel):
 
     def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
         raise _no_writer()
+
+
+def _once(features_BF: Tensor, keep_BF: Tensor) -> tuple[Tensor, Tensor]:
+    """Each feature of a text once: the features in order, and where one is to be counted; both (B, F)."""
+    sorted_BF = features_BF.masked_fill(~keep_BF, -1).sort(1).values
+    is_new_BF = F.pad(sorted_BF[:, 1:] != sorted_BF[:, :-1], (1, 0), value=True)
+    return sorted_BF.clamp(min=0), is_new_BF & (sorted_BF >= 0)
 
 
 def _no_writer() -> UsageError:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmtool.batch import Batch
-from lmtool.model.averaging import AveragingModel
+from lmtool.model.averaging import AveragingModel, RatioHead
 from lmtool.model.bidirectional import BidirectionalModel
 from lmtool.model.language_model import DecodeState, LanguageModel
 from lmtool.recipe.spec import Classification, Model, Transformer
@@ -95,9 +95,13 @@ class Classifier(LanguageModel):
             self.pool = Pool(pooling(spec, model), width)
             if spec.layers == "mix":
                 self.mix = ScalarMix(_count_layers(body))
-        self.head = nn.Linear(width, 1 if spec.task == "number" else len(spec.labels))
-        nn.init.normal_(self.head.weight, std=0.02)
-        nn.init.zeros_(self.head.bias)
+        n_scores = 1 if spec.task == "number" else len(spec.labels)
+        if isinstance(body, AveragingModel) and body.log_ratios and spec.task != "number":
+            self.head: nn.Linear = RatioHead(width, n_scores)
+        else:
+            self.head = nn.Linear(width, n_scores)
+            nn.init.normal_(self.head.weight, std=0.02)
+            nn.init.zeros_(self.head.bias)
         if self.pool is not None and not spec.lm_weight:
             for parameter in self._beside_states():
                 parameter.requires_grad_(False)

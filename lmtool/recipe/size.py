@@ -130,7 +130,7 @@ def _weights(model: Model, rows: int) -> _Weights:
         case SkipGram():
             return _Weights(0, 2 * rows * model.d_model)
         case Averaging():
-            vectors = 0 if model.one_hot else (rows + model.pairs) * model.d_model
+            vectors = 0 if model.one_hot else (rows + model.n_hashed) * model.d_model
             return _Weights(0, vectors + model.n_layers * model.d_model * (model.d_model + 1))
 
 
@@ -242,7 +242,7 @@ def _sizes(recipe: Recipe) -> Iterator[tuple[float, str, int]]:
     if isinstance(model, Transformer | Recurrent | Averaging):
         sizes.append(("model.n_layers", model.n_layers or None, 12))
     if isinstance(model, Averaging):
-        sizes.append(("model.pairs", model.pairs or None, 1_000_000))
+        sizes.append(("model.buckets", model.n_hashed or None, 1_000_000))
     if isinstance(model, Transformer):
         table = model.position.size if isinstance(model.position, LearnedPosition) else None
         sizes += [("model.d_ff", model.d_ff, 3072), ("model.position.size", table, 1024)]

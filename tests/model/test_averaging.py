@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
-from lmtool.model.averaging import AveragingModel
+from lmtool.model.averaging import AveragingModel, RatioHead
 from lmtool.model.classifier import Classifier
 from lmtool.objective import ClassificationObjective, Vocabulary
 from lmtool.recipe.spec import Averaging, Classification, Recipe, Training
@@ -42,12 +42,12 @@ def vectors(built: AveragingModel, batch: Batch) -> Tensor:
     return built.scores(batch, same(built), 0.0).detach()
 
 
-def expected(built: AveragingModel, texts: list[list[int]], pairs: int = 0) -> Tensor:
+def expected(built: AveragingModel, texts: list[list[int]], ngrams: int = 1) -> Tensor:
     weights = {name: value.numpy() for name, value in built.state_dict().items()}
     layers = [(weights[f"dense.{i}.weight"], weights[f"dense.{i}.bias"]) for i in range(len(built.dense))]
     activation = "relu" if built.activation is torch.relu else "tanh"
-    table = weights.get("embedding.weight", np.eye(VOCAB + pairs))
-    features = [reference.features(text, VOCAB, pairs) for text in texts]
+    table = weights.get("embedding.weight", np.eye(built.width))
+    features = [reference.features(text, VOCAB, ngrams, built.buckets) for text in texts]
     return torch.from_numpy(np.array([reference.deep_average(text, table, layers, activation) for text in features]))
 
 
@@ -57,40 +57,41 @@ def texts_of(tokens_BT: Tensor, keep_BT: Tensor) -> list[list[int]]:
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 @pytest.mark.parametrize("n_layers", [0, 1, 3])
-@pytest.mark.parametrize("pairs", [0, 7])
-def test_it_equals_the_plain_network(pairs: int, n_layers: int, activation: str) -> None:
-    built, tokens_BT = model(pairs=pairs, n_layers=n_layers, activation=activation), tiny.tokens(3, 6)
+@pytest.mark.parametrize("ngrams", [1, 2, 4, 8])
+def test_it_equals_the_plain_network(ngrams: int, n_layers: int, activation: str) -> None:
+    keys = {"ngrams": ngrams, "buckets": 7, "n_layers": n_layers, "activation": activation}
+    built, tokens_BT = model(**keys), tiny.tokens(3, 6)
     found = vectors(built, Batch(tokens_BT, keep_BT=KEEP))
-    torch.testing.assert_close(found, expected(built, texts_of(tokens_BT, KEEP), pairs), **EXACT)
+    torch.testing.assert_close(found, expected(built, texts_of(tokens_BT, KEEP), ngrams), **EXACT)
 
 
-@pytest.mark.parametrize("pairs", [0, 7])
-def test_one_hot_words_give_their_shares(pairs: int) -> None:
-    built, tokens_BT = model(one_hot=True, n_layers=0, pairs=pairs), tiny.tokens(3, 6)
+@pytest.mark.parametrize("ngrams", [1, 2, 4])
+def test_one_hot_words_give_their_shares(ngrams: int) -> None:
+    built, tokens_BT = model(one_hot=True, n_layers=0, ngrams=ngrams, buckets=1000), tiny.tokens(3, 6)
     found = vectors(built, Batch(tokens_BT, keep_BT=KEEP))
-    torch.testing.assert_close(found, expected(built, texts_of(tokens_BT, KEEP), pairs), **EXACT)
-    assert found.shape[1] == VOCAB + pairs
+    torch.testing.assert_close(found, expected(built, texts_of(tokens_BT, KEEP), ngrams), **EXACT)
+    assert found.shape[1] == VOCAB + (1000 if ngrams > 1 else 0)
     assert list(built.parameters()) == []
 
 
-def test_the_order_of_words_matters_to_pairs_alone() -> None:
+def test_the_order_of_words_matters_to_sequences_alone() -> None:
     tokens_BT = torch.arange(6)[None]
     mixed = tokens_BT.flip(1)
-    plain, pairs = model(), model(pairs=50)
+    plain, pairs = model(), model(ngrams=2, buckets=50)
     torch.testing.assert_close(vectors(plain, Batch(mixed)), vectors(plain, Batch(tokens_BT)), **EXACT)
     assert not torch.allclose(vectors(pairs, Batch(mixed)), vectors(pairs, Batch(tokens_BT)))
 
 
-@pytest.mark.parametrize("pairs", [0, 50])
-def test_word_dropout_leaves_out_its_share_and_never_a_whole_text(pairs: int) -> None:
-    built = model(one_hot=True, n_layers=0, word_dropout=0.3, pairs=pairs).train()
+@pytest.mark.parametrize("ngrams", [1, 2])
+def test_word_dropout_leaves_out_its_share_and_never_a_whole_text(ngrams: int) -> None:
+    built = model(one_hot=True, n_layers=0, word_dropout=0.3, ngrams=ngrams, buckets=50).train()
     tokens_BT = torch.arange(10).repeat(4000, 1)
     left = (vectors(built, Batch(tokens_BT))[:, :10] > 0).double()
     assert float(left.mean()) == pytest.approx(0.7, abs=0.01)
     one_word = vectors(built, Batch(torch.full((500, 1), 3)))
     assert torch.equal(one_word[:, 3], torch.ones(500).double())
     found = vectors(built.eval(), Batch(tokens_BT[:1]))
-    torch.testing.assert_close(found, expected(built, [list(range(10))], pairs), **EXACT)
+    torch.testing.assert_close(found, expected(built, [list(range(10))], ngrams), **EXACT)
 
 
 def test_every_parameter_gets_a_gradient() -> None:
@@ -102,6 +103,10 @@ def test_every_parameter_gets_a_gradient() -> None:
 def test_what_has_no_use_is_refused() -> None:
     with pytest.raises(ValidationError, match="n_layers 2 do not stand above one_hot"):
         Averaging(kind="averaging", one_hot=True)
+    with pytest.raises(ValidationError, match="log_ratios are weights of single words"):
+        Averaging(kind="averaging", log_ratios=True, word_dropout=0.0)
+    with pytest.raises(ValidationError, match=r"word_dropout 0.3 is for means, which log_ratios do not take"):
+        Averaging(kind="averaging", one_hot=True, n_layers=0, log_ratios=True)
     one_hot = Averaging(kind="averaging", one_hot=True, n_layers=0)
     for changes, said in (
         ({"pool": "max", "dropout": 0.0}, "objective.pool max has no use"),
@@ -118,7 +123,7 @@ def test_what_has_no_use_is_refused() -> None:
 
 
 def test_it_gives_vectors_of_words_and_writes_nothing() -> None:
-    built, batch = model(pairs=7), Batch(tiny.tokens(2, 3))
+    built, batch = model(ngrams=2, buckets=7), Batch(tiny.tokens(2, 3))
     assert built.embedding is not None
     assert torch.equal(built.layers(batch)[0], built.embedding.weight[batch.tokens_BT])
     assert built.token_vectors().shape == (VOCAB, 5)
@@ -136,6 +141,54 @@ def linear(task: str, n: int) -> tuple[Classifier, ClassificationObjective]:
     torch.manual_seed(0)
     model = Classifier(AveragingModel(body, VOCAB), spec, body).double().eval()
     return model, ClassificationObjective(spec, VOCABULARY)
+
+
+def bayes(task: str, n: int) -> tuple[AveragingModel, RatioHead]:
+    spec = Classification.model_validate({"kind": "classification", "task": task, "labels": list("abcde"[:n])})
+    body = Averaging(
+        kind="averaging", one_hot=True, n_layers=0, log_ratios=True, word_dropout=0.0, ngrams=3, buckets=11
+    )
+    built = Classifier(AveragingModel(body, VOCAB), spec, body).double()
+    assert isinstance(built.body, AveragingModel)
+    assert isinstance(built.head, RatioHead)
+    return built.body, built.head
+
+
+@pytest.mark.parametrize("task", ["class", "multi"])
+def test_log_ratios_are_those_of_the_plain_counts(task: str) -> None:
+    """Counted in two batches, one of them padded; a feature that comes twice in a text counts once."""
+    body, head = bayes(task, 3)
+    tokens_BT = torch.cat((tiny.tokens(3, 6), torch.tensor([[5, 5, 5, 2, 5, 5]] * 2)))
+    labels = [{0}, {2}, {1}, {2}, {0}] if task == "class" else [{0, 1}, set(), {1}, {0, 2}, {2}]
+    keep_BT = torch.tensor([[True] * 6, [True] * 4 + [False] * 2, [True] * 6, [True] * 6, [True] * 5 + [False]])
+    batches = []
+    for rows in (slice(0, 2), slice(2, 5)):
+        is_BC = torch.tensor([[float(c in has) for c in range(3)] for has in labels[rows]])
+        answers = {"labels_B": is_BC.argmax(1)} if task == "class" else {"values_BC": is_BC}
+        batches.append(Batch(tokens_BT[rows], keep_BT=keep_BT[rows], **answers))
+    head.count(body, batches)
+    texts = [set(reference.features(text, VOCAB, 3, 11)) for text in texts_of(tokens_BT, keep_BT)]
+    ratios = [reference.log_count_ratios(texts, [c in has for has in labels], VOCAB + 11) for c in range(3)]
+    scores = np.array([[sum(ratios_F[f] for f in text) for ratios_F in ratios] for text in texts])
+    scale = float(np.sqrt(np.mean(scores**2)))
+    torch.testing.assert_close(head.ratios_CF, torch.tensor(ratios, dtype=torch.float64) / scale, **EXACT)
+    # untrained, it answers as naive Bayes does when all classes are as frequent
+    found = torch.cat([body.scores(batch, head, 0.0) for batch in batches])
+    torch.testing.assert_close(found.detach(), torch.from_numpy(scores) / scale, **EXACT)
+
+
+def test_a_feature_counts_its_ratio_times_its_trained_weight() -> None:
+    body, head = bayes("class", 2)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        head.weight.normal_()
+        head.ratios_CF.normal_()
+        head.bias.normal_()
+    text = [3, 4, 3, 4, 3]
+    weight = (head.weight * head.ratios_CF).detach().numpy()
+    has = sorted(set(reference.features(text, VOCAB, 3, 11)))
+    expected_C = torch.from_numpy(weight[:, has].sum(1)) + head.bias.detach()
+    torch.testing.assert_close(body.scores(Batch(torch.tensor([text])), head, 0.0)[0].detach(), expected_C, **EXACT)
 
 
 @pytest.mark.parametrize("label", range(3))

@@ -24,7 +24,12 @@ def test_parameter_count_is_that_of_the_built_model(spec):
 
 @pytest.mark.parametrize(
     "keys",
-    [{}, {"n_layers": 0}, {"d_model": 7, "n_layers": 3, "pairs": 11}, {"one_hot": True, "n_layers": 0, "pairs": 9}],
+    [
+        {},
+        {"n_layers": 0},
+        {"d_model": 7, "n_layers": 3, "ngrams": 2, "buckets": 11},
+        {"one_hot": True, "n_layers": 0, "ngrams": 3, "buckets": 9},
+    ],
 )
 def test_parameter_count_of_averages_is_that_of_the_built_model(keys):
     spec = Averaging(kind="averaging", **keys)

@@ -8,13 +8,28 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 
-def features(text: Sequence[int], vocab_size: int, pairs: int) -> list[int]:
-    """Words, then the rows of their pairs behind those of words."""
+def features(text: Sequence[int], vocab_size: int, longest: int, buckets: int) -> list[int]:
+    """Tokens, then the rows of their sequences, shorter ones first, behind those of tokens."""
     found = list(text)
-    for i in range(len(text) - 1):
-        if pairs:
-            found.append(vocab_size + ((text[i] * 1_000_003) ^ text[i + 1]) % pairs)
+    for n in range(2, longest + 1):
+        for i in range(len(text) - n + 1):
+            number = text[i]
+            for token in text[i + 1 : i + n]:
+                number = ((number * 1_000_003) ^ token) % 2_147_483_647
+            found.append(vocab_size + number % buckets)
     return found
+
+
+def log_count_ratios(texts: Sequence[set[int]], is_in: Sequence[bool], n_features: int) -> list[float]:
+    """log((p / ||p||_1) / (q / ||q||_1)) of sets of features, p and q smoothed by 1 (Wang and Manning 2012).
+
+    What no text has is no feature: it is 0, and in no norm.
+    """
+    seen = set().union(*texts)
+    p = {f: 1 + sum(f in text for text, inside in zip(texts, is_in, strict=True) if inside) for f in seen}
+    q = {f: 1 + sum(f in text for text, inside in zip(texts, is_in, strict=True) if not inside) for f in seen}
+    norm = sum(p.values()) / sum(q.values())
+    return [float(np.log(p[f] / q[f] / norm)) if f in seen else 0.0 for f in range(n_features)]
 
 
 def average(text: Sequence[int], vectors: Array) -> Array:
