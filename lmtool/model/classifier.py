@@ -8,12 +8,13 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lmtool.batch import Batch
 from lmtool.model.averaging import AveragingModel, RatioHead
 from lmtool.model.bidirectional import BidirectionalModel
+from lmtool.model.dropout import drop
 from lmtool.model.language_model import DecodeState, LanguageModel
+from lmtool.model.recurrent import RecurrentDecoder
 from lmtool.recipe.spec import Classification, Model, Transformer
 
 Pooling = Literal["first", "last", "mean", "max", "attention"]
@@ -89,9 +90,9 @@ class Classifier(LanguageModel):
         self.dropout = spec.dropout
         width = model.d_model * (2 if isinstance(body, BidirectionalModel) else 1)
         self.pool = self.mix = None
-        if isinstance(body, AveragingModel):
+        if isinstance(body, AveragingModel) or (isinstance(body, RecurrentDecoder) and spec.layers == "last"):
             width = body.width
-        else:
+        if not isinstance(body, AveragingModel):
             self.pool = Pool(pooling(spec, model), width)
             if spec.layers == "mix":
                 self.mix = ScalarMix(_count_layers(body))
@@ -112,7 +113,7 @@ class Classifier(LanguageModel):
             return self.body.scores(batch, self.head, self.dropout).float(), None
         assert self.pool is not None
         hidden_BTD = self._states(batch)
-        pooled_BD = F.dropout(self.pool(hidden_BTD, batch.keep_BT), self.dropout, self.training)
+        pooled_BD = drop(self.pool(hidden_BTD, batch.keep_BT), self.dropout, self.training)
         return self.head(pooled_BD).float(), hidden_BTD
 
     def _states(self, batch: Batch) -> Tensor:

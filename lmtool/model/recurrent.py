@@ -56,6 +56,8 @@ class RecurrentModel(LanguageModel):
 
     With a context c_t from attention, an untied head reads [h_t; c_t]: z_t = W [h_t; c_t] + b. A tied one has the
     width of an embedding, so it reads tanh(W_c [h_t; c_t]) (Luong et al. 2015).
+
+    width: of what the head reads.
     """
 
     recurrent = True
@@ -70,8 +72,8 @@ class RecurrentModel(LanguageModel):
         # logits of a tied head start out near zero
         nn.init.normal_(self.embedding.weight, std=spec.d_model**-0.5)
         self.join = nn.Linear(2 * spec.d_model, spec.d_model, bias=False) if attends and spec.tie_embeddings else None
-        width = 2 * spec.d_model if attends else spec.d_model
-        self.head = None if spec.tie_embeddings else nn.Linear(width, vocab_size, bias=False)
+        self.width = 2 * spec.d_model if attends and not spec.tie_embeddings else spec.d_model
+        self.head = None if spec.tie_embeddings else nn.Linear(self.width, vocab_size, bias=False)
         self.head_bias = nn.Parameter(torch.zeros(vocab_size)) if spec.head_bias else None
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -1,12 +1,14 @@
 """Pooling and heads against loops, and padding that changes nothing."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from lmtool.batch import Batch
 from lmtool.model.classifier import Classifier, Pool, pooling
-from lmtool.recipe.spec import Classification
+from lmtool.recipe.spec import Classification, objectives_of
 from tests.model import tiny
 
 KEEP = torch.tensor([[True] * 5, [True, True, True, False, False], [False, True, True, True, False]])
@@ -49,24 +51,31 @@ def test_without_padding_all_positions_count(kind: str) -> None:
     torch.testing.assert_close(pool(hidden, None), pool(hidden, everything))
 
 
-def classifier(shape: str, **changes: object) -> Classifier:
-    model = tiny.spec(shape=shape)
-    spec = Classification.model_validate(
-        {"kind": "classification", "task": "class", "labels": ["a", "b", "c"]} | changes
+FAMILIES: dict[str, dict[str, Any]] = {
+    **tiny.FAMILIES,
+    "averaging": {"kind": "averaging", "d_model": 6},
+    "one-hot words": {"kind": "averaging", "one_hot": True, "n_layers": 0},
+}
+CLASSIFIERS = [name for name, of in FAMILIES.items() if "classification" in objectives_of(tiny.any_spec(**of))]
+LAYERS = {name: ["last", "mix"] for name in CLASSIFIERS} | {"averaging": ["last"], "one-hot words": ["last"]}
+
+
+@pytest.mark.parametrize(("family", "layers"), [(name, way) for name in CLASSIFIERS for way in LAYERS[name]])
+def test_neighbours_and_padding_do_not_change_the_scores_of_a_row(family: str, layers: str) -> None:
+    of = tiny.any_spec(**FAMILIES[family])
+    head = Classification.model_validate(
+        {"kind": "classification", "task": "class", "labels": ["a", "b", "c"], "layers": layers}
     )
     torch.manual_seed(0)
-    return Classifier(tiny.model(shape=shape), spec, model).double().eval()
-
-
-@pytest.mark.parametrize("shape", ["encoder", "decoder"])
-def test_scores_of_a_row_do_not_depend_on_its_padding(shape: str) -> None:
-    model, row = classifier(shape), tiny.tokens(1, 6)
-    alone, _ = model.answer(Batch(row))
-    padded = torch.cat((row, tiny.tokens(1, 3, seed=1)), 1)
-    keep = torch.tensor([[True] * 6 + [False] * 3])
-    found, _ = model.answer(Batch(padded, keep_BT=keep))
-    assert found.shape == (1, 3)
-    torch.testing.assert_close(found, alone, rtol=1e-6, atol=1e-6)
+    model = Classifier(tiny.model(**FAMILIES[family]), head, of).double().eval()
+    rows = [tiny.tokens(length, seed=length).tolist() for length in (6, 9, 1, 4)]
+    tokens, keep = tiny.padded(rows)
+    assert keep is not None
+    together, _ = model.answer(Batch(tokens, keep_BT=keep))
+    assert together.shape == (4, 3)
+    for row, scores in zip(rows, together, strict=True):
+        alone, _ = model.answer(Batch(torch.tensor([row])))
+        torch.testing.assert_close(scores, alone[0], rtol=1e-6, atol=1e-6)
 
 
 def test_auto_pooling_is_that_of_the_papers() -> None:

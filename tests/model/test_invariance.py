@@ -21,10 +21,11 @@ WITH_SOURCE = [name for name, of in FAMILIES.items() if of.get("shape") in ("enc
 PACKED = [name for name in FAMILIES if name not in WITH_SOURCE]
 """Families whose rows may hold several documents."""
 WINDOWS = ("window", "global window", "longformer", "encoder-decoder with rotary windows", "prefix with windows")
-REACH = {**dict.fromkeys(WINDOWS, 1), "3-gram": 2, "1-gram": 0, "skip-gram": 1}
+REACH = {**dict.fromkeys(WINDOWS, 1), "3-gram": 2, "1-gram": 0, "skip-gram": 1, "elman of sigmoids": 2}
 """At how many positions, its own the first, a token surely counts, for families in which it does not at all after it.
 
 What an n-gram model says depends on the last n - 1 tokens, what a skip-gram model says of a word on that word alone.
+Sigmoids, whose slope is a quarter at most, soon forget.
 """
 
 
