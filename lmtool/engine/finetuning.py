@@ -19,6 +19,7 @@ from lmtool.recipe.spec import (
     Seq2Seq,
     Training,
     Transformer,
+    Tuning,
     objectives_of,
 )
 from lmtool.run.find import find
@@ -49,12 +50,16 @@ def recipe_from_run(
 
     n_rows: of the tables, so that each pass over them ends with a validation. writes: text is the answer, not a label;
     so it is always for a model that reads a source. A Transformer decoder then becomes a prefix LM, which has the same
-    weights. Raises UsageError for a model that cannot write answers.
+    weights. ELMo stays as it is, and a task learns how to mix its layers (Peters et al. 2018). Raises UsageError for a
+    model that cannot write answers.
     """
     found = find(reference)
     base, _ = read_run(found.run)
     model = base.model
-    objective: Classification | Seq2Seq = Classification(kind="classification")
+    gives_features = isinstance(model, Recurrent) and model.shape == "bidirectional"
+    objective: Classification | Seq2Seq = Classification(
+        kind="classification", layers="mix" if gives_features else "last"
+    )
     if writes and isinstance(model, Transformer) and model.shape == "decoder":
         model = model.model_copy(update={"shape": "prefix"})
     if "seq2seq" in objectives_of(model):
@@ -81,7 +86,8 @@ def recipe_from_run(
             micro_tokens=MICRO_TOKENS,
             precision=base.training.precision,
         ),
-        optimizer=AdamW(lr=5e-4, weight_decay=0.01, beta2=0.98),
+        tuning=Tuning(freeze="body" if gives_features else "none"),
+        optimizer=AdamW(lr=5e-3 if gives_features else 5e-4, weight_decay=0.01, beta2=0.98),
         schedule=Linear(kind="linear", warmup_steps=min(per_pass, 100)),
         evaluation=Evaluation(every=per_pass, metric="loss"),
         checkpoint=Checkpoint(every=per_pass, keep_last=1),
