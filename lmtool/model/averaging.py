@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
+from lmtool.model.dropout import drop
 from lmtool.model.language_model import DecodeState, LanguageModel
 from lmtool.recipe.spec import Averaging
 
@@ -113,8 +114,8 @@ class AveragingModel(LanguageModel):
             return scores_BC + head.bias
         x_BD = F.embedding_bag(features_BF, self.embedding.weight, per_sample_weights=share_BF, mode="sum")
         for layer in self.dense:
-            x_BD = F.dropout(self.activation(layer(x_BD)), self.dropout, self.training)
-        found: Tensor = head(F.dropout(x_BD, dropout, self.training))
+            x_BD = drop(self.activation(layer(x_BD)), self.dropout, self.training)
+        found: Tensor = head(drop(x_BD, dropout, self.training))
         return found
 
     def features(self, batch: Batch, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

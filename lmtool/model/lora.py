@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from lmtool.model.attention import CrossAttention, JoinedLinear, Mixer, SelfAttention
 from lmtool.model.classifier import Classifier
+from lmtool.model.dropout import drop
 from lmtool.model.parts import FeedForward
 from lmtool.recipe.spec import Lora
 
@@ -38,7 +39,7 @@ class AdaptedLinear(JoinedLinear):
         self.up_OR = nn.Parameter(linear.weight.new_zeros(sum(self._chosen), spec.rank))
 
     def forward(self, x: Tensor) -> Tensor:
-        low = F.linear(F.dropout(x, self.dropout, self.training), self.down_RI)
+        low = F.linear(drop(x, self.dropout, self.training), self.down_RI)
         return F.linear(x, self.weight, self.bias) + self.scale * self._joined(low, -1)
 
     def merged_weight(self) -> Tensor:

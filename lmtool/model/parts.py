@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmtool.model.attention import Attend, JoinedLinear, Mixer
+from lmtool.model.dropout import drop
 from lmtool.model.language_model import LayerState
 from lmtool.model.positions import build_position
 from lmtool.recipe.spec import Norm, Transformer
@@ -39,7 +40,7 @@ class FeedForward(Mixer):
 
     def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> tuple[Tensor, LayerState | None]:
         inner = activate(self.up(x_BTD), self.activation)
-        return self.out(F.dropout(inner, self.dropout, self.training)), past
+        return self.out(drop(inner, self.dropout, self.training)), past
 
 
 class Inputs(nn.Module):
@@ -62,7 +63,7 @@ class Inputs(nn.Module):
             x_BTD = x_BTD + (self.segments.weight[0] if segments_BT is None else self.segments(segments_BT))
         if self.position is not None:
             x_BTD = self.position(x_BTD, positions_PT)
-        return F.dropout(self.norm(x_BTD), self.dropout, self.training)
+        return drop(self.norm(x_BTD), self.dropout, self.training)
 
 
 class Head(nn.Module):
