@@ -14,6 +14,7 @@ from lmtool.recipe.spec import (
     Data,
     Evaluation,
     Linear,
+    Model,
     Recipe,
     Recurrent,
     Seq2Seq,
@@ -26,6 +27,12 @@ from lmtool.run.find import find
 from lmtool.text.columns import choose_columns
 from lmtool.text.prepare import default_cache
 from lmtool.text.table import open_table
+
+RATE = 5e-4
+"""Peak learning rate of a run whose weights are all trained on."""
+
+PART_RATE = 5e-3
+"""Peak learning rate of adapters or a head on weights that stay."""
 
 MICRO_TOKENS = 8192
 """Positions of rows computed at once: memory for this many is little, and more of them are no faster on any device."""
@@ -72,8 +79,31 @@ def recipe_from_run(
             fix="name an encoder-decoder, a prefix LM or a Transformer decoder with --from, or a recipe with --recipe",
         )
     per_pass = max(1, n_rows // 32)
-    recipe = Recipe(
-        description=f"fine-tuned from {found.run.name}",
+    tuning = Tuning(freeze="body" if gives_features else "none")
+
+    def resolved(lr: float) -> Resolved:
+        recipe = _recipe(found.run.name, base, model, objective, tuning, per_pass, lr)
+        return lay_over(
+            dump(recipe), f"fine-tuning of {found.run.name}", f"finetune-{found.run.name}", overrides, flags
+        )
+
+    whole = resolved(RATE)
+    wanted = whole.recipe.tuning
+    return whole if wanted.lora is None and wanted.freeze == "none" else resolved(PART_RATE)
+
+
+def _recipe(
+    name: str,
+    base: Recipe,
+    model: Model,
+    objective: Classification | Seq2Seq,
+    tuning: Tuning,
+    per_pass: int,
+    lr: float,
+) -> Recipe:
+    """Usual settings to fine-tune the run `name` with, whose recipe is `base`. per_pass: steps."""
+    return Recipe(
+        description=f"fine-tuned from {name}",
         seed=base.seed,
         model=model,
         objective=objective,
@@ -86,13 +116,12 @@ def recipe_from_run(
             micro_tokens=MICRO_TOKENS,
             precision=base.training.precision,
         ),
-        tuning=Tuning(freeze="body" if gives_features else "none"),
-        optimizer=AdamW(lr=5e-3 if gives_features else 5e-4, weight_decay=0.01, beta2=0.98),
+        tuning=tuning,
+        optimizer=AdamW(lr=lr, weight_decay=0.01, beta2=0.98),
         schedule=Linear(kind="linear", warmup_steps=min(per_pass, 100)),
         evaluation=Evaluation(every=per_pass, metric="loss"),
         checkpoint=Checkpoint(every=per_pass, keep_last=1),
     )
-    return lay_over(dump(recipe), f"fine-tuning of {found.run.name}", f"finetune-{found.run.name}", overrides, flags)
 
 
 def recipe_continued(reference: str, name: str | None, overrides: Sequence[str], flags: Sequence[Setting]) -> Resolved:

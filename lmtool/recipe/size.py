@@ -45,7 +45,8 @@ def training_bytes(recipe: Recipe, vocab_size: int | None = None) -> int:
 
     float32 weights, their gradients, the optimizer's moments, and the activations of one micro-batch (one sequence for
     `auto`) in 16 bits: 34 d_model bytes for each token and layer (Korthikanti et al. 2022, Reducing Activation
-    Recomputation in Large Transformer Models), here with the recipe's d_ff and without the attention matrix.
+    Recomputation in Large Transformer Models), here with the recipe's d_ff and without the attention matrix. Where only
+    adapters or a head learn, all else has neither gradients nor moments.
     vocab_size: of the tokenizer, where it is known; else the most that the recipe allows.
     """
     model, optimizer = recipe.model, recipe.optimizer
@@ -59,6 +60,9 @@ def training_bytes(recipe: Recipe, vocab_size: int | None = None) -> int:
             moments = matrices + 2 * rest
     sequences = 1 if recipe.training.micro_batch == "auto" else recipe.training.micro_batch
     activations = sequences * model.context * _activation_bytes(model)
+    if recipe.tuning.lora is not None or recipe.tuning.freeze == "body":
+        # what learns is small beside what stays
+        return 4 * (matrices + rest) + activations
     return 4 * (2 * (matrices + rest) + moments) + activations
 
 

@@ -11,10 +11,12 @@ from torch import Tensor
 from lmtool.engine import session, train
 from lmtool.engine.build import load_run, open_base, read_run, trained_model
 from lmtool.engine.device import Compute
+from lmtool.engine.finetuning import PART_RATE, RATE, recipe_from_run
 from lmtool.errors import CheckpointError, NumericalError, RecipeError, UsageError
 from lmtool.model import LanguageModel
 from lmtool.model.lora import adapters
 from lmtool.recipe.load import load
+from lmtool.recipe.spec import AdamW
 from lmtool.run.checkpoint import listed, verify
 from lmtool.run.directory import Run
 from tests.engine.tiny import Work, after, ended, lasting, warnings_in
@@ -236,3 +238,14 @@ def test_events_of_a_session(work: Work, base: Path) -> None:
     kept = weights(work.run("tuned"), 12)
     assert plan.learning == sum(tensor.numel() for tensor in kept.values())
     assert plan.parameters > 5 * plan.learning
+
+
+def test_what_learns_decides_the_rate_unless_it_is_given(base: Path) -> None:
+    def rate(*settings: str) -> float:
+        optimizer = recipe_from_run(str(base), 100, False, settings, []).recipe.optimizer
+        assert isinstance(optimizer, AdamW)
+        return optimizer.lr
+
+    assert rate() == rate("tuning.layer_decay=0.8") == RATE
+    assert rate(LORA) == rate("tuning.freeze=body") == PART_RATE > RATE
+    assert rate(LORA, "optimizer.lr=0.1") == rate("optimizer.lr=0.1") == 0.1

@@ -74,6 +74,19 @@ def training_parameters() -> int:
     return 4 * parameter_count(model, 4096) - matrices
 
 
+@pytest.mark.parametrize("tuning", ["tuning.lora.rank=8", "tuning.freeze=body"])
+def test_what_stays_has_no_gradients_and_no_moments(tuning):
+    """A body that is too large to be trained as a whole can have adapters or a head."""
+    overrides = ["objective.kind=classification"]
+    whole, part = (load("gpt2-1.5b", [*overrides, *more]).recipe for more in ((), (tuning,)))
+    weights = 4 * parameter_count(whole.model, 50257)
+    # moments are Adam's two, of everything
+    assert training_bytes(whole) - training_bytes(part) == pytest.approx(3 * weights, rel=0.01)
+    with pytest.raises(RecipeError):
+        check_fits(whole, 16 * GIGABYTE)
+    check_fits(part, 16 * GIGABYTE)
+
+
 def test_what_fits_passes():
     check_fits(load("gpt2-124m").recipe, 4 * GIGABYTE)
 
