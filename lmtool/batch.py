@@ -77,6 +77,7 @@ class Mask:
     prefix_B: keys before this position are seen by every query of the row, past or future (prefix LM).
     keep_BS: bool, False at keys that nobody sees, which is padding.
     documents_BS: a query sees only keys with its own document's number.
+    seen_BQS: bool, of the last Q queries, False at keys that they do not see for yet another reason.
     places_PS: int64, for the window and the global positions: where in its text each position stands, for one row or
         for each; None where that is the position itself.
     """
@@ -88,6 +89,7 @@ class Mask:
     prefix_B: Tensor | None = None
     keep_BS: Tensor | None = None
     documents_BS: Tensor | None = None
+    seen_BQS: Tensor | None = None
     places_PS: Tensor | None = None
 
     @property
@@ -102,7 +104,7 @@ class Mask:
 
     @property
     def _has_rows(self) -> bool:
-        return any(t is not None for t in (self.prefix_B, self.keep_BS, self.documents_BS))
+        return any(t is not None for t in (self.prefix_B, self.keep_BS, self.documents_BS, self.seen_BQS))
 
     def allowed(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor:
         """Bool mask of the last `n_queries` of `n_keys` positions: (1, Q, S), or (B, Q, S) when rows differ.
@@ -113,6 +115,8 @@ class Mask:
         key_1S = torch.arange(n_keys, device=device)[None]
         query_Q1 = torch.arange(n_keys - n_queries, n_keys, device=device).clamp(min=0)[:, None]
         allowed = self.between(query_Q1, key_1S)
+        if self.seen_BQS is not None:
+            allowed = allowed & self.seen_BQS
         return allowed | (~allowed.any(-1, keepdim=True) & (key_1S == query_Q1))
 
     def between(self, query: Tensor, key: Tensor) -> Tensor:

@@ -129,7 +129,7 @@ class Generation(Iterator[Event]):
                     return
                 last = [row.window.tokens[-1] for request in reading for row in request.rows]
                 windows = [row.window for request in unread for row in request.rows]
-                logits_BV, state = self._reader.read(last, state, windows)
+                logits_BV, states = self._reader.read(last, state, windows)
                 requests = reading + unread
                 counts = [len(request.rows) for request in requests]
                 parents, events = self._strategy.step(logits_BV, requests)
@@ -144,12 +144,23 @@ class Generation(Iterator[Event]):
                             self._slide(request)
                             unread.append(request)
                     start += count
-                if not kept:
-                    state = None
-                elif kept != list(range(start)):
-                    state = state[torch.tensor(kept, device=self._reader.device)].trimmed()
+                state = _chosen(states, kept)
         finally:
             self._model.train(was_training)
 
     def _slide(self, request: Request) -> None:
         request.rows = [row.with_window(self._reader.slid(row.window)) for row in request.rows]
+
+
+def _chosen(states: Sequence[DecodeState], rows: Sequence[int]) -> DecodeState | None:
+    """The state of these rows, which are counted through all states and stand in that order; None of no rows.
+
+    They are chosen before states are joined, so that texts of a beam search share a line from their first step on.
+    """
+    chosen, first = [], 0
+    for state in states:
+        own = [row - first for row in rows if first <= row < first + state.n_rows]
+        first += state.n_rows
+        if own:
+            chosen.append(state if own == list(range(state.n_rows)) else state.pick(own))
+    return DecodeState.join(chosen).trimmed() if chosen else None

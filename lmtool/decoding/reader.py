@@ -122,8 +122,8 @@ class Reader:
     @torch.inference_mode()
     def read(
         self, last: Sequence[int], state: DecodeState | None, windows: Sequence[Prompt]
-    ) -> tuple[Tensor, DecodeState]:
-        """Logits (B, V) of the next token, and the state, of the rows of `state` and then of `windows`.
+    ) -> tuple[Tensor, list[DecodeState]]:
+        """Logits (B, V) of the next token of the rows of `state` and then of `windows`, and the state of each of both.
 
         last: the token that each row of `state` reads now. Windows are read whole.
         """
@@ -139,7 +139,7 @@ class Reader:
         # In bfloat16 many logits would be equal, and rounding would choose among them.
         with torch.autocast(self.device.type, enabled=False):
             logits_BV = self._model.logits(torch.cat(hiddens)).float()
-        return logits_BV.cpu() if logits_BV.device.type == "mps" else logits_BV, _join(states)  # it has no float64
+        return logits_BV.cpu() if logits_BV.device.type == "mps" else logits_BV, states  # it has no float64
 
     def _prefill(self, windows: Sequence[Prompt]) -> tuple[Tensor, DecodeState]:
         """Read whole windows: equal ones once, and those of one length together, so that no padding ever enters."""
@@ -157,13 +157,12 @@ class Reader:
         if len(states) == 1 and len(distinct) == len(windows):
             return hiddens[0], states[0]
         index = {window: i for i, window in enumerate(distinct)}
-        rows_B = torch.tensor([index[window] for window in windows], device=self.device)
-        return torch.cat(hiddens)[rows_B], _join(states)[rows_B]
+        rows = [index[window] for window in windows]
+        # samples of one prompt have little in common for long, so they do not share a line
+        return torch.cat(hiddens)[torch.tensor(rows, device=self.device)], DecodeState.join(states).pick(
+            rows, apart=True
+        )
 
 
 def _lengths(window: Prompt) -> tuple[int, int]:
     return len(window.source or ()), len(window.tokens)
-
-
-def _join(states: Sequence[DecodeState]) -> DecodeState:
-    return states[0] if len(states) == 1 else DecodeState.join(states)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmtool.batch import Mask
+from lmtool.model.dropout import drop
 from lmtool.model.language_model import KeyValue, LayerState, Memory
 from lmtool.model.positions import AttentionPositions, turned
 from lmtool.model.scores import Score
@@ -108,7 +109,7 @@ class _Kernel:
         if score.scale is None:
             score_BNTS = score.compare(q_BNTH, k_BKSH)
             weights = (score_BNTS + self._addend(score_BNTS.dtype, len(q_BNTH))).softmax(-1)
-            return F.dropout(weights, dropout) @ v_BKSH
+            return drop(weights, dropout) @ v_BKSH
         if self._plain:
             return self._products(q_BNTH, *_grouped(q_BNTH, k_BKSH, v_BKSH), dropout, score.scale)
         mask = None
@@ -137,7 +138,7 @@ class _Kernel:
             score_BNTS = (q_BNTH * scale) @ k_BNSH.transpose(-1, -2)
             # in place, for memory
             score_BNTS += addend
-        return F.dropout(score_BNTS.softmax(-1), dropout) @ v_BNSH
+        return drop(score_BNTS.softmax(-1), dropout) @ v_BNSH
 
     def _addend(self, dtype: torch.dtype, n_rows: int) -> Tensor:
         """Positions, and -inf where nothing is seen: (1 or n_rows, 1 or N, T or 1, S or 1)."""
@@ -320,8 +321,8 @@ class SelfAttention(Mixer):
         k = self.score.keys(k)
         now: LayerState | None = None
         if isinstance(past, KeyValue):
-            k, v = torch.cat((past.k_BNSH, k), 2), torch.cat((past.v_BNSH, v), 2)
-            now = KeyValue(k, v)
+            now = past.plus(k, v)
+            k, v = now
         mixed_BNTH = attend(q, k, v, self.dropout if self.training else 0.0, self.score)
         return self.out(mixed_BNTH.transpose(1, 2).reshape(B, T, D)), now
 

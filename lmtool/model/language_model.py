@@ -1,134 +1,18 @@
-"""The one interface of every model family, and the state that decoding carries.
+"""The one interface of every model family.
 
-Shapes: B rows, T new positions, S cached positions, D model width, V vocabulary, N heads, H head width.
+Shapes: B rows, T new positions, D model width, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Self
+from typing import Literal
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
+from lmtool.model.state import DecodeState, KeyValue, LayerState, Memory
 
-
-class KeyValue(NamedTuple):
-    """What attention to the text so far keeps: keys and values of all its positions, each (B, N, S, H)."""
-
-    k_BNSH: Tensor
-    v_BNSH: Tensor
-
-
-class Memory(NamedTuple):
-    """What attention to a source keeps: keys and values of all its positions, each (B, N, S, H); it never grows."""
-
-    k_BNSH: Tensor
-    v_BNSH: Tensor
-
-
-LayerState = KeyValue | Memory | tuple[Tensor, ...]
-"""What one sublayer keeps between calls of `advance`; plain tuples hold states of fixed size, such as (h_BD, c_BD)."""
-
-
-@dataclass(frozen=True)
-class DecodeState:
-    """All that a model remembers of the tokens it has read; a value: advancing makes a new one.
-
-    length: positions read so far, the same for all rows.
-    padding_B: how many of the first positions are padding, for rows that read fewer tokens; None when no row has any.
-    layers: one entry for each sublayer. Dimension 0 of every tensor is the row.
-    source_keep_BS: False at padding of the source that `Memory` holds; None when no source has any.
-    """
-
-    length: int
-    padding_B: Tensor | None
-    layers: tuple[LayerState, ...]
-    source_keep_BS: Tensor | None = None
-
-    def __getitem__(self, rows: Tensor) -> Self:
-        """The state of the chosen rows, in that order; a row may be chosen more than once."""
-        return replace(
-            self,
-            padding_B=None if self.padding_B is None else self.padding_B[rows],
-            layers=tuple(_like(layer, [t[rows] for t in layer]) for layer in self.layers),
-            source_keep_BS=None if self.source_keep_BS is None else self.source_keep_BS[rows],
-        )
-
-    def trimmed(self) -> Self:
-        """The same state without the positions in front that are padding in every row."""
-        if self.padding_B is None:
-            return self
-        n = int(self.padding_B.min())
-        layers = tuple(
-            KeyValue(*(t[:, :, n:] for t in layer)) if isinstance(layer, KeyValue) else layer for layer in self.layers
-        )
-        padding_B = self.padding_B - n
-        return replace(self, length=self.length - n, padding_B=padding_B if padding_B.any() else None, layers=layers)
-
-    @classmethod
-    def join(cls, states: Sequence[Self]) -> Self:
-        """Rows of all states as one state; shorter texts are padded in front and shorter sources behind, unseen."""
-        length = max(state.length for state in states)
-        layers = tuple(_join_layer(parts, length) for parts in zip(*(state.layers for state in states), strict=True))
-        source_keep_BS = _join_keep([state._n_source() for state in states], [state.source_keep_BS for state in states])
-        if all(state.length == length and state.padding_B is None for state in states):
-            return cls(length, None, layers, source_keep_BS)
-        padding_B = torch.cat([state._n_padding() + length - state.length for state in states])
-        return cls(length, padding_B, layers, source_keep_BS)
-
-    def _n_padding(self) -> Tensor:
-        if self.padding_B is not None:
-            return self.padding_B
-        tensor = next(tensor for layer in self.layers for tensor in layer)
-        return torch.zeros(len(tensor), dtype=torch.int64, device=tensor.device)
-
-    def _n_source(self) -> tuple[int, int, torch.device] | None:
-        """Rows, source positions and device; None without a source."""
-        for layer in self.layers:
-            if isinstance(layer, Memory):
-                return len(layer.k_BNSH), layer.k_BNSH.shape[2], layer.k_BNSH.device
-        return None
-
-
-def _like(layer: LayerState, tensors: Sequence[Tensor]) -> LayerState:
-    """The tensors as a state of the same kind."""
-    return type(layer)(*tensors) if isinstance(layer, KeyValue | Memory) else tuple(tensors)
-
-
-def _join_layer(parts: Sequence[LayerState], length: int) -> LayerState:
-    first = parts[0]
-    columns: list[list[Tensor]] = [list(column) for column in zip(*parts, strict=True)]
-    if isinstance(first, KeyValue):
-        return KeyValue(*(_padded(tensors, length, front=True) for tensors in columns))
-    if isinstance(first, Memory):
-        longest = max(part[0].shape[2] for part in parts)
-        return Memory(*(_padded(tensors, longest, front=False) for tensors in columns))
-    return tuple(torch.cat(tensors) for tensors in columns)
-
-
-def _padded(tensors: Sequence[Tensor], length: int, front: bool) -> Tensor:
-    """All rows, with zeros before or behind their positions up to `length`."""
-    missing = [length - tensor.shape[2] for tensor in tensors]
-    return torch.cat(
-        [F.pad(t, (0, 0, n, 0) if front else (0, 0, 0, n)) if n else t for t, n in zip(tensors, missing, strict=True)]
-    )
-
-
-def _join_keep(sizes: Sequence[tuple[int, int, torch.device] | None], keeps: Sequence[Tensor | None]) -> Tensor | None:
-    """Which source positions of all rows are text, when the sources are padded to one length; None when all are."""
-    known = [size for size in sizes if size is not None]
-    if not known or (len({n for _, n, _ in known}) == 1 and all(keep is None for keep in keeps)):
-        return None
-    longest = max(n for _, n, _ in known)
-    rows = []
-    for (n_rows, n, device), keep_BS in zip(known, keeps, strict=True):
-        own = torch.ones(n_rows, n, dtype=torch.bool, device=device) if keep_BS is None else keep_BS
-        rows.append(F.pad(own, (0, longest - n), value=False))
-    return torch.cat(rows)
+__all__ = ["DecodeState", "KeyValue", "LanguageModel", "LayerState", "Memory"]
 
 
 class LanguageModel(nn.Module, ABC):

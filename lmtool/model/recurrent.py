@@ -1,9 +1,11 @@
 """What recurrent language models share, and the decoder: an RNN language model that may remember its past states.
 
-Shapes: B rows, T positions, S positions so far, D model width, V vocabulary.
+Shapes: B rows, T positions, S positions so far, D model width, V vocabulary; G lines of rows that share a beginning, Q
+new positions of all rows of a line.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -12,6 +14,7 @@ from torch.nn import functional as F
 
 from lmtool.batch import Batch
 from lmtool.model.cells import Cell, State, Texts, build_cell
+from lmtool.model.dropout import drop
 from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel
 from lmtool.model.recall import Recall, earlier
 from lmtool.recipe.spec import Recurrent
@@ -43,7 +46,7 @@ class Layers(nn.Module):
         outs: list[Tensor] = []
         after: list[State] = []
         for layer, state in enumerate(states, first):
-            x_BTD = F.dropout(x_BTD, self.dropout, self.training) if layer else x_BTD
+            x_BTD = drop(x_BTD, self.dropout, self.training) if layer else x_BTD
             cell = cast(Cell, self.cells[layer])
             x_BTD, last = (cell.backwards if self.backwards else cell)(x_BTD, state, texts)
             outs.append(x_BTD)
@@ -88,7 +91,7 @@ class RecurrentModel(LanguageModel):
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """Embeddings (B, T, D), with dropout."""
-        return F.dropout(self.embedding(tokens_BT), self.dropout, self.training)
+        return drop(self.embedding(tokens_BT), self.dropout, self.training)
 
     def hidden(self, h_BTD: Tensor, context_BTD: Tensor | None) -> Tensor:
         """What the head reads, with dropout: (B, T, D), or twice as wide for an untied head with a context."""
@@ -97,7 +100,7 @@ class RecurrentModel(LanguageModel):
         if self.join is not None:
             # in the type of the head, which decoding uses outside of autocast
             h_BTD = torch.tanh(self.join(h_BTD)).to(self.embedding.weight.dtype)
-        return F.dropout(h_BTD, self.dropout, self.training)
+        return drop(h_BTD, self.dropout, self.training)
 
 
 class RecurrentDecoder(RecurrentModel):
@@ -140,9 +143,8 @@ class RecurrentDecoder(RecurrentModel):
         return DecodeState(0, None, (*states, KeyValue(self.recall.keys(nothing_B0D), nothing_B0D[:, None])))
 
     def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
-        length = state.length + tokens_BT.shape[1]
         hidden, layers, _ = self._read(Batch(tokens_BT), state)
-        return hidden, DecodeState(length, state.padding_B, layers)
+        return hidden, replace(state.longer(tokens_BT.shape[1]), layers=layers)
 
     def _read(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[State | KeyValue, ...], Tensor | None]:
         """Hidden states, the state of every layer after them, and the weights of past states."""
@@ -151,14 +153,15 @@ class RecurrentDecoder(RecurrentModel):
         h_BTD = outs[-1]
         if self.recall is None:
             return self.hidden(h_BTD, None), states, None
-        past_k, past_v = cast(KeyValue, state.layers[-1])
-        memory = KeyValue(torch.cat((past_k, self.recall.keys(h_BTD)), 2), torch.cat((past_v, h_BTD[:, None]), 2))
-        keep_BS = batch.keep_BT
-        if state.padding_B is not None:
-            keep_BS = torch.arange(memory.v_BNSH.shape[2], device=h_BTD.device) >= state.padding_B[:, None]
-        allowed_BTS = earlier(h_BTD.shape[1], memory.v_BNSH.shape[2], keep_BS, batch.documents_BT, h_BTD.device)
-        context_BTD, weights_BTS = self.recall(h_BTD, memory, allowed_BTS)
-        return self.hidden(h_BTD, context_BTD), (*states, memory), weights_BTS
+        after = state.longer(h_BTD.shape[1])
+        h_GQD = after.on_lines(h_BTD)
+        memory = cast(KeyValue, state.layers[-1]).plus(self.recall.keys(h_GQD), h_GQD[:, None])
+        _, keep_GS, seen_GQS = after.places(h_BTD.shape[1])
+        keep_GS = batch.keep_BT if keep_GS is None else keep_GS
+        allowed = earlier(h_GQD.shape[1], memory.v_BNSH.shape[2], keep_GS, batch.documents_BT, h_BTD.device)
+        allowed = allowed if seen_GQS is None else allowed & seen_GQS
+        context_GQD, weights_GQS = self.recall(h_GQD, memory, allowed)
+        return self.hidden(h_BTD, after.on_rows(context_GQD)), (*states, memory), weights_GQS
 
 
 def make_cell(spec: Recurrent, d_out: int | None = None) -> Cell:

@@ -1,17 +1,19 @@
 """Recurrent encoder-decoders, without attention (Sutskever et al. 2014) and with it (Bahdanau, Luong).
 
-Shapes: B rows, T positions of the target, S positions of the source, D model width, G gates times D.
+Shapes: B rows, T positions of the target, S positions of the source, D model width, G gates times D; of
+contexts, G lines of W rows that have one source, Q positions of all rows of a line.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lmtool.batch import Batch
 from lmtool.model.cells import Cell, State, Texts
+from lmtool.model.dropout import drop
 from lmtool.model.language_model import DecodeState, Memory
 from lmtool.model.recall import Recall
 from lmtool.model.recurrent import Layers, RecurrentModel, find_texts, make_cell
@@ -47,7 +49,7 @@ class Encoder(nn.Module):
         if seen is not None:
             seen.append(x_BSD)
         for layer, forth in enumerate(cast(Iterable[Cell], self.forth)):
-            x_BSD = F.dropout(x_BSD, self.dropout, self.training) if layer else x_BSD
+            x_BSD = drop(x_BSD, self.dropout, self.training) if layer else x_BSD
             start = forth.start(len(x_BSD))
             out_BSD, last = forth(x_BSD, start, texts)
             if self.back is not None:
@@ -120,7 +122,7 @@ class RecurrentEncoderDecoder(RecurrentModel):
     def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
         hidden, states, _ = self._read(Batch(tokens_BT), state)
         layers = states if self.recall is None else (*states, state.layers[-1])
-        return hidden, DecodeState(state.length + tokens_BT.shape[1], state.padding_B, layers, state.source_keep_BS)
+        return hidden, replace(state.longer(tokens_BT.shape[1]), layers=layers)
 
     def _read(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[State, ...], Tensor | None]:
         """Hidden states, the state of every layer after them, and the weights of the source's states."""
@@ -131,19 +133,19 @@ class RecurrentEncoderDecoder(RecurrentModel):
             outs, states = self.rnn(x_BTD, states, texts)
             return self.hidden(outs[-1], None), states, None
         memory = cast(Memory, state.layers[-1])
-        allowed_B1S = torch.ones_like(memory.v_BNSH[..., 0], dtype=torch.bool)
+        allowed_G1S = torch.ones_like(memory.v_BNSH[..., 0], dtype=torch.bool)
         if state.source_keep_BS is not None:
-            allowed_B1S = state.source_keep_BS[:, None]
+            allowed_G1S = state.source_keep_BS[:, None]
         if self.feed is None:
             outs, states = self.rnn(x_BTD, states, texts)
-            context_BTD, weights_BTS = self.recall(outs[-1], memory, allowed_B1S)
-            return self.hidden(outs[-1], context_BTD), states, weights_BTS
-        h_BTD, first, weights_BTS = self._read_fed(x_BTD, states[0], memory, allowed_B1S, batch.keep_BT)
+            context_GQD, weights_GQS = self.recall(state.on_lines(outs[-1]), memory, allowed_G1S)
+            return self.hidden(outs[-1], state.on_rows(context_GQD)), states, weights_GQS
+        h_BTD, first, weights_BTS = self._read_fed(x_BTD, state, memory, allowed_G1S, batch.keep_BT)
         outs, others = self.rnn(h_BTD, states[1:], texts, first=1)
         return self.hidden([h_BTD, *outs][-1], None), (first, *others), weights_BTS
 
     def _read_fed(
-        self, x_BTD: Tensor, state: State, memory: Memory, allowed_B1S: Tensor, keep_BT: Tensor | None
+        self, x_BTD: Tensor, before: DecodeState, memory: Memory, allowed_G1S: Tensor, keep_BT: Tensor | None
     ) -> tuple[Tensor, State, Tensor]:
         """The first layer, step by step, as each step's context depends on the state before it.
 
@@ -151,15 +153,16 @@ class RecurrentEncoderDecoder(RecurrentModel):
         Padding leaves the state as it is.
         """
         cell, feed, recall = cast(Cell, self.rnn.cells[0]), cast(nn.Linear, self.feed), cast(Recall, self.recall)
+        state: State = tuple(before.layers[0])
         states, weights = [], []
         with torch.autocast(x_BTD.device.type, enabled=False):
             for t, gates_BG in enumerate(cell.project(x_BTD).unbind(1)):
-                context_B1D, weights_B1S = recall(state[0][:, None], memory, allowed_B1S)
-                after = cell.step(gates_BG + feed(context_B1D[:, 0]), state)
+                context_GWD, weights_GWS = recall(before.on_lines(state[0][:, None]), memory, allowed_G1S)
+                after = cell.step(gates_BG + feed(before.on_rows(context_GWD)[:, 0]), state)
                 if keep_BT is not None:
                     keep_B1 = keep_BT[:, t, None]
                     after = tuple(torch.where(keep_B1, new, old) for new, old in zip(after, state, strict=True))
                 state = after
                 states.append(state[0])
-                weights.append(weights_B1S)
+                weights.append(weights_GWS)
         return torch.stack(states, 1), state, torch.cat(weights, 1)

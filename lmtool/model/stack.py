@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lmtool.batch import Mask
 from lmtool.model.attention import Attend, CrossAttention, Mixer, SelfAttention
+from lmtool.model.dropout import drop
 from lmtool.model.language_model import LayerState, Memory
 from lmtool.model.parts import FeedForward, build_norm, initialise
 from lmtool.model.positions import build_attention_position
@@ -32,7 +32,7 @@ class Sublayer(nn.Module):
     def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> tuple[Tensor, LayerState | None]:
         mixed: Tensor
         mixed, now = self.mixer(self.norm(x_BTD) if self.pre else x_BTD, attend, past)
-        x_BTD = x_BTD + F.dropout(mixed, self.dropout, self.training)
+        x_BTD = x_BTD + drop(mixed, self.dropout, self.training)
         return (x_BTD if self.pre else self.norm(x_BTD)), now
 
 
@@ -83,10 +83,11 @@ class Stack(nn.Module):
         prefix_B: Tensor | None = None,
         keep_BS: Tensor | None = None,
         documents_BS: Tensor | None = None,
+        seen_BQS: Tensor | None = None,
     ) -> Mask:
         """Who sees whom in this stack."""
         if self.pattern is None:
-            return Mask(self.causal, prefix_B=prefix_B, keep_BS=keep_BS, documents_BS=documents_BS)
+            return Mask(self.causal, prefix_B=prefix_B, keep_BS=keep_BS, documents_BS=documents_BS, seen_BQS=seen_BQS)
         return Mask(
             self.causal,
             self.pattern.size,
@@ -95,6 +96,7 @@ class Stack(nn.Module):
             prefix_B,
             keep_BS,
             documents_BS,
+            seen_BQS,
         )
 
     def forward(
@@ -135,8 +137,11 @@ class Stack(nn.Module):
 def _out_of_place(mask: Mask, positions_PS: Tensor) -> bool:
     """Whether a window must count positions of the text, which are others than those in the row.
 
-    Padding behind the text moves nothing; and where each document is a text, distances inside it stay the same.
+    Padding behind the text moves nothing; and where each document is a text, distances inside it stay the same. Rows
+    that share a line stand mixed in it.
     """
+    if mask.window is not None and mask.seen_BQS is not None:
+        return True
     if mask.window is None or (mask.keep_BS is None and (mask.documents_BS is None or not mask.n_global)):
         return False
     moved_PS = positions_PS != torch.arange(positions_PS.shape[1], device=positions_PS.device)

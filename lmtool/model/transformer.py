@@ -1,8 +1,10 @@
 """The Transformers: decoder (GPT), prefix LM, encoder (BERT), encoder-decoder (Vaswani et al. 2017, T5).
 
-Shapes: B rows, T positions, S positions so far or of a source, D model width, V vocabulary.
+Shapes: B rows, T positions, S positions so far or of a source, D model width, V vocabulary; G lines of rows that share
+a beginning, Q new positions of all rows of a line.
 """
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -70,12 +72,13 @@ class TransformerDecoder(TransformerModel):
         return self._advance(tokens_BT, state, None)
 
     def _advance(self, tokens_BT: Tensor, state: DecodeState, prefix_B: Tensor | None) -> tuple[Tensor, DecodeState]:
-        n_positions = state.length + tokens_BT.shape[1]
-        positions_PS, keep_BS = _places(n_positions, state.padding_B, tokens_BT.device)
-        mask = self.stack.mask(prefix_B, keep_BS)
-        x_BTD = self.inputs(tokens_BT, positions_PS[:, state.length :])
-        hidden, layers = self.stack(x_BTD, positions_PS, mask, state.layers)
-        return hidden, DecodeState(n_positions, state.padding_B, layers)
+        after = state.longer(tokens_BT.shape[1])
+        positions_PS, keep_BS, seen_BQS = after.places(tokens_BT.shape[1])
+        mask = self.stack.mask(prefix_B, keep_BS, seen_BQS=seen_BQS)
+        tokens_GQ = after.on_lines(tokens_BT)
+        x_GQD = self.inputs(tokens_GQ, positions_PS[:, -tokens_GQ.shape[1] :])
+        hidden, layers = self.stack(x_GQD, positions_PS, mask, state.layers)
+        return after.on_rows(hidden), replace(after, layers=layers)
 
 
 class TransformerPrefix(TransformerDecoder):
@@ -199,21 +202,14 @@ class TransformerEncoderDecoder(TransformerModel):
         return DecodeState(0, None, layers, batch.source_keep_BS)
 
     def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
-        n_positions = state.length + tokens_BT.shape[1]
-        positions_PS, keep_BS = _places(n_positions, state.padding_B, tokens_BT.device)
-        mask = self.decoder.mask(keep_BS=keep_BS)
-        x_BTD = self.inputs(tokens_BT, positions_PS[:, state.length :])
+        after = state.longer(tokens_BT.shape[1])
+        positions_PS, keep_BS, seen_BQS = after.places(tokens_BT.shape[1])
+        mask = self.decoder.mask(keep_BS=keep_BS, seen_BQS=seen_BQS)
+        tokens_GQ = after.on_lines(tokens_BT)
+        x_GQD = self.inputs(tokens_GQ, positions_PS[:, -tokens_GQ.shape[1] :])
         source_mask = Mask(keep_BS=state.source_keep_BS)
-        hidden, layers = self.decoder(x_BTD, positions_PS, mask, state.layers, source_mask)
-        return hidden, DecodeState(n_positions, state.padding_B, layers, state.source_keep_BS)
-
-
-def _places(n_positions: int, padding_B: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Positions (1 or B, S) of all slots, counted behind the padding in front, and which slots are text."""
-    slots_1S = torch.arange(n_positions, device=device)[None]
-    if padding_B is None:
-        return slots_1S, None
-    return (slots_1S - padding_B[:, None]).clamp(min=0), slots_1S >= padding_B[:, None]
+        hidden, layers = self.decoder(x_GQD, positions_PS, mask, state.layers, source_mask)
+        return after.on_rows(hidden), replace(after, layers=layers)
 
 
 def positions_in_text(batch: Batch) -> Tensor:

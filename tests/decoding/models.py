@@ -47,24 +47,28 @@ class HistoryModel(LanguageModel):
         return DecodeState(0, None, (KeyValue(nothing, nothing), ()))
 
     def advance(self, tokens_BT, state):
-        k_BNSH, v_BNSH = state.layers[0]
-        assert torch.equal(k_BNSH, v_BNSH)
-        assert k_BNSH.shape[2] == state.length
+        assert torch.equal(*state.layers[0])
+        assert state.width > 1 or state.layers[0].k_BNSH.shape[2] == state.length
         self.read += tokens_BT.numel()
-        new_BNTH = tokens_BT[:, None, :, None].float()
-        ids_BS = torch.cat([k_BNSH, new_BNTH], 2)
-        padding = [0] * len(tokens_BT) if state.padding_B is None else state.padding_B.tolist()
-        rows = [row[n:] for row, n in zip(ids_BS[:, 0, :, 0].int().tolist(), padding, strict=True)]
-        assert self.context is None or all(len(row) <= self.context for row in rows)
         T = tokens_BT.shape[1]
+        after = state.longer(T)
+        new_GNQH = after.on_lines(tokens_BT)[:, None, :, None].float()
+        now = state.layers[0].plus(new_GNQH, new_GNQH)
+        ids_BS = now.k_BNSH[:, 0, :, 0].int().repeat_interleave(state.width, 0)
+        if after.branches is None:
+            padding_B = torch.zeros(len(tokens_BT)) if state.padding_B is None else state.padding_B
+            seen_BS = torch.arange(after.length) >= padding_B[:, None]
+        else:
+            seen_BS = after.branches.seen_BS
+        rows = [ids[seen].tolist() for ids, seen in zip(ids_BS, seen_BS, strict=True)]
+        assert self.context is None or all(len(row) <= self.context for row in rows)
         hidden_BTV = torch.stack(
             [
                 torch.stack([self.logits_of_row(number, row[: len(row) - T + 1 + i]) for i in range(T)])
                 for number, row in enumerate(rows)
             ]
         )
-        now = KeyValue(ids_BS, ids_BS.clone())
-        return hidden_BTV, DecodeState(state.length + T, state.padding_B, (now, ()))
+        return hidden_BTV, replace(after, layers=(now, ()))
 
 
 class TableModel(HistoryModel):

@@ -1,0 +1,326 @@
+"""What decoding carries of the tokens that a model has read; a value, although long parts of it are shared.
+
+Shapes: B rows, G lines, W rows of a line, T new positions of a row, S slots of a line or positions of a source, Q new
+slots of a line, N heads, H head width.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from math import gcd
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+LEAST_ROOM = 64
+"""Slots that a cache has at least beyond what is in it, when it is made larger; or half of what is in it."""
+
+
+class _Room:
+    """Keys and values with room behind them. used: how many slots belong to a state."""
+
+    def __init__(self, k_BNSH: Tensor, v_BNSH: Tensor, dtype: torch.dtype, n_more: int) -> None:
+        self.used = k_BNSH.shape[2]
+        size = self.used + n_more
+        size += max(LEAST_ROOM, size // 2)
+        self.k_BNSH, self.v_BNSH = (t.new_empty(*t.shape[:2], size, t.shape[3], dtype=dtype) for t in (k_BNSH, v_BNSH))
+        self.k_BNSH[:, :, : self.used], self.v_BNSH[:, :, : self.used] = k_BNSH, v_BNSH
+
+    def takes(self, n_before: int, n_more: int, dtype: torch.dtype) -> bool:
+        """Whether more can be written behind the state of so many slots without changing another one."""
+        writable = torch.is_inference_mode_enabled() or not self.k_BNSH.is_inference()
+        enough = n_before == self.used and n_before + n_more <= self.k_BNSH.shape[2]
+        return writable and enough and self.k_BNSH.dtype == dtype
+
+    def write(self, k_BNTH: Tensor, v_BNTH: Tensor) -> "KeyValue":
+        first, self.used = self.used, self.used + k_BNTH.shape[2]
+        self.k_BNSH[:, :, first : self.used], self.v_BNSH[:, :, first : self.used] = k_BNTH, v_BNTH
+        state = KeyValue(self.k_BNSH[:, :, : self.used], self.v_BNSH[:, :, : self.used])
+        state._room = self
+        return state
+
+
+class _Pair(NamedTuple):
+    k_BNSH: Tensor
+    v_BNSH: Tensor
+
+
+class KeyValue(_Pair):
+    """What attention to the text so far keeps: keys and values of all its positions, each (B, N, S, H)."""
+
+    _room: _Room | None = None
+
+    def plus(self, k_BNTH: Tensor, v_BNTH: Tensor) -> "KeyValue":
+        """These and T more.
+
+        Nothing is copied as a rule: what comes next is written into the room behind. The state before sees none of it,
+        and a second future of one state gets a room of its own. Where gradients are wanted all is copied.
+        """
+        if torch.is_grad_enabled():
+            return KeyValue(torch.cat((self.k_BNSH, k_BNTH), 2), torch.cat((self.v_BNSH, v_BNTH), 2))
+        n_before, n_more = self.k_BNSH.shape[2], k_BNTH.shape[2]
+        dtype = torch.promote_types(self.k_BNSH.dtype, k_BNTH.dtype) if n_before else k_BNTH.dtype
+        room = self._room
+        if room is None or not room.takes(n_before, n_more, dtype):
+            room = _Room(self.k_BNSH, self.v_BNSH, dtype, n_more)
+        return room.write(k_BNTH, v_BNTH)
+
+
+class Memory(NamedTuple):
+    """What attention to a source keeps: keys and values of all its positions, each (B, N, S, H); it never grows."""
+
+    k_BNSH: Tensor
+    v_BNSH: Tensor
+
+
+LayerState = KeyValue | Memory | tuple[Tensor, ...]
+"""What one sublayer keeps between calls of `advance`; plain tuples hold states of fixed size, such as (h_BD, c_BD)."""
+
+
+@dataclass(frozen=True)
+class Branches:
+    """How rows that went on from one text in different ways share it: they have one line of keys and values.
+
+    All rows write into their line, and a row sees those slots only that are its own text. So a beam search never copies
+    keys and values when it chooses other texts to go on with.
+
+    width: rows of a line; row i has line i // width.
+    seen_BS: bool, the slots that a row sees, in the order of its text.
+    places_PS: int64, which position each slot is, as `length` counts them; for all lines, or for each.
+    """
+
+    width: int
+    seen_BS: Tensor
+    places_PS: Tensor
+
+    def longer(self, n: int, length: int) -> "Branches":
+        """With n more slots for each row, which are behind `length` positions."""
+        device = self.seen_BS.device
+        own_WQ = torch.eye(self.width, dtype=torch.bool, device=device).repeat_interleave(n, 1)
+        places_Q = torch.arange(length, length + n, device=device).repeat(self.width)
+        return Branches(
+            self.width,
+            torch.cat((self.seen_BS, own_WQ.repeat(len(self.seen_BS) // self.width, 1)), 1),
+            torch.cat((self.places_PS, places_Q.expand(len(self.places_PS), -1)), 1),
+        )
+
+
+@dataclass(frozen=True)
+class DecodeState:
+    """All that a model remembers of the tokens it has read; a value: advancing makes a new one.
+
+    length: positions read so far, the same for all rows.
+    padding_B: how many of the first positions are padding, for rows that read fewer tokens; None when no row has any.
+    layers: one entry for each sublayer. Dimension 0 of plain tensors is the row, of `KeyValue` and `Memory` the line.
+    source_keep_BS: for each line, False at padding of the source that `Memory` holds; None when no source has any.
+    branches: None when each row has a line of its own, whose slots are the positions.
+    """
+
+    length: int
+    padding_B: Tensor | None
+    layers: tuple[LayerState, ...]
+    source_keep_BS: Tensor | None = None
+    branches: Branches | None = None
+
+    @property
+    def width(self) -> int:
+        """Rows of a line."""
+        return 1 if self.branches is None else self.branches.width
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows there are."""
+        layer = next(layer for layer in self.layers if layer)
+        return len(next(iter(layer))) * (self.width if isinstance(layer, KeyValue | Memory) else 1)
+
+    def __getitem__(self, rows_B: Tensor) -> Self:
+        """The state of the chosen rows, in that order; a row may be chosen more than once.
+
+        Rows of one line that stand together share it, as many as all such runs can be divided by.
+        """
+        return self.pick(rows_B.tolist())
+
+    def pick(self, rows: Sequence[int], apart: bool = False) -> Self:
+        """The same. apart: each on a line of its own."""
+        device = self._device
+        rows_B = torch.tensor(rows, device=device)
+        lines = [row // self.width for row in rows]
+        shared = not apart and any(isinstance(layer, KeyValue | Memory) for layer in self.layers)
+        width = gcd(*(len(list(run)) for _, run in groupby(lines))) if shared else 1
+        lines = lines[::width]
+        same_lines = len(lines) * self.width == self.n_rows and lines == list(range(len(lines)))
+        lines_G = torch.tensor(lines, device=device)
+
+        def chosen(layer: LayerState) -> LayerState:
+            if not isinstance(layer, KeyValue | Memory):
+                return tuple(t[rows_B] for t in layer)
+            return layer if same_lines else type(layer)(*(t[lines_G] for t in layer))
+
+        picked = replace(
+            self,
+            padding_B=None if self.padding_B is None else self.padding_B[rows_B],
+            layers=tuple(chosen(layer) for layer in self.layers),
+            source_keep_BS=None if self.source_keep_BS is None else self.source_keep_BS[lines_G],
+        )
+        if self.branches is None and width == 1:
+            return picked
+        if self.branches is None:
+            places_1S = torch.arange(self.length, device=device)[None]
+            seen_BS = places_1S.expand(len(rows), -1) >= (0 if picked.padding_B is None else picked.padding_B[:, None])
+        else:
+            seen_BS, places_1S = self.branches.seen_BS[rows_B], self.branches.places_PS
+            places_1S = places_1S if len(places_1S) == 1 else places_1S[lines_G]
+        return replace(picked, branches=Branches(width, seen_BS, places_1S))._tidy()
+
+    def _tidy(self) -> Self:
+        """Without slots that no row sees, where they are half of all; without branches, where no rows share a line."""
+        assert self.branches is not None
+        width, seen_BS = self.branches.width, self.branches.seen_BS
+        n_slots = seen_BS.shape[1]
+        if width > 1 and n_slots < 2 * self.length + LEAST_ROOM:
+            return self
+        seen_GWS = seen_BS.view(-1, width, n_slots)
+        used_GS = seen_GWS.any(1)
+        n_left = self.length if width == 1 else max(self.length, int(used_GS.sum(1).max()))
+        if width > 1 and n_slots < 2 * n_left:
+            return self
+        # a stable sort of False before True
+        slots_GS = used_GS.long().argsort(dim=1, stable=True)[:, n_slots - n_left :]
+
+        def gathered(t_BNSH: Tensor) -> Tensor:
+            return t_BNSH.gather(2, slots_GS[:, None, :, None].expand(-1, t_BNSH.shape[1], -1, t_BNSH.shape[3]))
+
+        layers = tuple(
+            KeyValue(gathered(layer.k_BNSH), gathered(layer.v_BNSH)) if isinstance(layer, KeyValue) else layer
+            for layer in self.layers
+        )
+        if width == 1:
+            return replace(self, layers=layers, branches=None)
+        seen_BS = seen_GWS.gather(2, slots_GS[:, None].expand(-1, width, -1)).flatten(0, 1)
+        places_GS = self.branches.places_PS.expand(len(slots_GS), -1).gather(1, slots_GS)
+        return replace(self, layers=layers, branches=Branches(width, seen_BS, places_GS))
+
+    def trimmed(self) -> Self:
+        """The same state without the positions in front that are padding in every row."""
+        if self.padding_B is None:
+            return self
+        n = int(self.padding_B.min())
+        padding_B = self.padding_B - n if n else self.padding_B
+        state = replace(self, length=self.length - n, padding_B=padding_B if padding_B.any() else None)
+        if self.branches is not None:
+            return replace(state, branches=replace(self.branches, places_PS=self.branches.places_PS - n))
+        if not n:
+            return state
+        layers = tuple(
+            KeyValue(*(t[:, :, n:] for t in layer)) if isinstance(layer, KeyValue) else layer for layer in self.layers
+        )
+        return replace(state, layers=layers)
+
+    def longer(self, n: int) -> Self:
+        """The state behind n more positions, whose layers do not hold these yet."""
+        branches = None if self.branches is None else self.branches.longer(n, self.length)
+        return replace(self, length=self.length + n, branches=branches)
+
+    def on_lines(self, x_BT: Tensor) -> Tensor:
+        """New positions (B, T, ...) as slots of their lines (G, Q, ...): those of its first row, then of the others."""
+        return x_BT if self.branches is None else x_BT.reshape(-1, self.width * x_BT.shape[1], *x_BT.shape[2:])
+
+    def on_rows(self, x_GQ: Tensor) -> Tensor:
+        """Slots of lines (G, Q, ...) as positions of their rows (B, T, ...)."""
+        return x_GQ if self.branches is None else x_GQ.reshape(len(x_GQ) * self.width, -1, *x_GQ.shape[2:])
+
+    def places(self, n: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Where in its text each slot stands (1 or G, S), which are no padding (G, S), and whom the last n positions
+        of each row see (G, Q, S), but for the order of slots; None where that is all."""
+        if self.branches is None:
+            slots_1S = torch.arange(self.length, device=self._device)[None]
+            if self.padding_B is None:
+                return slots_1S, None, None
+            return (slots_1S - self.padding_B[:, None]).clamp(min=0), slots_1S >= self.padding_B[:, None], None
+        positions_PS = self.branches.places_PS
+        if self.padding_B is not None:
+            positions_PS = positions_PS - self.padding_B[:: self.width, None]
+        seen_GQS = self.on_lines(self.branches.seen_BS[:, None].expand(-1, n, -1))
+        return positions_PS.clamp(min=0), None, seen_GQS
+
+    @classmethod
+    def join(cls, states: Sequence[Self]) -> Self:
+        """Rows of all states as one state; shorter texts are padded in front and shorter sources behind, unseen.
+
+        Rows share lines where those of all states do, as many.
+        """
+        if len(states) == 1:
+            return states[0]
+        if len({state.width for state in states}) > 1:
+            states = [state.pick(range(state.n_rows), apart=True) for state in states]
+        length = max(state.length for state in states)
+        layers = tuple(_join_layer(parts) for parts in zip(*(state.layers for state in states), strict=True))
+        source_keep_BS = _join_keep([state._n_source() for state in states], [state.source_keep_BS for state in states])
+        padding_B = None
+        if any(state.length < length or state.padding_B is not None for state in states):
+            padding_B = torch.cat([state._n_padding() + length - state.length for state in states])
+        return cls(length, padding_B, layers, source_keep_BS, _join_branches(states, length))
+
+    @property
+    def _device(self) -> torch.device:
+        return next(tensor for layer in self.layers for tensor in layer).device
+
+    def _n_padding(self) -> Tensor:
+        if self.padding_B is not None:
+            return self.padding_B
+        return torch.zeros(self.n_rows, dtype=torch.int64, device=self._device)
+
+    def _n_source(self) -> tuple[int, int, torch.device] | None:
+        """Lines, source positions and device; None without a source."""
+        for layer in self.layers:
+            if isinstance(layer, Memory):
+                return len(layer.k_BNSH), layer.k_BNSH.shape[2], layer.k_BNSH.device
+        return None
+
+
+def _join_layer(parts: Sequence[LayerState]) -> LayerState:
+    first = parts[0]
+    columns: list[list[Tensor]] = [list(column) for column in zip(*parts, strict=True)]
+    if isinstance(first, KeyValue):
+        return KeyValue(*(_padded(tensors, front=True) for tensors in columns))
+    if isinstance(first, Memory):
+        return Memory(*(_padded(tensors, front=False) for tensors in columns))
+    return tuple(torch.cat(tensors) for tensors in columns)
+
+
+def _padded(tensors: Sequence[Tensor], front: bool) -> Tensor:
+    """All rows, with zeros before or behind the slots of shorter ones."""
+    longest = max(tensor.shape[2] for tensor in tensors)
+    missing = [longest - tensor.shape[2] for tensor in tensors]
+    return torch.cat(
+        [F.pad(t, (0, 0, n, 0) if front else (0, 0, 0, n)) if n else t for t, n in zip(tensors, missing, strict=True)]
+    )
+
+
+def _join_branches(states: Sequence[DecodeState], length: int) -> Branches | None:
+    known = [(state, state.branches) for state in states if state.branches is not None]
+    if not known:
+        return None
+    n_slots = max(branches.seen_BS.shape[1] for _, branches in known)
+    seen, places = [], []
+    for state, branches in known:
+        missing = n_slots - branches.seen_BS.shape[1]
+        seen.append(F.pad(branches.seen_BS, (missing, 0), value=False))
+        n_lines = len(branches.seen_BS) // branches.width
+        places.append(F.pad(branches.places_PS + length - state.length, (missing, 0)).expand(n_lines, -1))
+    return Branches(known[0][1].width, torch.cat(seen), torch.cat(places))
+
+
+def _join_keep(sizes: Sequence[tuple[int, int, torch.device] | None], keeps: Sequence[Tensor | None]) -> Tensor | None:
+    """Which source positions of all rows are text, when the sources are padded to one length; None when all are."""
+    known = [size for size in sizes if size is not None]
+    if not known or (len({n for _, n, _ in known}) == 1 and all(keep is None for keep in keeps)):
+        return None
+    longest = max(n for _, n, _ in known)
+    rows = []
+    for (n_rows, n, device), keep_BS in zip(known, keeps, strict=True):
+        own = torch.ones(n_rows, n, dtype=torch.bool, device=device) if keep_BS is None else keep_BS
+        rows.append(F.pad(own, (0, longest - n), value=False))
+    return torch.cat(rows)
