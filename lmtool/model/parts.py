@@ -54,7 +54,7 @@ class Inputs(nn.Module):
         self.norm = build_norm(spec.norm, spec.d_model, spec.bias) if spec.norm.embedding else nn.Identity()
         self.scale = math.sqrt(spec.d_model) if spec.scale_embedding else 1.0
         self.dropout = spec.dropout
-        initialise(self, spec)
+        initialise(self, spec, spec.init.embedding_std)
 
     def forward(self, tokens_BT: Tensor, positions_PT: Tensor, segments_BT: Tensor | None = None) -> Tensor:
         """Vectors (B, T, D). Without segments all tokens belong to the first one."""
@@ -110,10 +110,10 @@ def activate(inner: Tensor, activation: str) -> Tensor:
     return (F.silu(gate) if activation == "swiglu" else F.gelu(gate, approximate="tanh")) * value
 
 
-def initialise(part: nn.Module, spec: Transformer) -> None:
-    """Normal matrices and embeddings, zero biases (Radford et al. 2019)."""
+def initialise(part: nn.Module, spec: Transformer, std: float | None = None) -> None:
+    """Normal matrices and embeddings, zero biases (Radford et al. 2019). std: the recipe's by default."""
     for module in part.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
-            nn.init.normal_(module.weight, std=spec.init.std)
+            nn.init.normal_(module.weight, std=std or spec.init.std)
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)

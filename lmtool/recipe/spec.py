@@ -145,6 +145,8 @@ class Init(Spec):
 
     std: PositiveFloat = 0.02
     """Standard deviation of the normal distribution that matrices and embeddings are drawn from."""
+    embedding_std: PositiveFloat | None = None
+    """Standard deviation of the embeddings that the first layer reads, as 1 in T5; std by default."""
     scale_residual: bool = True
     """Divide the std of each projection into the residual stream by the square root of their number (GPT-2)."""
 

@@ -216,6 +216,20 @@ def test_first_weights(changes: dict[str, Any], std: float, scale_residual: bool
     assert seen == {True, False}
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_embeddings_may_start_wider_than_matrices(tied: bool) -> None:
+    init = {"std": 0.02, "embedding_std": 1.5}
+    position = {"kind": "learned"}
+    spec = tiny.spec(
+        shape="encoder", n_segments=40, d_model=64, context=64, position=position, tie_embeddings=tied, init=init
+    )
+    model = build(spec, 211)
+    wide = {name for name, parameter in model.named_parameters() if parameter.ndim > 1 and deviation(parameter) > 0.2}
+    assert wide == {"inputs.tokens.weight", "inputs.segments.weight", "inputs.position.table.weight"}
+    for name in wide:
+        assert deviation(model.get_parameter(name)) == pytest.approx(1.5, rel=0.05), name
+
+
 def test_first_weights_are_a_function_of_the_seed() -> None:
     def weights(seed: int) -> list[torch.Tensor]:
         torch.manual_seed(seed)
