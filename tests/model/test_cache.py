@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.model import DecodeState, KeyValue, LanguageModel, Memory
+from lmtool.model import state as state_module
 from tests.model import tiny
 from tests.model.tiny import CACHED, FAMILIES
 
@@ -227,3 +228,131 @@ def test_joining_does_not_look_at_what_stands_in_the_padding(family: str) -> Non
     one, _ = model.advance(step, joined)
     two, _ = model.advance(step, replace(joined, layers=tuple(spoiled)))
     torch.testing.assert_close(one, two, **EXACT)
+
+
+def search(model: LanguageModel, parents: Sequence[Sequence[int]], width: int, lengths: Sequence[int]) -> DecodeState:
+    """Rows of as many texts as `lengths` says, `width` of each, that go on from one another as `parents` says.
+
+    At each step all that a row has read is compared with the row alone.
+    """
+    texts = tiny.sources(len(lengths), seed=5)
+    beginnings = [tiny.tokens(1, length, seed=length) for length in lengths]
+    states = [
+        read(model, tokens, [], tiny.start(model, 1, [text]))[1][torch.zeros(width, dtype=torch.long)]
+        for tokens, text in zip(beginnings, texts, strict=True)
+    ]
+    state = DecodeState.join(states)
+    rows = [(text, tokens[0].tolist()) for text, tokens in zip(texts, beginnings, strict=True) for _ in range(width)]
+    for step, chosen in enumerate(parents):
+        new = tiny.tokens(len(rows), 1, seed=100 + step)
+        hidden, state = model.advance(new, state)
+        rows = [(text, own + more) for (text, own), more in zip(rows, new.tolist(), strict=True)]
+        for (text, own), last in zip(rows, hidden[:, -1], strict=True):
+            torch.testing.assert_close(last, full(model, torch.tensor([own]), [text])[0, -1], **EXACT)
+        kept = [line * width + parent for line in range(len(lengths)) for parent in chosen]
+        state, rows = state[torch.tensor(kept)].trimmed(), [rows[i] for i in kept]
+    return state
+
+
+def keeps_lines(state: DecodeState) -> bool:
+    return any(isinstance(layer, KeyValue | Memory) for layer in state.layers)
+
+
+@families
+@settings(max_examples=4, deadline=None)
+@given(
+    parents=st.lists(st.lists(st.integers(0, 2), min_size=3, max_size=3), min_size=1, max_size=6),
+    lengths=st.lists(st.integers(1, 4), min_size=1, max_size=2),
+)
+def test_rows_that_share_a_line_equal_each_row_alone(family: str, parents: list[list[int]], lengths: list[int]) -> None:
+    """As in a beam search: texts go on from one another in any way, and all see their own past only."""
+    with torch.inference_mode():
+        state = search(model_of(family), parents, 3, lengths)
+    assert state.width == (3 if keeps_lines(state) else 1)
+    assert state.n_rows == 3 * len(lengths)
+
+
+@families
+def test_rows_that_share_a_line_may_part_and_read_several_tokens(family: str) -> None:
+    model = model_of(family)
+    tokens_BT = tiny.tokens(3, 9)
+    tokens_BT[:, :3] = tokens_BT[0, :3]
+    text = [[3, 1, 4]]
+    with torch.inference_mode():
+        _, state = read(model, tokens_BT[:1, :3], [], tiny.start(model, 1, text))
+        shared, state = read(model, tokens_BT[:, 3:6], [2], state[torch.tensor([0, 0, 0])])
+        apart = state[torch.tensor([2, 0])]
+        assert apart.width == (2 if keeps_lines(state) else 1)
+        apart = apart.pick([1, 0], apart=True)
+        assert apart.branches is None
+        alone, _ = read(model, tokens_BT[[0, 2], 6:], [1], apart)
+    wanted = full(model, tokens_BT, text * 3)
+    torch.testing.assert_close(shared, wanted[:, 3:6], **EXACT)
+    torch.testing.assert_close(alone, wanted[[0, 2], 6:], **EXACT)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "rotary", "window", "relative", "2017", "lstm with a memory"])
+def test_slots_of_texts_that_are_given_up_do_not_pile_up(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_module, "LEAST_ROOM", 0)
+    with torch.inference_mode():
+        state = search(model_of(family), [[0, 0, 0]] * 16, 3, (2, 4))
+    assert state.branches is not None
+    assert state.branches.seen_BS.shape[1] < 2 * (state.length + 3)
+
+
+@families
+def test_a_search_copies_no_keys_and_values(family: str) -> None:
+    """Neither to write behind them, nor to go on from other texts; and what a row has read before is kept once."""
+    model = model_of(family)
+    with torch.inference_mode():
+        _, state = read(model, tiny.tokens(1, 3), [], tiny.start(model, 1))
+        state = state[torch.tensor([0, 0, 0])]
+        _, state = model.advance(tiny.tokens(3, 1), state)
+        before = places_of(state)
+        for parents in ([0, 0, 2], [2, 1, 0], [1, 1, 1]):
+            _, state = model.advance(tiny.tokens(3, 1), state[torch.tensor(parents)])
+    assert places_of(state) == before
+    assert all(len(layer.k_BNSH) == 1 for layer in state.layers if isinstance(layer, KeyValue | Memory))
+
+
+def places_of(state: DecodeState) -> list[int]:
+    """Where in memory keys and values lie."""
+    return [t.data_ptr() for layer in state.layers if isinstance(layer, KeyValue | Memory) for t in layer]
+
+
+@families
+def test_two_futures_of_one_state(family: str) -> None:
+    """The second finds the room behind the state taken, and changes nothing of the first."""
+    model = model_of(family)
+    tokens_BT = tiny.tokens(2, 8)
+    other_BT = torch.cat((tokens_BT[:, :3], tiny.tokens(2, 5, seed=9)), 1)
+    with torch.inference_mode():
+        _, state = read(model, tokens_BT[:, :3], [])
+        one, first = read(model, tokens_BT[:, 3:6], [1], state)
+        two, second = read(model, other_BT[:, 3:6], [2], state)
+        more_one, _ = model.advance(tokens_BT[:, 6:], first)
+        more_two, _ = model.advance(other_BT[:, 6:], second)
+    torch.testing.assert_close(torch.cat((one, more_one), 1), full(model, tokens_BT)[:, 3:], **EXACT)
+    torch.testing.assert_close(torch.cat((two, more_two), 1), full(model, other_BT)[:, 3:], **EXACT)
+
+
+def test_caches_grow_by_half_at_a_time() -> None:
+    """So that a text of n tokens costs copies of order n, not n^2."""
+    with torch.inference_mode():
+        state, rooms = KeyValue(torch.zeros(1, 1, 0, 1), torch.zeros(1, 1, 0, 2)), set()
+        for i in range(2000):
+            state = state.plus(torch.full((1, 1, 1, 1), float(i)), torch.full((1, 1, 1, 2), -float(i)))
+            rooms.add(state.k_BNSH.data_ptr())
+    assert len(rooms) < 12
+    assert torch.equal(state.k_BNSH.flatten(), torch.arange(2000.0))
+    assert torch.equal(state.v_BNSH[0, 0], -torch.arange(2000.0)[:, None].expand(-1, 2))
+
+
+def test_a_cache_made_in_inference_mode_can_be_gone_on_from_outside_of_it() -> None:
+    model = model_of("gpt2")
+    tokens_BT = tiny.tokens(2, 8)
+    with torch.inference_mode():
+        _, state = read(model, tokens_BT[:, :4], [])
+    with torch.no_grad():
+        hidden, _ = read(model, tokens_BT[:, 4:], [1], state)
+    torch.testing.assert_close(hidden, full(model, tokens_BT)[:, 4:], **EXACT)
