@@ -10,8 +10,8 @@ from lmtool.batch import Batch
 from lmtool.decoding.generate import Prompt, generate
 from lmtool.decoding.maskpredict import fill
 from lmtool.decoding.settings import Beam, Greedy, MaskPredict, Sample
-from lmtool.model import build
-from lmtool.recipe.spec import Recurrent, Transformer
+from lmtool.model import NGramModel, build
+from lmtool.recipe.spec import NGram, Recurrent, Transformer
 from tests.decoding.test_beam import search
 from tests.decoding.test_generate import collect
 from tests.reference import decoding as reference
@@ -24,6 +24,7 @@ FAMILIES = {
     "decoder": Transformer.model_validate(TRANSFORMER),
     "prefix": Transformer.model_validate(TRANSFORMER | {"shape": "prefix"}),
     "encoder-decoder": Transformer.model_validate(TRANSFORMER | {"shape": "encoder-decoder"}),
+    "3-gram": NGram(kind="ngram", order=3),
     "lstm": Recurrent.model_validate(RECURRENT),
     "gru-attention": Recurrent.model_validate(RECURRENT | {"cell": "gru", "attention": {}}),
     "rnn-seq2seq": Recurrent.model_validate(RECURRENT | {"cell": "rnn", "shape": "encoder-decoder", "attention": {}}),
@@ -47,6 +48,9 @@ STRATEGIES = [
 def model_of(family, dtype):
     torch.manual_seed(2)
     model = build(FAMILIES[family], VOCAB_SIZE)
+    if isinstance(model, NGramModel):
+        text_BT = torch.randint(VOCAB_SIZE, (1, 300))
+        model.count([Batch(text_BT[:, :-1], text_BT[:, 1:])], 300)
     for parameter in model.parameters():
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.6)

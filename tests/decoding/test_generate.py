@@ -5,8 +5,10 @@ import pytest
 import torch
 
 from lmtool.decoding.generate import generate
-from lmtool.decoding.settings import Greedy, Sample
+from lmtool.decoding.settings import Beam, Greedy, Sample
 from lmtool.errors import NumericalError, UsageError
+from lmtool.model import build
+from lmtool.recipe.spec import SkipGram
 from tests.decoding.models import HistoryModel, TableModel
 from tests.reference import decoding as reference
 
@@ -283,3 +285,10 @@ def test_the_model_is_in_evaluation_mode_meanwhile():
 
 def test_no_prompts_give_no_events():
     assert list(generate(HistoryModel(), [], Greedy())) == []
+
+
+@pytest.mark.parametrize("settings", [Greedy(), Beam()])
+def test_vectors_of_words_write_no_text(settings):
+    with pytest.raises(UsageError, match="a skip-gram model has no next token") as error:
+        next(generate(build(SkipGram(kind="skipgram"), 11), [[1, 2]], settings))
+    assert "lmtool neighbors" in error.value.fix
