@@ -99,7 +99,8 @@ class AveragingModel(LanguageModel):
         self.dense = nn.ModuleList(nn.Linear(spec.d_model, spec.d_model) for _ in range(spec.n_layers))
         self.activation = torch.relu if spec.activation == "relu" else torch.tanh
         if self.embedding is not None:
-            nn.init.normal_(self.embedding.weight, std=spec.d_model**-0.5)
+            # small, so that words which hardly occur in training hardly count
+            nn.init.normal_(self.embedding.weight, std=1 / spec.d_model)
 
     def scores(self, batch: Batch, head: nn.Linear, dropout: float) -> Tensor:
         """What a head says of each text (B, C). dropout: of the vector that it reads, unless words are one_hot.

@@ -1,0 +1,280 @@
+"""Fine-tuning throughput beside Transformers: the same weights, rows and optimizer, taking turns.
+
+    python benchmarks/finetuning.py TRAIN TEST [--layers 4 --width 256 --heads 4 --batch 32 --epochs 2]
+
+Every contender trains its own copy of one BERT with a head on [CLS] on all rows of a labelled table, from scratch. They
+take turns of some steps each, so that whatever else the machine does hits all alike; figures are medians over turns.
+Transformers runs in the usual loop: rows shuffled, each batch padded to its longest row, fused AdamW, eager or SDPA
+attention. lmtool runs its own loop, which puts rows of like length together. At the end all are measured on TEST.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import BertConfig, BertModel
+
+from lmtool.engine.build import build_model
+from lmtool.engine.device import Compute, resolve
+from lmtool.engine.distributed import World
+from lmtool.engine.fit import fit
+from lmtool.engine.optimizer import Optimizers
+from lmtool.engine.rows import Row, RowExamples
+from lmtool.engine.tables import answer, read_rows
+from lmtool.model.classifier import Classifier
+from lmtool.objective import ClassificationObjective, Vocabulary
+from lmtool.recipe.spec import (
+    AdamW,
+    Classification,
+    Data,
+    LearnedPosition,
+    Linear,
+    Norm,
+    Recipe,
+    Training,
+    Transformer,
+    WordPieceTokenizer,
+)
+
+
+class Peer(nn.Module):
+    """Transformers' BERT and a linear head on its [CLS]."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.body = BertModel(config, add_pooling_layer=False)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.head = nn.Linear(config.hidden_size, config.num_labels)
+
+    def forward(self, tokens_BT: Tensor, keep_BT: Tensor) -> Tensor:
+        hidden_BTD = self.body(input_ids=tokens_BT, attention_mask=keep_BT).last_hidden_state
+        scores: Tensor = self.head(self.dropout(hidden_BTD[:, 0]))
+        return scores
+
+
+def padded(rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, what of them is no padding, and labels."""
+    T = max(row.length for row in rows)
+    tokens_BT, keep_BT = torch.zeros(len(rows), T, dtype=torch.int64), torch.zeros(len(rows), T, dtype=torch.int64)
+    for i, row in enumerate(rows):
+        tokens_BT[i, : row.length] = torch.from_numpy(row.tokens)
+        keep_BT[i, : row.length] = 1
+    return tokens_BT, keep_BT, torch.tensor([int(row.label[0]) for row in rows if row.label is not None])
+
+
+def ours(
+    model: Classifier, objective: ClassificationObjective, rows: Sequence[Row], recipe: Recipe, compute: Compute
+) -> Iterator[float]:
+    """Losses of lmtool's own training loop, a step each."""
+    examples = RowExamples(rows, recipe.training.batch_size, recipe.seed)
+    optimizers = Optimizers(recipe.optimizer, model, compute)
+    for step in fit(model, objective, optimizers, examples, recipe, compute, World()):
+        yield step.loss
+
+
+def theirs(model: Peer, rows: Sequence[Row], recipe: Recipe, compute: Compute) -> Iterator[float]:
+    """Losses of a plain loop over Transformers' BERT, a step each."""
+    spec = recipe.optimizer
+    assert isinstance(spec, AdamW)
+    groups = [
+        {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": spec.weight_decay},
+        {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=spec.lr, betas=(spec.beta1, spec.beta2), eps=spec.eps, fused=True)
+    steps, warmup = recipe.training.steps, recipe.schedule.warmup_steps
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / warmup, (steps - step) / (steps - warmup))
+    )
+    rng, order = np.random.default_rng(recipe.seed), np.array([], dtype=np.int64)
+    for _ in range(steps):
+        if len(order) < recipe.training.batch_size:
+            order = np.concatenate((order, rng.permutation(len(rows))))
+        batch, order = order[: recipe.training.batch_size], order[recipe.training.batch_size :]
+        tokens_BT, keep_BT, labels_B = (part.to(compute.device) for part in padded([rows[i] for i in batch]))
+        with compute.autocast():
+            scores_BC = model(tokens_BT, keep_BT)
+        loss = nn.functional.cross_entropy(scores_BC.float(), labels_B)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad(set_to_none=True)
+        yield float(loss.detach())
+
+
+def same_weights(source: Classifier, config: BertConfig, attention: str) -> Peer:
+    """Transformers' BERT with the weights of ours."""
+    config._attn_implementation = attention
+    model = Peer(config)
+    own = source.state_dict()
+    embeddings = {
+        "word_embeddings": "tokens",
+        "position_embeddings": "position.table",
+        "token_type_embeddings": "segments",
+        "LayerNorm": "norm",
+    }
+    names = {f"embeddings.{theirs_}": f"inputs.{ours_}" for theirs_, ours_ in embeddings.items()}
+    renamed = {f"head.{kind}": own[f"head.{kind}"] for kind in ("weight", "bias")}
+    for layer in range(config.num_hidden_layers):
+        there, attend, feed = (
+            f"encoder.layer.{layer}",
+            f"stack.sublayers.{2 * layer}",
+            f"stack.sublayers.{2 * layer + 1}",
+        )
+        names |= {
+            f"{there}.attention.output.dense": f"{attend}.mixer.out",
+            f"{there}.attention.output.LayerNorm": f"{attend}.norm",
+            f"{there}.intermediate.dense": f"{feed}.mixer.up",
+            f"{there}.output.dense": f"{feed}.mixer.out",
+            f"{there}.output.LayerNorm": f"{feed}.norm",
+        }
+        for kind in ("weight", "bias"):
+            parts = own[f"body.{attend}.mixer.qkv.{kind}"].chunk(3)
+            for name, part in zip(("query", "key", "value"), parts, strict=True):
+                renamed[f"body.{there}.attention.self.{name}.{kind}"] = part
+    for theirs_, ours_ in names.items():
+        for kind in ("weight", "bias"):
+            if f"body.{ours_}.{kind}" in own:
+                renamed[f"body.{theirs_}.{kind}"] = own[f"body.{ours_}.{kind}"]
+    model.load_state_dict(renamed)
+    return model
+
+
+@torch.inference_mode()
+def scores_of(model: Peer, rows: Sequence[Row], compute: Compute) -> Tensor:
+    """What a peer says of rows, (R, C)."""
+    model.eval()
+    found = []
+    for start in range(0, len(rows), 64):
+        tokens_BT, keep_BT, _ = padded(rows[start : start + 64])
+        with compute.autocast():
+            found.append(model(tokens_BT.to(compute.device), keep_BT.to(compute.device)).float().cpu())
+    model.train()
+    return torch.cat(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("train", type=Path)
+    parser.add_argument("test", type=Path)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--turn", type=int, default=25, help="steps in a turn")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    given = parser.parse_args()
+    model_spec = Transformer(
+        kind="transformer",
+        shape="encoder",
+        n_layers=given.layers,
+        d_model=given.width,
+        n_heads=given.heads,
+        context=128,
+        n_segments=2,
+        activation="gelu",
+        dropout=0.1,
+        position=LearnedPosition(kind="learned"),
+        norm=Norm(kind="layer", place="post", embedding=True),
+    )
+    read = read_rows(
+        Recipe(
+            model=model_spec,
+            objective=Classification(kind="classification"),
+            tokenizer=WordPieceTokenizer(kind="wordpiece"),
+            # every row is trained on; the test table stands where a table to choose by would
+            data=Data(train=(str(given.train),), valid=(str(given.test),)),
+            training=Training(steps=1, epochs=given.epochs, batch_size=given.batch),
+            optimizer=AdamW(lr=5e-4, weight_decay=0.01, beta2=0.98),
+            schedule=Linear(kind="linear", warmup_steps=50),
+        ),
+        None,
+    )
+    recipe, tokenizer = read.recipe, read.material.tokenizer
+    train, test = read.material.train, read.material.valid  # type: ignore[attr-defined]  # of a labelled table
+    spec = recipe.objective
+    assert isinstance(spec, Classification)
+    objective = ClassificationObjective(
+        spec,
+        Vocabulary(
+            tokenizer.vocab_size,
+            tokenizer.pad_id,
+            tokenizer.bos_id,
+            tokenizer.eos_id,
+            tokenizer.mask_id,
+            tokenizer.sep_id,
+            tokenizer.cls_id,
+            tokenizer.sentinel_ids,
+            tokenizer.n_specials,
+        ),
+    )
+    config = BertConfig(
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=given.width,
+        num_hidden_layers=given.layers,
+        num_attention_heads=given.heads,
+        intermediate_size=4 * given.width,
+        max_position_embeddings=128,
+        layer_norm_eps=1e-5,
+        num_labels=len(spec.labels),
+    )
+    fast, exact = resolve(given.device, "auto"), resolve(given.device, "float32")
+
+    def fresh(compute: Compute) -> Classifier:
+        model = build_model(recipe, tokenizer, compute)
+        assert isinstance(model, Classifier)
+        return model
+
+    models: dict[str, tuple[nn.Module, Compute]] = {f"lmtool {fast.precision}": (fresh(fast), fast)}
+    for compute in (fast, exact):
+        for attention in ("eager", "sdpa"):
+            peer = same_weights(fresh(compute), config, attention).to(compute.device)
+            models[f"transformers {compute.precision} {attention}"] = peer, compute
+    at_first, _ = answer(fresh(exact), objective, test[:64], exact)
+    peer = models[f"transformers {exact.precision} eager"][0]
+    assert isinstance(peer, Peer)
+    apart = float(np.abs(at_first - scores_of(peer, test[:64], exact).double().numpy()).max())
+    print(f"{given.layers} layers x {given.width}, B {given.batch}, {len(train):,} rows; {fast.describe()}")
+    print(
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads; at first scores differ by {apart:.1e} at most"
+    )
+
+    def steps_of(model: nn.Module, compute: Compute) -> Iterator[float]:
+        if isinstance(model, Classifier):
+            return ours(model, objective, train, recipe, compute)
+        assert isinstance(model, Peer)
+        return theirs(model.train(), train, recipe, compute)
+
+    running = {name: steps_of(model, compute) for name, (model, compute) in models.items()}
+    speeds: dict[str, list[float]] = {name: [] for name in running}
+    losses: dict[str, list[float]] = {name: [] for name in running}
+    for _ in range(recipe.training.steps // given.turn):
+        for name, steps in running.items():
+            began = time.perf_counter()
+            losses[name] += [next(steps) for _ in range(given.turn)]
+            speeds[name].append(given.turn * given.batch / (time.perf_counter() - began))
+    labels_R = np.array([int(row.label[0]) for row in test])
+    medians = {name: statistics.median(turns[1:]) for name, turns in speeds.items()}
+    for name, (model, compute) in models.items():
+        losses[name] += list(running[name])
+        if isinstance(model, Classifier):
+            scores_RC, _ = answer(model, objective, test, compute)
+        else:
+            assert isinstance(model, Peer)
+            scores_RC = scores_of(model, test, compute).numpy()
+        accuracy = float((scores_RC.argmax(1) == labels_R).mean())
+        last = statistics.fmean(losses[name][-50:])
+        print(f"{name:28} {medians[name]:7,.0f} rows/s   loss {last:.3f} at the end   accuracy {accuracy:.3f}")
+    for precision in dict.fromkeys((fast.precision, "float32")):
+        best = max(speed for name, speed in medians.items() if name.startswith(f"transformers {precision}"))
+        print(f"lmtool {fast.precision} / transformers {precision}: {medians[f'lmtool {fast.precision}'] / best:.2f}")
+
+
+if __name__ == "__main__":
+    main()
