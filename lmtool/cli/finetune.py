@@ -1,5 +1,6 @@
 """`lmtool finetune`: train a model on a labelled table."""
 
+import os
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -165,6 +166,10 @@ def finetune(
     from lmtool.engine.results import spread
     from lmtool.engine.session import finetune as start
 
+    if seeds > 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UsageError(
+            "--seeds trains one run after the other in one process", fix="start torchrun for each -s seed=N"
+        )
     first = resolved.recipe.seed
     measured = []
     for seed in range(first, first + seeds):

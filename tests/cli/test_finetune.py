@@ -232,6 +232,12 @@ def test_seeds_begin_with_the_same_run(folder: Path, base: Path) -> None:
         assert json.loads((folder / f"seeds/seed-{seed}/run.json").read_text())["base"]["run"] == "base"
 
 
+def test_seeds_are_for_one_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    once = ("finetune", folder / "train.csv", "--recipe", folder / "encoder.yaml")
+    assert "torchrun" in refusal(*once, "--seeds", "2")
+
+
 def test_patience_ends_a_run_and_the_best_checkpoint_is_measured(folder: Path) -> None:
     """Nothing is to be learnt from labels at random."""
     rng = random.Random(0)

@@ -3,6 +3,7 @@
 import io
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -125,6 +126,12 @@ def test_lines_where_there_is_no_terminal(stderr):
     ]
     assert lines[7:9] == [f"  {SHOWN}↵b|{SHOWN}↵b", f"warning: {SHOWN}\\nb"]
     assert lines[9:] == ["finished at step 10 after 0:00; best valid loss 2.2500 at step 2"]
+
+
+def test_how_much_of_a_model_learns_is_said(stderr):
+    stream = stderr()
+    tell([started(), replace(plan(), learning=123)])
+    assert "model: 12,345 parameters, of which 123 learn (0.996 %); cpu, float32" in stream.getvalue().splitlines()
 
 
 def test_lines_come_every_few_seconds(stderr, monkeypatch):

@@ -80,3 +80,21 @@ def test_a_disk_that_takes_no_checkpoint(work: Work) -> None:
     assert "Traceback" not in stderr
     assert [record["step"] for record in metrics(work.run())] == list(range(1, 13))
     assert list((work.run() / "checkpoints").iterdir()) == []
+
+
+def test_a_signal_ends_all_seeds(work: Work) -> None:
+    """The run that is trained is saved; none is begun after it."""
+    work.pretrain("training.steps=1", name="base")
+    rows = "".join(f"the cat {'ran' if i % 2 else 'sat'} {i},{'ab'[i % 2]}\n" for i in range(60))
+    (work.folder / "table.csv").write_text("text,label\n" + rows)
+    settings = ("-s", "checkpoint.every=5", "-s", "training.device=cpu", "-s", "training.precision=float32")
+    seeds = ("--seeds", "3", "--epochs", "100000", "-o", str(work.run()))
+    process = start(work, [*LMTOOL, "finetune", "table.csv", "--from", str(work.run("base")), *seeds, *settings])
+    wait_until(saved(work.run() / "seed-1", 5), process, work)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 143
+    stdout, stderr = output(work)
+    assert "interrupted and saved at step" in stderr
+    assert stdout == f"{work.run() / 'seed-1'}\n"
+    assert [path.name for path in work.run().iterdir()] == ["seed-1"]
+    assert Run.open(work.run() / "seed-1").state == "stopped"
