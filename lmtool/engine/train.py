@@ -194,9 +194,9 @@ def train(
     elif notice:
         yield Warned(notice)
     here = setup(recipe, compute, world)
-    if progress.setup != here:
+    if changed := _setup_changes(progress.setup, here):
         if checkpoint is not None:
-            yield Warned(_setup_changes(progress.setup, here))
+            yield Warned(f"not bit for bit as without the stop, because the setup changed: {', '.join(changed)}")
         progress.micro_batch = rows_at_once(recipe.training, world)
     progress.setup, progress.recipe = here, recipe.model_dump(mode="json")
     steps = recipe.training.steps
@@ -340,10 +340,9 @@ def _samples(run: Run | None, lm: LanguageModel, material: Material, recipe: Rec
         yield Sampled(step, completion.prompt, completion.text.removeprefix(completion.prompt))
 
 
-def _setup_changes(before: dict[str, object], now: dict[str, object]) -> str:
+def _setup_changes(before: dict[str, object], now: dict[str, object]) -> list[str]:
     """What will make the rest of the run differ in the last bits from one that was never stopped."""
-    changed = [f"{key} {before.get(key)} -> {now[key]}" for key in now if before.get(key) != now[key]]
-    return f"not bit for bit as without the stop, because the setup changed: {', '.join(changed)}"
+    return [f"{key} {before.get(key)} -> {now[key]}" for key in now if before.get(key) != now[key]]
 
 
 def _compiles(recipe: Recipe, compute: Compute) -> bool:
