@@ -20,7 +20,7 @@ from lmtool.engine.examples import Examples, Source
 from lmtool.engine.optimizer import Optimizers
 from lmtool.engine.schedule import multiplier
 from lmtool.errors import NumericalError, ResourceError
-from lmtool.model import DecodeState, LanguageModel, NGramModel
+from lmtool.model import DecodeState, LanguageModel, NGramModel, SkipGramModel
 from lmtool.objective import Example, Objective
 from lmtool.recipe.spec import Recipe, Training
 from lmtool.run.order import hash_key, rank_samples
@@ -104,6 +104,10 @@ def fit(
     module = world.wrap(_LossModule(model, objective), compute)
     loader = _Loader(examples, objective, recipe, world, compute)
     model.train()
+    threads = torch.get_num_threads()
+    if isinstance(model, SkipGramModel):
+        # a step is a millisecond of small operations: several threads wait longer for each other than they save
+        torch.set_num_threads(1)
     try:
         for step in range(first_step, training.steps):
             started = time.perf_counter()
@@ -140,6 +144,7 @@ def fit(
             yield Step(step + 1, total / n_targets, lr, norm, int(n_targets), seconds, rows, stops > 0, carried)
     finally:
         loader.close()
+        torch.set_num_threads(threads)
 
 
 def rows_at_once(training: Training, world: World) -> int:

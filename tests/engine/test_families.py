@@ -4,8 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
+from lmtool.batch import Batch
 from lmtool.engine import session
+from lmtool.model import SkipGramModel
 from lmtool.recipe.load import Setting, load
 from lmtool.run.directory import Run
 from tests.engine.tiny import Stop, Work, after, lasting, metrics, no_report, words
@@ -85,3 +89,24 @@ def test_any_micro_batches_are_the_same_run(work: Work, family: str) -> None:
         assert other["tokens"] == one["tokens"]
         figures = [key for key in ("loss", "grad_norm", "valid_loss") if one[key] is not None]
         assert [other[key] for key in figures] == pytest.approx([one[key] for key in figures], rel=1e-4)
+
+
+def test_small_steps_are_computed_by_one_thread(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of skip-gram, and nothing after them."""
+    seen = []
+    genuine = SkipGramModel.forward
+
+    def spy(self: SkipGramModel, batch: Batch) -> Tensor:
+        if self.training:
+            seen.append(torch.get_num_threads())
+        return genuine(self, batch)
+
+    monkeypatch.setattr(SkipGramModel, "forward", spy)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        train(work, "skip-gram", name="run")
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1] * 6
