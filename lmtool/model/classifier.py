@@ -140,6 +140,12 @@ class Classifier(LanguageModel):
         hidden: Tensor = self.body(batch)
         return hidden
 
+    def token_vectors(self) -> Tensor:
+        return self.body.token_vectors()
+
+    def layers(self, batch: Batch) -> list[Tensor]:
+        return self.body.layers(batch)
+
     def logits(self, hidden: Tensor) -> Tensor:
         return self.body.logits(hidden)
 

@@ -90,6 +90,8 @@ def test_a_classifier_still_is_its_language_model() -> None:
     model = Classifier(body, Classification(kind="classification", task="number"), tiny.spec())
     batch = Batch(tiny.tokens(2, 7))
     assert torch.equal(model.logits(model(batch)), body.logits(body(batch)))
+    assert torch.equal(model.token_vectors(), body.token_vectors())
+    assert all(torch.equal(*pair) for pair in zip(model.layers(batch), body.layers(batch), strict=True))
     state = model.start(batch)
     hidden, _ = model.advance(batch.tokens_BT, state)
     torch.testing.assert_close(hidden, body(batch))
