@@ -108,7 +108,9 @@ class _OneDnn:
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         bias = None if bias is None else bias.to(self.dtype)
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.weight, bias, "none", [], "")
+        # the overload by name, since finding it takes as long as a small product
+        multiply = torch.ops.mkldnn._linear_pointwise.default
+        product: Tensor = multiply(x.to(self.dtype), self.weight, bias, "none", [], "")
         return product
 
 
@@ -150,9 +152,8 @@ class _Int8:
             product = F.linear(x, self.weight.to(x.dtype)) * self.scale_O
             return product if bias is None else product + bias
         largest = torch.linalg.vector_norm(x, torch.inf, -1, keepdim=True).clamp_(min=1e-30)
-        # whole numbers from 0 on, as the kernel wants them; the half makes the cut a rounding
-        whole = (x * (LEVELS / largest)).add_(LEVELS + 1.5).to(torch.uint8)
-        product = torch.ops.onednn.qlinear_pointwise(
+        whole = torch.addcmul(MIDDLE, x, largest.reciprocal(), value=LEVELS).to(torch.uint8)
+        product = torch.ops.onednn.qlinear_pointwise.default(
             *(whole, 1 / LEVELS, LEVELS + 1, self.weight, self.scale_O, self.zero_O),
             *(None, 1.0, 0, torch.float32, "none", [], ""),
         )
@@ -167,3 +168,6 @@ def _has_vnni() -> bool:
 
 LEVELS = 127 if _has_vnni() else 63
 """Largest whole number that stands for an input; with 7 bits no two products overflow 16."""
+
+MIDDLE = torch.tensor(LEVELS + 1.5)
+"""What makes whole numbers from 1 on of inputs, which the kernel wants; the half makes the cut behind it a rounding."""
