@@ -106,7 +106,7 @@ def counts_of(lm: LanguageModel) -> NDArray[np.int64] | None:
     return lm.counts_V.cpu().numpy() if isinstance(lm, SkipGramModel) else None
 
 
-def load_run(reference: str, *, device: DeviceName = "auto", precision: InferenceName = "auto") -> Loaded:
+def load_run(reference: str, *, device: DeviceName = "auto", precision: InferenceName = "float32") -> Loaded:
     """The best checkpoint of a run, or the checkpoint that is named, ready for inference: its matrices are packed.
 
     reference: a run directory, a checkpoint directory, the name of a run, or `last`.
