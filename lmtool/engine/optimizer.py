@@ -141,14 +141,20 @@ class Optimizers:
         for parameter, first_step in self._first_steps.items():
             if step < first_step:
                 parameter.grad = None
-        for optimizer in self._all:
+        # the scaler refuses an optimizer that has nothing to change
+        active = [
+            (optimizer, rates)
+            for optimizer, rates in zip(self._all, self._base_rates, strict=True)
+            if any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+        ]
+        for optimizer, _ in active:
             self._scaler.unscale_(optimizer)
         gradients = [parameter.grad for parameter in self._names if parameter.grad is not None]
         norm = gradient_scale * float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
         if math.isfinite(norm):
             clip = 1.0 if clip_norm is None or norm <= clip_norm else clip_norm / norm
             torch._foreach_mul_(gradients, gradient_scale * clip)
-            for optimizer, rates in zip(self._all, self._base_rates, strict=True):
+            for optimizer, rates in active:
                 for group, rate in zip(optimizer.param_groups, rates, strict=True):
                     group["lr"] = rate * rate_multiplier
                 self._scaler.step(optimizer)

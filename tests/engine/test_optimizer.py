@@ -564,3 +564,17 @@ def test_what_does_not_learn_has_no_optimizer() -> None:
     optimizers.update(1.0, 1.0, None)
     changed = {name for name, w in weights_of(model).items() if not np.array_equal(w, before[name])}
     assert changed == {name for name in before if not name.startswith("stack.")}
+
+
+@pytest.mark.parametrize("compute", [CPU, HALF], ids=["float32", "float16"])
+def test_an_optimizer_all_of_whose_layers_wait_rests(compute: Compute) -> None:
+    """Muon's matrices are all in layers, which begin after the head."""
+    model = gpt()
+    optimizers = Optimizers(spec_of(MUON), model, compute, Tuning(unfreeze_every=2))
+    for number in range(3):
+        before = weights_of(model)
+        optimizers.backward(model.logits(model(Batch(tiny.tokens(2, 5)))).square().mean())
+        assert optimizers.update(1.0, 1.0, None, number) > 0
+        changed = {name for name, w in weights_of(model).items() if not np.array_equal(w, before[name])}
+        assert any("mixer" in name for name in changed) == (number == 2)
+        assert "head.own" in changed
