@@ -52,7 +52,7 @@ def embed(
     """
     from lmtool.decoding.prompts import read_prompts
     from lmtool.engine import embed as engine
-    from lmtool.engine.build import load_run
+    from lmtool.engine.build import load_packed
     from lmtool.errors import UsageError
     from lmtool.text.disk import refusing_disk
 
@@ -62,7 +62,7 @@ def embed(
         )
     if output is not None and output.exists():
         raise UsageError("the output exists already", where=str(output), fix="choose another name with -o")
-    loaded = load_run(run, device=device, precision=precision)
+    loaded = load_packed(run, device=device, precision=precision)
     for warning in loaded.warnings:
         typer.echo(plain(f"warning: {warning}"), err=True)
     if text:

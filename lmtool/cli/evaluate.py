@@ -105,10 +105,10 @@ def _tables(
     """How well a fine-tuned run answers tables."""
     import json
 
-    from lmtool.engine.build import load_run
+    from lmtool.engine.build import load_packed
     from lmtool.engine.results import measure_table
 
-    loaded = load_run(run, device=device, precision=precision).with_beams(num_beams)
+    loaded = load_packed(run, device=device, precision=precision).with_beams(num_beams)
     for table in tables:
         results = measure_table(loaded, table, task)
         lines = [json.dumps(results.record())] if as_json else results.lines()

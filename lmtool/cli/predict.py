@@ -40,11 +40,11 @@ def predict(
     Tables of any size pass in bounded memory.
     """
     from lmtool.cli.output import plain
-    from lmtool.engine.build import load_run
+    from lmtool.engine.build import load_packed
     from lmtool.engine.results import predict as answers
     from lmtool.text.table import Skipped, table_lines, write_table
 
-    loaded = load_run(run, device=device, precision=precision)
+    loaded = load_packed(run, device=device, precision=precision)
     for warning in loaded.warnings:
         typer.echo(plain(f"warning: {warning}"), err=True)
     skipped = Skipped() if skip_bad_rows else None

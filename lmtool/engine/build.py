@@ -107,7 +107,7 @@ def counts_of(lm: LanguageModel) -> NDArray[np.int64] | None:
 
 
 def load_run(reference: str, *, device: DeviceName = "auto", precision: InferenceName = "float32") -> Loaded:
-    """The best checkpoint of a run, or the checkpoint that is named, ready for inference: its matrices are packed.
+    """The best checkpoint of a run, or the checkpoint that is named, ready for inference.
 
     reference: a run directory, a checkpoint directory, the name of a run, or `last`.
     Raises CheckpointError when there is none, or when its parts do not fit together.
@@ -117,8 +117,15 @@ def load_run(reference: str, *, device: DeviceName = "auto", precision: Inferenc
     compute = resolve(device, precision)
     recipe, tokenizer = read_run(found.run)
     lm = trained_model(found.run, recipe, tokenizer, checkpoint, compute)
-    pack(lm.eval(), compute.precision, compute.device)
+    lm.eval()
     return Loaded(lm, tokenizer, recipe, compute, found.run.path, checkpoint.step, checkpoint.digest, tuple(warnings))
+
+
+def load_packed(reference: str, *, device: DeviceName = "auto", precision: InferenceName = "float32") -> Loaded:
+    """The same with its matrices packed for the device: only to compute with, its weights cannot be had any more."""
+    loaded = load_run(reference, device=device, precision=precision)
+    pack(loaded.model, loaded.compute.precision, loaded.device)
+    return loaded
 
 
 def read_run(run: Run) -> tuple[Recipe, Tokenizer]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lmtool.engine.build import Loaded, load_run
+from lmtool.engine.build import Loaded, load_packed
 from lmtool.engine.device import InferenceName
 from lmtool.engine.evaluate import Perplexity, Report, evaluate
 from lmtool.errors import UsageError
@@ -44,7 +44,7 @@ def measure(
     column: of the text in tables; that of the training text by default. report: told how it goes.
     Raises UsageError when the stride is longer than the context, or the context longer than the model can read.
     """
-    loaded = load_run(reference, device=device, precision=precision)
+    loaded = load_packed(reference, device=device, precision=precision)
     context = context or loaded.model.context or loaded.recipe.model.context
     stride = stride or context
     longest = loaded.model.longest

@@ -102,8 +102,8 @@ class Writer:
 
 
 def load(run: str = "last", *, device: DeviceName = "auto", precision: InferenceName = "float32") -> Writer:
-    """The best checkpoint of a run, or the checkpoint that is named; see `load_run`. precision: see `pack`."""
-    return Writer(build.load_run(run, device=device, precision=precision))
+    """The best checkpoint of a run, or the checkpoint that is named; see `load_packed` and `pack`."""
+    return Writer(build.load_packed(run, device=device, precision=precision))
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def load(monkeypatch):
     asked = []
 
     def put(model, warnings=(), recipe=RECIPE):
-        def load_run(ref, *, device, precision):
+        def load_packed(ref, *, device, precision):
             asked.append((ref, device, precision))
             compute = Compute(torch.device("cpu"), "float32")
             return SimpleNamespace(
@@ -51,7 +51,7 @@ def load(monkeypatch):
                 warnings=warnings,
             )
 
-        monkeypatch.setattr(build, "load_run", load_run)
+        monkeypatch.setattr(build, "load_packed", load_packed)
         return asked
 
     return put
