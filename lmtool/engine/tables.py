@@ -73,8 +73,10 @@ class RowMaterial(Material):
                 fix="take -s model.log_ratios=false, or --labels class",
             )
         objective = build_objective(self._recipe, self.tokenizer)
-        batches = [objective.collate([_example(self.train[i]) for i in group]) for group in groups(self.train)]
-        lm.head.count(lm.body, [batch.to(lm.head.weight.device) for batch in batches])
+        lm.head.count(
+            lm.body,
+            [objective.collate([_example(self.train[i]) for i in group]) for group in groups(self.train)],
+        )
 
     def source(self, objective: Objective) -> RowExamples:
         return RowExamples(self.train, self._recipe.training.batch_size, self._recipe.seed)

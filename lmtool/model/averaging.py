@@ -36,13 +36,13 @@ class RatioHead(nn.Linear):
 
     @torch.no_grad()
     def count(self, body: "AveragingModel", batches: Sequence[Batch]) -> None:
-        """Set r_cf = log((p_cf / sum of p_c) / (q_cf / sum of q_c)) / s from labelled texts.
+        """Set r_cf = log((p_cf / sum of p_c) / (q_cf / sum of q_c)) / s from labelled texts in the processor's memory.
 
         p_cf is 1 and the number of texts of class c with feature f, q_cf of the texts of other classes. Features that
         no text has are left out of sums and count nothing. s makes the mean square of all scores of these texts 1, so
         that one learning rate suits texts of all lengths.
         """
-        counts_CF = torch.zeros(2, *self.ratios_CF.shape, dtype=torch.float64, device=self.ratios_CF.device)
+        counts_CF = torch.zeros(2, *self.ratios_CF.shape, dtype=torch.float64)
         for batch in batches:
             (features_BF, found_BF), is_BC = body.features(batch, torch.float64), _members(batch, len(self.bias))
             for c, is_B in enumerate(is_BC.T):
