@@ -11,6 +11,7 @@ from lmtool.decoding.generate import Prompt, generate
 from lmtool.decoding.maskpredict import fill
 from lmtool.decoding.settings import Beam, Greedy, MaskPredict, Sample
 from lmtool.model import NGramModel, build
+from lmtool.model.packed import pack
 from lmtool.recipe.spec import NGram, Recurrent, Transformer
 from tests.decoding.test_beam import search
 from tests.decoding.test_generate import collect
@@ -77,6 +78,18 @@ def test_a_hundred_requests_are_the_same_in_any_batch(family, settings):
     assert len(set(map(tuple, alone.values()))) > 9
     for max_rows in (2, 7, 64):
         assert tokens_of(model, prompts, settings, max_rows) == alone
+
+
+@pytest.mark.parametrize("settings", [STRATEGIES[0], STRATEGIES[2]], ids=lambda settings: settings.name)
+@pytest.mark.parametrize("family", ["decoder", "encoder-decoder", "bahdanau"])
+def test_packed_matrices_write_the_same_in_any_batch_and_as_plain_ones(family, settings):
+    """As the commands compute; the plain model is float64, so that it tells what exact sums would write."""
+    prompts = prompts_of(model_of(family, torch.float32), 30)
+    exact = tokens_of(model_of(family, torch.float64), prompts, settings, 1)
+    packed = model_of(family, torch.float32)
+    pack(packed, "float32", torch.device("cpu"))
+    for max_rows in (1, 7, 64):
+        assert tokens_of(packed, prompts, settings, max_rows) == exact
 
 
 @pytest.mark.parametrize("settings", STRATEGIES, ids=lambda settings: settings.name)
