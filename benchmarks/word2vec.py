@@ -1,9 +1,10 @@
 """Skip-gram with negative sampling: words per second and neighbours, beside gensim's (pip install gensim).
 
-    python benchmarks/word2vec.py [--rounds 5] [--epochs 5]
+    python benchmarks/word2vec.py [--rounds 5] [--epochs 5] [--cores 1]
 
-Both read data/stories.txt with the same words, width 100, window 5, 5 noise words, subsampling at 1e-3, with one thread
-that computes beside one that reads, in turns. A word is a word of the text, whether subsampling keeps it or not;
+Both read data/stories.txt with the same words, width 100, window 5, 5 noise words, subsampling at 1e-3, in turns, on
+that many cores: lmtool with one thread that computes and one that reads, gensim with a thread that computes for each
+core and one that reads. A word is a word of the text, whether subsampling keeps it or not;
 preparing the text does not count. The figure of quality: of the 5 nearest words of each word of a class, the share that
 is of the same class.
 """
@@ -76,9 +77,9 @@ def lmtool(epochs: int, n_words: int) -> tuple[float, float]:
     return steps * CONTEXT * BATCH / seconds, quality(lambda word: [near.word for near in nearest(loaded, word, K)])
 
 
-def gensim(epochs: int, documents: list[list[str]]) -> tuple[float, float]:
+def gensim(epochs: int, documents: list[list[str]], cores: int) -> tuple[float, float]:
     """Words per second and quality of Word2Vec."""
-    model = Word2Vec(vector_size=100, window=5, negative=5, sample=1e-3, min_count=1, sg=1, workers=1)
+    model = Word2Vec(vector_size=100, window=5, negative=5, sample=1e-3, min_count=1, sg=1, workers=cores)
     model.build_vocab(documents)
     began = time.perf_counter()
     model.train(documents, total_examples=model.corpus_count, epochs=epochs)
@@ -90,17 +91,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)))
     asked = parser.parse_args()
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: asked.cores])
     texts = Path(TRAIN).read_text(encoding="utf-8").split("\n\n")
     documents = [[text[start:stop] for start, stop in find_words(text)] for text in texts]
     n_words = sum(map(len, documents))
     found: dict[str, list[tuple[float, float]]] = {"lmtool": [], "gensim": []}
     with tempfile.TemporaryDirectory() as folder:
-        os.environ |= {"LMTOOL_RUNS": folder, "OMP_NUM_THREADS": "1"}
+        os.environ |= {"LMTOOL_RUNS": folder, "OMP_NUM_THREADS": str(asked.cores)}
         for _ in range(asked.rounds):
             found["lmtool"].append(lmtool(asked.epochs, n_words))
-            found["gensim"].append(gensim(asked.epochs, documents))
-    print(f"{n_words:,} words, {asked.epochs} epochs, medians of {asked.rounds} rounds\n")
+            found["gensim"].append(gensim(asked.epochs, documents, asked.cores))
+    print(f"{n_words:,} words, {asked.epochs} epochs, medians of {asked.rounds} rounds, {asked.cores} cores\n")
     print("| | words/s | of the 5 nearest, in the same class |\n|---|---|---|")
     for name, rounds in found.items():
         speed, share = (statistics.median(column) for column in zip(*rounds, strict=True))
