@@ -83,7 +83,8 @@ def _product(weight: Tensor, precision: str, device: torch.device) -> Product:
 def _head_product(weight: Tensor, precision: str, device: torch.device) -> Product:
     if precision in ("float32", "int8"):
         return _product(weight, precision, device)
-    if device.type == "cpu" and "fbgemm" in torch.backends.quantized.supported_engines:
+    by_fbgemm = "fbgemm" in torch.backends.quantized.supported_engines
+    if device.type == "cpu" and by_fbgemm and hasattr(torch.ops.quantized, "linear_prepack_fp16"):
         return _Half(weight)
     return _product(weight, "float32", device)
 
