@@ -69,6 +69,11 @@ class Bench:
         printed: str = found["printed"]
         return printed
 
+    def seconds_of(self, name: str) -> float:
+        """Processor time of the command whose results are kept under this name."""
+        seconds: float = json.loads((self.folder / f"{name}.json").read_text())["seconds"]
+        return seconds
+
     def train(self, verb: str, name: str, *arguments: str, settings: Iterable[str] = ()) -> Path:
         """The run directory of a command that trains."""
         run = self.folder / name
@@ -104,26 +109,29 @@ def positions(bench: Bench) -> str:
         "alibi": "{kind: alibi}",
         "rotary": "{kind: rotary}",
         "sinusoidal": "{kind: sinusoidal}",
-        "learned": "{kind: learned, size: 512}",  # more rows than are trained, so that longer texts can be read at all
+        "learned": "{kind: learned, size: 1024}",  # more rows than are trained, so that longer texts can be read at all
     }
-    contexts = (64, 128, 256, 512)
+    contexts = (64, 128, 256, 512, 1024)
+    small = ["model.context=128", "training.batch_size=16", bench.steps(600)]
+    # of `tiny`, but rates and embeddings that suit no kind of positions more than another
+    rates = ["optimizer.lr=0.01", "optimizer.adamw.lr=5e-3", "model.init={}"]
     rows = []
     for kind, position in kinds.items():
-        settings = ["model.context=64", "training.batch_size=32", bench.steps(300), f"model.position={position}"]
-        run = bench.train("pretrain", kind, str(DATA / "stories.txt"), settings=[*settings, "data.documents=whole"])
+        settings = [*small, *rates, f"model.position={position}", "data.documents=whole"]
+        run = bench.train("pretrain", kind, str(DATA / "stories.txt"), "--recipe", "tiny", settings=settings)
         found = [
             bench.evaluate(f"{kind}-{n}", run, DATA / "stories.valid.txt", "--context", str(n))["bits_per_byte"]
             for n in contexts
         ]
         rows.append([f"`{kind}`", *(f"{bits:.3f}" for bits in found)])
-    return table(["position", "64, as trained", *map(str, contexts[1:])], rows)
+    return table(["position", "64", "128, as trained", *map(str, contexts[2:])], rows)
 
 
 def attention(bench: Bench) -> str:
     """Attention relieves the bottleneck of an encoder-decoder: the gap grows with the length of the source."""
     buckets = ((3, 7), (8, 12), (13, 18), (19, 30))
     small = ["model.d_model=192", "tokenizer.vocab_size=1024"]
-    recipes = {"none": "seq2seq", "Luong": "seq2seq-luong", "Bahdanau": "seq2seq-bahdanau"}
+    recipes = {"none": "seq2seq", "Luong": "seq2seq-luong"}
     rows = []
     for name, recipe in recipes.items():
         run = bench.train(
@@ -153,37 +161,48 @@ def by_length(bench: Bench, low: int, high: int) -> Path:
     return part
 
 
-SMALL = (
-    "model.n_layers=4",
-    "model.d_model=128",
-    "model.n_heads=4",
-    "model.context=128",
-    "tokenizer.vocab_size=2048",
-    "training.batch_size=16",
-)
-"""The size of what is fine-tuned: a minute or two of pretraining."""
+SMALL = ("tokenizer.vocab_size=2048", "training.batch_size=16", "evaluation.prompts=[]")
+WIDTH = ("model.d_model=128", "model.n_heads=4", "model.context=128")
+"""What is fine-tuned: 1.3 million parameters, and minutes of pretraining on a core."""
 
 
-def encoder(bench: Bench) -> Path:
-    settings = [*SMALL, bench.steps(2000)]
-    return bench.train("pretrain", "encoder", str(DATA / "stories.txt"), "--recipe", "roberta-tiny", settings=settings)
+def pretrained(bench: Bench, name: str) -> Path:
+    """The run of an encoder, a decoder or an ELMo: the same texts and tokenizer, nearly one size, and nearly one time.
+
+    The texts of the reviews are read without their labels. All read 2,048 tokens in a step; an ELMo's takes longer.
+    """
+    recipe, *settings = {
+        "encoder": ("tiny", *SMALL, *WIDTH, "model.shape=encoder", "objective.kind=masked"),
+        "decoder": ("tiny", *SMALL, *WIDTH),
+        "elmo": ("elmo-tiny", *SMALL, "model.d_model=168", "model.context=64", "training.batch_size=32"),
+    }[name]
+    steps = 600 if name == "elmo" else 1500
+    settings += [bench.steps(steps), f"evaluation.every={steps}", f"checkpoint.every={steps}"]
+    texts = (str(DATA / "stories.txt"), str(DATA / "reviews.csv"))
+    return bench.train("pretrain", name, *texts, "--recipe", recipe, settings=settings)
 
 
-def decoder(bench: Bench) -> Path:
-    settings = [*SMALL, bench.steps(1000)]
-    return bench.train("pretrain", "decoder", str(DATA / "stories.txt"), "--recipe", "tiny", settings=settings)
+TUNED = ("optimizer.lr=5e-4",)
+SCRATCH = ("optimizer.lr=1e-3",)
+FEATURES = ("tuning.freeze=body", "objective.layers=mix", "optimizer.lr=5e-3")
+DAN = ("model.d_model=680", "optimizer.lr=1e-3")
+"""Rates of all weights that were pretrained, of all weights that were not, and of a head on a body that stays; and a
+deep averaging network as large as the others."""
 
 
-def finetuned(bench: Bench, name: str, data: Path, test: str, seed: int, epochs: float, *how: str) -> Path:
-    """A run that is trained on a labelled table, and measured on that for testing."""
-    settings = [f"seed={seed}", "training.epochs=" + ("0.05" if bench.quick else f"{epochs}")]
+def tuned(
+    bench: Bench, name: str, data: Path, test: str, seed: int, epochs: float, settings: Iterable[str], *how: str
+) -> Path:
+    """A run on a labelled table: its last step, chosen by nothing, measured on the table for testing."""
+    last = ("evaluation.every=100000", "checkpoint.every=100000")
+    settings = [f"seed={seed}", "training.epochs=" + ("0.05" if bench.quick else f"{epochs}"), *last, *settings]
     return bench.train("finetune", name, str(data), "--test", str(DATA / test), *how, settings=settings)
 
 
-def from_scratch(bench: Bench, name: str, run: Path, data: Path, test: str, seed: int, epochs: float) -> Path:
-    """The same as a fine-tuned run in all but the weights that it starts from: its recipe, and its tokenizer."""
-    recipe = ("--recipe", str(run / "recipe.yaml"), "-s", f"tokenizer={{kind: file, path: {run / 'tokenizer.json'}}}")
-    return finetuned(bench, name, data, test, seed, epochs, *recipe)
+def from_scratch(bench: Bench, name: str, like: Path, data: Path, test: str, seed: int, epochs: float) -> Path:
+    """The same as the run `like`, with the same tokenizer, but for the weights that it starts from and their rate."""
+    settings = (f"tokenizer={{kind: file, path: {like / 'tokenizer.json'}}}", *SCRATCH)
+    return tuned(bench, name, data, test, seed, epochs, settings, "--recipe", str(like / "recipe.yaml"))
 
 
 def sample(bench: Bench, n: int, seed: int) -> Path:
@@ -196,23 +215,44 @@ def sample(bench: Bench, n: int, seed: int) -> Path:
     return part
 
 
+REVIEWS = {50: (40, 1), 150: (25, 1), 500: (12, 1), 1500: (6, 1), 3000: (4, 1)}
+"""For so many reviews: epochs, and how many seeds, each with a sample of its own."""
+
+
+def classifier(bench: Bench, name: str, part: str, data: Path, test: str, seed: int, epochs: float) -> Path:
+    """A model on a labelled table: pretrained and all of it trained on, a head on a frozen ELMo, or a DAN."""
+    what = (bench, f"{name}-{part}", data, test, seed)
+    match name:
+        case "elmo":
+            return tuned(*what, epochs, FEATURES, "--from", str(pretrained(bench, name)))
+        case "dan":
+            return tuned(*what, 2 * epochs, DAN, "--recipe", "dan")
+        case _:
+            return tuned(*what, epochs, TUNED, "--from", str(pretrained(bench, name)))
+
+
+def on_reviews(bench: Bench, name: str, n: int, seed: int) -> Path:
+    return classifier(bench, name, f"{n}-{seed}", sample(bench, n, seed), "reviews.test.csv", seed, REVIEWS[n][0])
+
+
+def on_entailment(bench: Bench, name: str) -> Path:
+    return classifier(bench, name, "entailment", DATA / "entailment.csv", "entailment.test.csv", 1, 4)
+
+
 def pretraining(bench: Bench) -> str:
     """Pretraining, then fine-tuning, beats training from scratch on the same labelled rows."""
-    sizes = {50: (40, 3), 100: (30, 3), 300: (15, 3), 1000: (8, 2), 3000: (6, 1)}  # rows: epochs, seeds
     rows = []
-    for n, (epochs, seeds) in sizes.items():
+    for n, (epochs, seeds) in REVIEWS.items():
         cells = [f"{n:,}"]
-        for name, pretrained in (("encoder", encoder(bench)), ("decoder", decoder(bench))):
-            scratch, tuned = [], []
+        for name in ("encoder", "decoder"):
+            scratch, pre = [], []
             for seed in bench.seeds(seeds):
-                data = sample(bench, n, seed)
-                run = finetuned(
-                    bench, f"{name}-{n}-{seed}", data, "reviews.test.csv", seed, epochs, "--from", str(pretrained)
-                )
-                tuned.append(figures(run)["accuracy"])
-                run = from_scratch(bench, f"{name}-{n}-{seed}-scratch", run, data, "reviews.test.csv", seed, epochs)
+                run = on_reviews(bench, name, n, seed)
+                pre.append(figures(run)["accuracy"])
+                again, data = f"{name}-{n}-{seed}-scratch", sample(bench, n, seed)
+                run = from_scratch(bench, again, run, data, "reviews.test.csv", seed, epochs)
                 scratch.append(figures(run)["accuracy"])
-            cells += [mean(scratch), mean(tuned)]
+            cells += [mean(scratch), mean(pre)]
         rows.append(cells)
     head = ["rows", "encoder, from scratch", "encoder, pretrained", "decoder, from scratch", "decoder, pretrained"]
     return table(head, rows)
@@ -221,38 +261,38 @@ def pretraining(bench: Bench) -> str:
 def transfer(bench: Bench) -> str:
     """Fine-tuning on a larger task first helps a small one: entailment, then kinship."""
     rows = []
-    for name, pretrained in (("encoder", encoder(bench)), ("decoder", decoder(bench))):
-        middle = finetuned(
-            bench,
-            f"{name}-entailment",
-            DATA / "entailment.csv",
-            "entailment.test.csv",
-            1,
-            5,
-            "--from",
-            str(pretrained),
-        )
-        found: dict[Path, list[float]] = {pretrained: [], middle: []}
+    for name in ("encoder", "decoder"):
+        middle = on_entailment(bench, name)
+        found: dict[Path, list[float]] = {pretrained(bench, name): [], middle: []}
         for seed in bench.seeds(5):
             for source, reached in found.items():
-                run = finetuned(
-                    bench,
-                    f"{source.name}-kinship-{seed}",
-                    DATA / "kinship.csv",
-                    "kinship.test.csv",
-                    seed,
-                    20,
-                    "--from",
-                    str(source),
-                )
-                reached.append(figures(run)["accuracy"])
-        rows.append([name, mean(found[pretrained]), mean(found[middle]), f"{figures(middle)['accuracy']:.3f}"])
+                how = (DATA / "kinship.csv", "kinship.test.csv", seed, 12, TUNED, "--from", str(source))
+                reached.append(figures(tuned(bench, f"{source.name}-kinship-{seed}", *how))["accuracy"])
+        direct, after = found.values()
+        rows.append([name, mean(direct), mean(after), f"{figures(middle)['accuracy']:.3f}"])
     return table(["", "kinship", "entailment, then kinship", "entailment itself"], rows)
+
+
+def classifiers(bench: Bench) -> str:
+    """Encoders beat decoders, which beat features of an ELMo; a mean of word vectors is strong for its cost."""
+    rows = []
+    for name in ("encoder", "decoder", "elmo", "dan"):
+        cells, seconds = [], 0.0
+        for n in (500, 3000):
+            runs = [on_reviews(bench, name, n, seed) for seed in bench.seeds(REVIEWS[n][1])]
+            cells.append(mean([figures(run)["accuracy"] for run in runs]))
+            seconds = bench.seconds_of(runs[0].name)
+        run = on_entailment(bench, name)
+        size = json.loads((run / "run.json").read_text())["summary"].rpartition(", ")[2].removesuffix(" parameters")
+        rows.append([name, size, *cells, f"{figures(run)['accuracy']:.3f}", f"{seconds:.0f} s"])
+    head = ["model", "parameters", "500 reviews", "3,000 reviews", "4,000 pairs", "processor time of 3,000 reviews"]
+    return table(head, rows)
 
 
 CLAIMS: dict[str, Callable[[Bench], str]] = {
     "pretraining": pretraining,
     "attention": attention,
+    "classifiers": classifiers,
     "transfer": transfer,
     "positions": positions,
 }
