@@ -114,7 +114,7 @@ def positions(bench: Bench) -> str:
     contexts = (64, 128, 256, 512, 1024)
     small = ["model.context=128", "training.batch_size=16", bench.steps(600)]
     # of `tiny`, but rates and embeddings that suit no kind of positions more than another
-    rates = ["optimizer.lr=0.01", "optimizer.adamw.lr=5e-3", "model.init={}"]
+    rates = ["optimizer={kind: muon, lr: 0.01, adamw: {lr: 5e-3, beta2: 0.99, weight_decay: 0}}", "model.init={}"]
     rows = []
     for kind, position in kinds.items():
         settings = [*small, *rates, f"model.position={position}", "data.documents=whole"]
@@ -162,7 +162,11 @@ def by_length(bench: Bench, low: int, high: int) -> Path:
 
 
 SMALL = ("tokenizer.vocab_size=2048", "training.batch_size=16", "evaluation.prompts=[]")
-WIDTH = ("model.d_model=128", "model.n_heads=4", "model.context=128")
+WIDTH = ("model.n_layers=4", "model.d_model=128", "model.n_heads=4", "model.context=128")
+MUON = (
+    "optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.02, beta2: 0.99, weight_decay: 0}}",
+    "model.init.embedding_std=1.0",
+)
 """What is fine-tuned: 1.3 million parameters, and minutes of pretraining on a core."""
 
 
@@ -172,8 +176,8 @@ def pretrained(bench: Bench, name: str) -> Path:
     The texts of the reviews are read without their labels. All read 2,048 tokens in a step; an ELMo's takes longer.
     """
     recipe, *settings = {
-        "encoder": ("tiny", *SMALL, *WIDTH, "model.shape=encoder", "objective.kind=masked"),
-        "decoder": ("tiny", *SMALL, *WIDTH),
+        "encoder": ("tiny", *SMALL, *WIDTH, *MUON, "model.shape=encoder", "objective.kind=masked"),
+        "decoder": ("tiny", *SMALL, *WIDTH, *MUON),
         "elmo": ("elmo-tiny", *SMALL, "model.d_model=168", "model.context=64", "training.batch_size=32"),
     }[name]
     steps = 600 if name == "elmo" else 1500
