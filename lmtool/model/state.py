@@ -145,13 +145,13 @@ class DecodeState:
     def pick(self, rows: Sequence[int], apart: bool = False) -> Self:
         """The same. apart: each on a line of its own."""
         device = self._device
-        rows_B = torch.tensor(rows, device=device)
+        rows_B = torch.tensor(rows, dtype=torch.int64, device=device)
         lines = [row // self.width for row in rows]
         shared = not apart and any(isinstance(layer, KeyValue | Memory) for layer in self.layers)
-        width = gcd(*(len(list(run)) for _, run in groupby(lines))) if shared else 1
+        width = gcd(*(len(list(run)) for _, run in groupby(lines))) if shared and rows else 1
         lines = lines[::width]
         same_lines = len(lines) * self.width == self.n_rows and lines == list(range(len(lines)))
-        lines_G = torch.tensor(lines, device=device)
+        lines_G = torch.tensor(lines, dtype=torch.int64, device=device)
 
         def chosen(layer: LayerState) -> LayerState:
             if not isinstance(layer, KeyValue | Memory):

@@ -356,3 +356,9 @@ def test_a_cache_made_in_inference_mode_can_be_gone_on_from_outside_of_it() -> N
     with torch.no_grad():
         hidden, _ = read(model, tokens_BT[:, 4:], [1], state)
     torch.testing.assert_close(hidden, full(model, tokens_BT)[:, 4:], **EXACT)
+
+
+@families
+def test_a_state_of_no_rows(family: str) -> None:
+    _, state = read(model_of(family), tiny.tokens(2, 3), [])
+    assert state[torch.tensor([], dtype=torch.long)].n_rows == 0
