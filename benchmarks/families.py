@@ -32,8 +32,8 @@ CONTENDERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "LSTM": ("lstm", ("model.d_model=256",)),
     "LSTM with attention": ("lstm-attention", ("model.d_model=224",)),
     "GPT": ("tiny", (*LAYERS_128, "model.n_layers=3")),
-    "Llama": ("llama-tiny", (*LAYERS_128, "model.n_kv_heads=2", "model.d_ff=384")),
-    "prefix LM": ("prefix-tiny", LAYERS_128),
+    "Llama": ("llama-tiny", (*LAYERS_128, "model.n_kv_heads=2", "model.d_ff=384", "model.n_layers=3")),
+    "prefix LM": ("prefix-tiny", (*LAYERS_128, "model.n_layers=3")),
     "T5 (removed spans)": ("t5-tiny", ("model.d_model=112", "model.n_heads=4", "model.n_layers=2")),
     "GRU encoder-decoder, Luong (prefixes)": (
         "seq2seq-luong",
