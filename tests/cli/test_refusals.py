@@ -292,7 +292,7 @@ def test_no_tokenizer(lmtool, run, home, corpus):
 
 def test_another_recipe_or_text_than_the_runs(lmtool, run, corpus, home):
     before = contents(run)
-    words = ["optimizer.lr 0.01 -> 0.5", f"runs/{RUN}/recipe.yaml", "lmtool pretrain"]
+    words = ["optimizer.lr 0.02 -> 0.5", f"runs/{RUN}/recipe.yaml", "lmtool pretrain"]
     lmtool.refuses(CHECKPOINT, "resume", "last", "-s", "optimizer.lr=0.5", words=words)
     recipe = run / "recipe.yaml"
     (home / "tales.txt").write_text("Another text than it was.\n" * 100)
