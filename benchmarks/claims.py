@@ -167,9 +167,10 @@ MUON = (
 
 
 def pretrained(bench: Bench, name: str) -> Path:
-    """The run of an encoder, a decoder or an ELMo: the same texts and tokenizer, nearly one size, and nearly one time.
+    """The run of an encoder, a decoder or an ELMo: the same texts and tokenizer, and nearly one size.
 
-    The texts of the reviews are read without their labels. All read 2,048 tokens in a step; an ELMo's takes longer.
+    The texts of the reviews are read without their labels. All read 2,048 tokens in a step; an ELMo's takes five
+    times as long, so it has fewer.
     """
     recipe, *settings = {
         "encoder": ("tiny", *SMALL, *WIDTH, *MUON, "model.shape=encoder", "objective.kind=masked"),
