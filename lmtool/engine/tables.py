@@ -236,7 +236,7 @@ def read_beside(examples: Examples, source: str, data: Data) -> tuple[Examples, 
     table = open_table(source, cache=default_cache(), encoding=data.encoding, delimiter=data.delimiter)
     columns = same_columns(examples.columns, table)
     found = read_examples(table, columns, labels=examples.labels, skip_bad_rows=data.skip_bad_rows)
-    shared = shared_rows(examples, found)
+    shared = shared_rows(examples, found, Path(source).name)
     return found, ([str(shared)] if shared else []) + ([str(found.skipped)] if found.skipped.count else [])
 
 

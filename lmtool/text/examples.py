@@ -336,16 +336,16 @@ def _unordered(label: Label | None) -> Any:
     return frozenset(label) if isinstance(label, tuple) else label
 
 
-def shared_rows(train: Examples, test: Examples) -> Notice | None:
-    """A notice of the rows of `test` whose texts stand in `train`, too."""
+def shared_rows(train: Examples, test: Examples, name: str) -> Notice | None:
+    """A notice of the rows of `test`, a table of this name, whose texts stand in `train`, too."""
     first: dict[tuple[str, ...], int] = {}
     for item in train.items:
         first.setdefault(item.texts, item.row)
     shared = [item for item in test.items if item.texts in first]
     if not shared:
         return None
-    pair = f"test row {shared[0].row} is train row {first[shared[0].texts]}"
-    text = f"{len(shared):,} of {_rows(len(test))} of the test table are in the train table, too; first: {pair}"
+    pair = f"row {shared[0].row} is row {first[shared[0].texts]} there"
+    text = f"{len(shared):,} of {_rows(len(test))} of {name} are in the train table, too; first: {pair}"
     return Notice("rows shared by train and test", len(shared), text)
 
 

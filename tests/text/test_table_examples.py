@@ -319,12 +319,12 @@ def test_other_notices(tmp_path: Path) -> None:
 def test_rows_shared_by_train_and_test(tmp_path: Path) -> None:
     train = read(tmp_path / "a.csv", "text,label\na,x\nb,y\nc,x\nb,y\n")
     test = read(tmp_path / "b.csv", "text,label\nq,x\nb,x\nb,y\n", labels=train.labels)
-    notice = shared_rows(train, test)
+    notice = shared_rows(train, test, "b.csv")
     assert notice is not None
     assert notice.count == 2
-    assert str(notice) == "2 of 3 rows of the test table are in the train table, too; first: test row 2 is train row 2"
+    assert str(notice) == "2 of 3 rows of b.csv are in the train table, too; first: row 2 is row 2 there"
     alone = read(tmp_path / "b.csv", "text,label\nq,x\n", labels=train.labels)
-    assert shared_rows(train, alone) is None
+    assert shared_rows(train, alone, "b.csv") is None
 
 
 def test_the_order_of_names_depends_on_the_names_alone() -> None:
