@@ -386,7 +386,7 @@ def test_a_split_keeps_the_classes_in_proportion(seed: int, tmp_path: Path) -> N
 def test_a_split_keeps_equal_texts_together(tmp_path: Path) -> None:
     content = "text,label\n" + "".join(f"t{i % 40},{'xy'[i % 2]}\n" for i in range(400))
     split = split_examples(read(tmp_path / "a.csv", content), 0.25, 0)
-    assert shared_rows(split.train, split.test) is None
+    assert shared_rows(split.train, split.test, "a.csv") is None
     assert len(split.test) == 100
     content = "text,label\n" + "a,x\n" * 5 + "a,y\n" * 5
     with pytest.raises(DataError, match="all have the same text"):
