@@ -105,7 +105,8 @@ def fit(
     loader = _Loader(examples, objective, recipe, world, compute)
     model.train()
     threads = torch.get_num_threads()
-    if isinstance(model, SkipGramModel):
+    has_small_steps = isinstance(model, SkipGramModel)
+    if has_small_steps:
         # a step is a millisecond of small operations: several threads wait longer for each other than they save
         torch.set_num_threads(1)
     try:
@@ -144,7 +145,8 @@ def fit(
             yield Step(step + 1, total / n_targets, lr, norm, int(n_targets), seconds, rows, stops > 0, carried)
     finally:
         loader.close()
-        torch.set_num_threads(threads)
+        if has_small_steps:
+            torch.set_num_threads(threads)
 
 
 def rows_at_once(training: Training, world: World) -> int:
