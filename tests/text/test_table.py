@@ -269,7 +269,7 @@ def test_blanks_around_names_and_columns_without_one(tmp_path: Path) -> None:
         ("a.csv", "text\nä".encode()[:-1], ["not valid UTF-8", "a.csv:2"]),
         ("a.csv", "text\na\n".encode("utf-16"), ["UTF-16", "--encoding utf-16"]),
         ("a.csv", b"PK\x03\x04rest", ["a workbook or archive", "save the sheet as CSV"]),
-        ("a.csv", gzip.compress(b"a,b\n1,2\n"), ["gzip, not text", ".gz"]),
+        ("a.csv", gzip.compress(b"a,b\n1,2\n", mtime=0), ["gzip, not text", ".gz"]),
         ("a.xlsx", b"PK\x03\x04rest", ["not a table by its name", "save the sheet as CSV"]),
         ("a.json", b"[]", ["not a table by its name", "one JSON object on each line"]),
         ("a.txt", b"text\n", ["not a table by its name", ".csv, .tsv, .jsonl, .parquet"]),
