@@ -250,12 +250,15 @@ def load_body(lm: LanguageModel, base: Base, same_labels: bool) -> str | None:
     Returns what became of the head, if there is anything to say. Raises CheckpointError as `load_weights` does.
     """
     tensors, checkpoint = base.tensors(), base.checkpoint
-    body = {name.removeprefix("body."): t for name, t in tensors.items() if name.startswith("body.")}
+    body, head = tensors, {}
+    if isinstance(read_run(base.run)[0].objective, Classification):
+        # told by the recipe, as a body that only counts words has no weights
+        body = {name.removeprefix("body."): t for name, t in tensors.items() if name.startswith("body.")}
+        head = {name: t for name, t in tensors.items() if not name.startswith("body.")}
     if not isinstance(lm, Classifier):
-        _copy(lm, body or tensors, checkpoint)
+        _copy(lm, body, checkpoint)
         return None
-    _copy(lm.body, body or tensors, checkpoint)
-    head = {name: t for name, t in tensors.items() if body and not name.startswith("body.")}
+    _copy(lm.body, body, checkpoint)
     own = {name: t for name, t in lm.state_dict().items() if not name.startswith("body.")}
     if not head:
         return None

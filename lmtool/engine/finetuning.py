@@ -9,6 +9,7 @@ from lmtool.recipe.dump import dump
 from lmtool.recipe.load import Resolved, Setting, lay_over, load
 from lmtool.recipe.spec import (
     AdamW,
+    Averaging,
     Checkpoint,
     Classification,
     Data,
@@ -64,19 +65,23 @@ def recipe_from_run(
     base, _ = read_run(found.run)
     model = base.model
     gives_features = isinstance(model, Recurrent) and model.shape == "bidirectional"
+    counts_words = isinstance(model, Averaging) and model.one_hot
     objective: Classification | Seq2Seq = Classification(
-        kind="classification", layers="mix" if gives_features else "last"
+        kind="classification",
+        layers="mix" if gives_features else "last",
+        dropout=0.0 if counts_words else Classification.model_fields["dropout"].default,
     )
     if writes and isinstance(model, Transformer) and model.shape == "decoder":
         model = model.model_copy(update={"shape": "prefix"})
     if "seq2seq" in objectives_of(model):
         objective = Seq2Seq(kind="seq2seq", label_smoothing=0.1)
-    elif writes:
+    elif writes or "classification" not in objectives_of(model):
         shape = f" {model.shape}" if isinstance(model, Transformer | Recurrent) else ""
         raise UsageError(
-            f"a {model.kind}{shape} does not write answers",
+            f"a {model.kind}{shape} does not {'write answers' if writes else 'learn labels'}",
             where=str(found.run.path),
-            fix="name an encoder-decoder, a prefix LM or a Transformer decoder with --from, or a recipe with --recipe",
+            fix=f"name {'an encoder-decoder, a prefix LM or a Transformer decoder' if writes else 'another run'} with "
+            "--from, or a recipe with --recipe",
         )
     per_pass = max(1, n_rows // 32)
     tuning = Tuning(freeze="body" if gives_features else "none")

@@ -957,9 +957,9 @@ def _head_mistakes(model: Model, head: Classification) -> list[str]:
 def _tuning_mistakes(model: Model, objective: Objective, tuning: Tuning) -> list[str]:
     mistakes = []
     if isinstance(model, NGram | SkipGram) and tuning != Tuning():
-        mistakes.append(f"tuning is for models with layers, which a {model.kind} does not have")
+        mistakes.append(f"tuning is for models with layers, which {model.kind} models do not have")
     elif tuning.lora is not None and not isinstance(model, Transformer):
-        mistakes.append(f"tuning.lora adapts the matrices of a Transformer, which a {model.kind} does not have")
+        mistakes.append(f"tuning.lora adapts the matrices of a Transformer, which {model.kind} models do not have")
     if tuning.freeze == "body" and not isinstance(objective, Classification):
         mistakes.append(f"tuning.freeze body leaves nothing to learn: objective {objective.kind} puts no head on it")
     if tuning.freeze == "body" and isinstance(objective, Classification) and objective.lm_weight:

@@ -1,11 +1,15 @@
 """Linear classifiers that begin as naive Bayes, from a table to answers."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from lmtool.engine import session
 from lmtool.engine.build import load_run
+from lmtool.engine.finetuning import recipe_from_run
+from lmtool.engine.train import Warned
 from lmtool.errors import UsageError
 from lmtool.recipe.load import Setting, load
 from tests.engine.tiny import Stop, Work, after, no_report
@@ -51,3 +55,33 @@ def test_a_resumed_run_goes_on_from_the_same_ratios(work: Work) -> None:
 def test_numbers_are_refused(work: Work) -> None:
     with pytest.raises(UsageError, match="this table has numbers"):
         finetune(work, "run", (1.5, 2.25, 3.5, 4.0, 5.0, 6.0), 2)
+
+
+def test_a_run_can_be_trained_on(work: Work) -> None:
+    """Its body has no weights; its head is kept, as the labels are the same."""
+    labels = ("good", "bad", "good", "bad", "good", "bad")
+    finetune(work, "run", labels, 3)
+    path = table(work, labels)
+    resolved = recipe_from_run(
+        str(work.run("run")), 48, False, ["training.epochs=1"], [Setting("data.train", [path], "T")]
+    )
+    source = str(work.run("run"))
+    quiet: dict[str, Any] = {"command": [], "report": no_report, "stop": lambda: False}
+    events = list(session.finetune(resolved, source=source, output=work.run("on"), **quiet))
+    assert "the head is kept, since the labels are the same" in [e.text for e in events if isinstance(e, Warned)]
+    assert torch.equal(weights(work, "on")["head.ratios_CF"], weights(work, "run")["head.ratios_CF"])
+
+
+def test_what_counts_learns_no_labels(work: Work) -> None:
+    for _ in session.pretrain(
+        load(
+            "ngram", ["data.valid_fraction=0.2", "model.context=16"], [Setting("data.train", [str(work.text)], "TEXT")]
+        ),
+        output=work.run("counts"),
+        command=[],
+        report=no_report,
+        stop=lambda: False,
+    ):
+        pass
+    with pytest.raises(UsageError, match="ngram does not learn labels"):
+        recipe_from_run(str(work.run("counts")), 48, False, [], [])
