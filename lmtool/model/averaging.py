@@ -82,8 +82,6 @@ class AveragingModel(LanguageModel):
     width: of what a head reads.
     """
 
-    reads = "both"
-
     def __init__(self, spec: Averaging, vocab_size: int) -> None:
         super().__init__()
         self.vocab_size = vocab_size

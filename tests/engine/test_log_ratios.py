@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmtool.engine import session
+from lmtool.engine import session, writing
 from lmtool.engine.build import load_run
 from lmtool.engine.finetuning import recipe_from_run
 from lmtool.engine.train import Warned
@@ -85,3 +85,9 @@ def test_what_counts_learns_no_labels(work: Work) -> None:
         pass
     with pytest.raises(UsageError, match="ngram does not learn labels"):
         recipe_from_run(str(work.run("counts")), 48, False, [], [])
+
+
+def test_what_averages_words_writes_no_text(work: Work) -> None:
+    finetune(work, "run", ("good", "bad", "good", "bad", "good", "bad"), 2)
+    with pytest.raises(UsageError, match="an averaging model writes no text"):
+        list(writing.load(str(work.run("run"))).generate("a fine"))
