@@ -23,7 +23,7 @@ help:
 
 quickstart: $(VENV)/.runtime
 	$(BIN)/lmtool pretrain $(TEXT)
-	$(BIN)/lmtool generate "$(PROMPT)" -n 3 --max-new-tokens 250 --temperature 0.8 --top-k 40 --seed 1
+	$(BIN)/lmtool generate "$(PROMPT)" -n 3 --max-new-tokens 250 --temperature 0.5 --seed 1
 	$(BIN)/lmtool eval last $(VALID)
 
 test check: $(VENV)/.dev

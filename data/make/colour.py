@@ -14,16 +14,16 @@ wore two different socks|could name every star|collected smooth stones|kept a di
 knew the times of all the trains|could stand on one hand|always carried a piece of string|slept with the window open in winter
 ate apples with the core|never forgot a face|was afraid of geese|sang in the choir|had once met the king|could imitate any bird
 owned eleven clocks|drew pictures on every scrap of paper|could not say no|blushed easily|told the longest stories
-hated porridge|kept bees on the balcony|baked on Sundays|could wiggle both ears|read while walking|wrote letters to strangers
-drank nothing but cold tea|played chess against the wall|polished the doorknob every day|knew a proverb for everything
-swam in the lake even in November|mended other people's toys|never hurried|believed in mermaids|had a laugh like a trumpet"""
+kept bees on the balcony|baked on Sundays|read while walking|wrote letters to strangers
+drank nothing but cold tea|played chess against the wall|knew a proverb for everything
+swam in the lake even in November|never hurried"""
 )
 SMELLS = words(
     """fresh bread|wet earth|smoke|lavender|tar|roasted coffee|mint|wood shavings|leather|seaweed|burnt sugar|hay|soap|cinnamon|fried onions
-pine needles|old books|beeswax|vinegar|thyme|paint|horses|gingerbread|rope|elderflower|sawdust|turpentine|malt"""
+pine needles|old books|beeswax|vinegar|thyme|paint|horses|gingerbread|rope"""
 )
 INSTRUMENTS = words(
-    """a fiddle|an accordion|a flute|a barrel organ|a trumpet|a piano|a guitar|a drum|a harp|a clarinet|a zither|bagpipes|a trombone"""
+    """a fiddle|an accordion|a flute|a barrel organ|a trumpet|a piano|a guitar|a drum|a harp|a clarinet"""
 )
 TUNES = words(
     """a waltz|a march|an old song|a lullaby|a polka|a hymn|a sad tune|a sea shanty|the same three notes again and again|a dance from the south"""
@@ -33,10 +33,9 @@ SEEN = words(
 somebody was learning to ride a bicycle|a chimney sweep was eating his lunch|twins were quarrelling over a rope|a cart had lost a wheel
 the postmaster was chasing his hat|a sheep looked over the wall|a cat sat in the flower box|a scarecrow wore a lady's hat
 workmen were digging a trench|a soldier was reading a long letter|a goat had climbed onto a shed|two ladies admired a perambulator
-a juggler was practising with apples|a kite hung in the telegraph wires|a tinker was sharpening knives|a mouse ran along the gutter
+a juggler was practising with apples|a kite hung in the telegraph wires
 the night watchman was going to bed|a boy was balancing on a barrel|somebody had lost a slipper|a peddler was selling almanacs
-a woman was carrying a grandfather clock|a donkey refused to cross the road|children were following a marching band
-a photographer hid under a black cloth|a circus wagon rolled by|an old man was talking to his horse|a window was being cleaned"""
+a woman was carrying a grandfather clock|a donkey refused to cross the road|children were following a marching band"""
 )
 FAIR_SEEN = words(
     """a boy was fishing in the fountain|the priest was picking pears|sparrows were bathing in the dust|a woman was hanging out washing
@@ -56,16 +55,9 @@ BREAKFASTS = words(
     """bread and honey|porridge|a boiled egg|cold potatoes|an omelette|toast and marmalade|yesterday's soup|a bowl of raspberries
 cheese and radishes|dry rusks|nothing at all|pancakes|half a sausage|rice pudding|a slice of melon|muesli with nuts"""
 )
-GARMENTS = words(
-    """coat|jacket|cap|apron|cardigan|raincoat|waistcoat|cape|jersey|shirt|pullover|smock|cloak|bonnet|blouse|overcoat|beret"""
-)
-COLOURS = words(
-    """blue|red|green|grey|brown|yellow|white|striped|checked|patched|purple|orange|faded|spotted|crimson|moss-green|pale blue|scarlet
-silver-grey|mustard-coloured|turquoise|violet|snow-white|coal-black"""
-)
 THOUGHTS = words(
     """supper|the holidays|the sea|a dream from last night|the summer before|a song|far-off countries|hot chocolate
-the price of coal|Christmas|an old quarrel|the moon|pirates|arithmetic|a good joke|elephants|the next birthday|a warm bath|ships"""
+the price of coal|Christmas|an old quarrel|the moon|pirates|arithmetic|a good joke"""
 )
 
 

@@ -1,4 +1,4 @@
-"""The words of the world: people, places and their map, animals, things. Lists go from common to rare (see zipf)."""
+"""The words of the world: people, places, animals, things. Lists go from common to rare (see zipf)."""
 
 from typing import NamedTuple
 
@@ -50,65 +50,35 @@ TRADES = [
 
 CHILDREN = ("girl", "boy")
 
-# key, name, preposition of being there, how one passes it, neighbours: one village, always the same
+# key, name, preposition of being there
 MAP = (
-    ("square", "the market square", "in", "across the market square", ("church", "bridge", "school", "inn", "station")),
-    ("church", "the church", "at", "past the church", ("square", "library", "hill")),
-    ("library", "the library", "in", "past the library", ("church",)),
-    ("bridge", "the bridge", "on", "over the bridge", ("square", "mill", "meadow")),
-    ("mill", "the mill", "at", "past the mill", ("bridge", "orchard")),
-    ("orchard", "the orchard", "in", "through the orchard", ("mill", "farm")),
-    ("farm", "the farm", "on", "past the farm", ("orchard", "quarry")),
-    ("quarry", "the old quarry", "in", "around the old quarry", ("farm",)),
-    ("meadow", "the meadow", "in", "across the meadow", ("bridge", "forest", "lake")),
-    ("forest", "the forest", "in", "through the forest", ("meadow", "spring", "tower")),
-    ("spring", "the spring", "at", "past the spring", ("forest",)),
-    ("tower", "the ruined tower", "at", "past the ruined tower", ("forest",)),
-    ("lake", "the lake", "by", "along the lake", ("meadow", "boathouse")),
-    ("boathouse", "the boathouse", "in", "past the boathouse", ("lake",)),
-    ("school", "the school", "at", "past the school", ("square", "playground")),
-    ("playground", "the playground", "in", "across the playground", ("school",)),
-    ("inn", "the inn", "at", "past the inn", ("square", "harbour", "well")),
-    ("well", "the old well", "at", "past the old well", ("inn",)),
-    ("harbour", "the harbour", "at", "along the harbour", ("inn", "beach", "lighthouse")),
-    ("beach", "the beach", "on", "along the beach", ("harbour", "cave")),
-    ("cave", "the cave", "in", "past the cave", ("beach",)),
-    ("lighthouse", "the lighthouse", "at", "past the lighthouse", ("harbour",)),
-    ("station", "the station", "at", "past the station", ("square", "castle")),
-    ("castle", "the castle", "at", "past the castle", ("station",)),
-    ("hill", "the windy hill", "on", "over the windy hill", ("church", "pasture")),
-    ("pasture", "the pasture", "in", "across the pasture", ("hill",)),
+    ("square", "the market square", "in"),
+    ("church", "the church", "at"),
+    ("library", "the library", "in"),
+    ("bridge", "the bridge", "on"),
+    ("mill", "the mill", "at"),
+    ("orchard", "the orchard", "in"),
+    ("farm", "the farm", "on"),
+    ("quarry", "the old quarry", "in"),
+    ("meadow", "the meadow", "in"),
+    ("forest", "the forest", "in"),
+    ("spring", "the spring", "at"),
+    ("tower", "the ruined tower", "at"),
+    ("lake", "the lake", "by"),
+    ("boathouse", "the boathouse", "in"),
+    ("school", "the school", "at"),
+    ("playground", "the playground", "in"),
+    ("inn", "the inn", "at"),
+    ("well", "the old well", "at"),
+    ("harbour", "the harbour", "at"),
+    ("beach", "the beach", "on"),
+    ("cave", "the cave", "in"),
+    ("lighthouse", "the lighthouse", "at"),
+    ("station", "the station", "at"),
+    ("castle", "the castle", "at"),
+    ("hill", "the windy hill", "on"),
+    ("pasture", "the pasture", "in"),
 )
-
-# where a small thing lies, by place
-SPOTS = {
-    "square": ("under a market stall", "beside the fountain", "between two cobblestones"),
-    "church": ("on the stone steps", "under the last bench", "behind the heavy door"),
-    "library": ("between two thick books", "on the window seat", "behind the atlas"),
-    "bridge": ("by the railing", "in a crack between the planks", "beside the lamp post"),
-    "mill": ("behind the flour sacks", "beside the millstone", "under the wooden stairs"),
-    "orchard": ("under the oldest pear tree", "behind the cider press", "beside the ladder"),
-    "farm": ("in the hay", "behind the milk cans", "next to the henhouse"),
-    "quarry": ("between two grey rocks", "beside the rusty cart", "under a thorn bush"),
-    "meadow": ("in the long grass", "beside the crooked fence", "among the clover"),
-    "forest": ("under a fallen oak", "among the ferns", "in a patch of moss"),
-    "spring": ("on a flat stone", "beside the clear water", "under the hazel bush"),
-    "tower": ("on the broken stairs", "in a dark corner", "under the ivy"),
-    "lake": ("among the reeds", "at the end of the pier", "in the wet sand"),
-    "boathouse": ("under an old sail", "in the smallest boat", "behind the oars"),
-    "school": ("under a desk", "in the coat room", "behind the blackboard"),
-    "playground": ("beside the swings", "under the slide", "in the sandbox"),
-    "inn": ("under the long table", "beside the fireplace", "behind the big barrel"),
-    "well": ("on the mossy rim", "beside the bucket", "in the nettles"),
-    "harbour": ("among the fishing nets", "behind a stack of crates", "beside a coil of rope"),
-    "beach": ("among the shells", "beside a piece of driftwood", "under an upturned boat"),
-    "cave": ("on a narrow ledge", "behind a wet rock", "in a heap of pebbles"),
-    "lighthouse": ("on the spiral stairs", "beside the great lamp", "under a bench by the door"),
-    "station": ("under a bench on the platform", "beside the ticket window", "in the waiting room"),
-    "castle": ("in the empty moat", "beside the iron gate", "under a stone lion"),
-    "hill": ("under a lonely pine", "beside the wooden cross", "in the heather"),
-    "pasture": ("beside the water trough", "under the gate", "in the sheepfold"),
-}
 
 
 class Kind(NamedTuple):

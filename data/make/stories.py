@@ -2,12 +2,8 @@
 
 import random
 
-import plots_a
-import plots_b
-import plots_c
-import plots_d
-import plots_e
-import plots_f
+import plots_people
+import plots_things
 from choice import Teller, Written, written
 from tale import Tale
 from threads import THREADS
@@ -15,42 +11,17 @@ from threads import THREADS
 SEED = 7
 
 DATED = (
-    plots_a.lost,
-    plots_a.borrowed,
-    plots_a.repair,
-    plots_b.barter,
-    plots_b.promise,
-    plots_b.market,
-    plots_c.secret,
-    plots_c.illness,
-    plots_c.missing,
-    plots_d.visit,
-    plots_d.present,
-    plots_e.suspicion,
-    plots_e.lesson,
-    plots_e.box,
-    plots_e.letter,
-    plots_f.watch,
-    plots_f.coats,
-    plots_f.play,
+    plots_people.promise,
+    plots_people.secret,
+    plots_people.illness,
+    plots_people.suspicion,
+    plots_things.letter,
+    plots_things.coats,
+    plots_things.watch,
 )
-ONE_DAY = {
-    plots_a.lost,
-    plots_a.repair,
-    plots_b.barter,
-    plots_b.market,
-    plots_c.missing,
-    plots_d.visit,
-    plots_d.present,
-    plots_d.race,
-    plots_e.suspicion,
-    plots_e.box,
-    plots_e.letter,
-    plots_f.coats,
-    plots_f.play,
-}
-UNDATED = (plots_c.storm, plots_d.race, plots_f.contest)
-"""Plots that begin with a date, and plots that begin in their own way."""
+ONE_DAY = {plots_people.suspicion, plots_things.letter, plots_things.coats}
+UNDATED = (plots_things.storm,)
+"""Plots that begin with a date, and plots that begin in their own way. Those of one day may look back at it."""
 
 
 def story(teller: Teller) -> Tale:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import lexicon
 from choice import Teller, zipf
 from telling import Lazy, Story
-from world import PLACES, SEX, Animal, Person, Place, Role, Thing, World
+from world import PLACES, SEX, Animal, Person, Role, World
 
 CHILD_MOODS = ("little ", "curious ", "shy ", "clever ", "dreamy ", "cheerful ", "stubborn ", "brave ", "lively ")
 MOODS = (
@@ -30,24 +30,10 @@ OLD_KIN = ("neighbour", "uncle", "aunt", "grandmother", "grandfather", "teacher"
 KIN_SEX = {"brother": "he", "sister": "she", "uncle": "he", "aunt": "she", "grandmother": "she", "grandfather": "he"}
 SEX |= KIN_SEX | {"godmother": "she", "godfather": "he"}
 
-MONTHS = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-]
 DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
 
-# weather: months, what one sees, on the way, in the evening
-WEATHER: dict[str, tuple[str, tuple[str, ...], str, str]] = {
+# weather: months, what one sees, in the evening
+WEATHER: dict[str, tuple[str, tuple[str, ...], str]] = {
     "rainy": (
         "April May June September October November",
         (
@@ -55,7 +41,6 @@ WEATHER: dict[str, tuple[str, tuple[str, ...], str, str]] = {
             "The paths were soft with mud.",
             "Puddles stood in <the street|every yard>.",
         ),
-        "<in the rain|with wet shoes|under dripping trees>",
         "<the rain had stopped|the clouds had gone|it was still raining a little>",
     ),
     "windy": (
@@ -64,7 +49,6 @@ WEATHER: dict[str, tuple[str, tuple[str, ...], str, str]] = {
             "The wind <rattled the shutters|shook the trees|chased the clouds across the sky>.",
             "<Dust and straw|Scraps of paper> <danced|whirled> in the air.",
         ),
-        "<against the wind|with the wind at {a.his} back|holding on to {a.his} collar>",
         "<the wind had dropped|the wind was only a whisper|the trees stood still again>",
     ),
     "sunny": (
@@ -74,7 +58,6 @@ WEATHER: dict[str, tuple[str, tuple[str, ...], str, str]] = {
             "Not a cloud was <in the sky|to be seen>.",
             "<Bees|Swallows> were <busy|everywhere>.",
         ),
-        "<in the sunshine|whistling|with the sun on {a.his} face>",
         "<the sky was red|the first stars were out|the swallows were flying low>",
     ),
     "cold": (
@@ -84,7 +67,6 @@ WEATHER: dict[str, tuple[str, tuple[str, ...], str, str]] = {
             "The puddles were covered with thin ice.",
             "Breath hung in the air like smoke.",
         ),
-        "<with {a.his} hands in {a.his} pockets|over the hard ground|as fast as the cold allowed>",
         "<the stars glittered|the windows were white with frost|a fire was burning in every house>",
     ),
     "snowy": (
@@ -94,7 +76,6 @@ WEATHER: dict[str, tuple[str, tuple[str, ...], str, str]] = {
             "The <fences|hedges> wore white caps.",
             "Every footstep <could be seen|creaked> in the snow.",
         ),
-        "<through the deep snow|along the white road|leaving a line of footprints>",
         "<new snow had covered the footprints|the snow shone blue in the moonlight|more snow was falling>",
     ),
     "foggy": (
@@ -103,7 +84,6 @@ WEATHER: dict[str, tuple[str, tuple[str, ...], str, str]] = {
             "The fog <hid the church tower|lay thick on the fields>.",
             "One could hardly see the <next house|other side of the road>.",
         ),
-        "<through the fog|slowly, from tree to tree|guided by the church bell>",
         "<the fog had lifted|the moon broke through the fog|the fog was as thick as before>",
     ),
     "hot": (
@@ -113,7 +93,6 @@ WEATHER: dict[str, tuple[str, tuple[str, ...], str, str]] = {
             "The <air|road> shimmered in the heat.",
             "No rain had fallen for weeks.",
         ),
-        "<in the heat|along the shady side of the road|with a wet handkerchief on {a.his} head>",
         "<a cool breeze came up|it was a little cooler|the crickets were singing>",
     ),
     "mild": (
@@ -123,7 +102,6 @@ WEATHER: dict[str, tuple[str, tuple[str, ...], str, str]] = {
             "The <air|wind> smelled of earth.",
             "The first <buds|flowers> were open.",
         ),
-        "<at an easy pace|humming a tune|looking about with pleasure>",
         "<the air was still mild|a soft rain began|lamps were being lit>",
     ),
 }
@@ -141,6 +119,10 @@ def grown_out(someone: Person) -> tuple[str, ...]:
     return ("schoolmate", "teacher") if grown else ()
 
 
+TRADES, STRANGERS = lexicon.TRADES[::2], lexicon.TRADES[1::2]
+"""Trades of those who have a name, and of those who are only called by their trade."""
+
+
 class Num(int):
     def __str__(self) -> str:
         return lexicon.number(int(self))
@@ -151,9 +133,6 @@ class SideStory(NamedTuple):
 
     begin: Callable[["Tale"], Callable[[], None]]
     where: str  # out (it begins on the road) or any
-    people: bool  # others than the main character are in it
-    lasts: bool = True  # it can end days later
-    coins: bool = False
 
 
 class Tale(Story):
@@ -165,9 +144,8 @@ class Tale(Story):
         self.world = World()
         self.cast: list[Person | Role] = []
         self.plot = ""
-        self.payoffs: list[Callable[[], None]] = []
-        self.used: set[str] = set()
-        self.aside: list[str] = []  # the side stories that were begun
+        self.payoff: Callable[[], None] | None = None
+        self.aside = ""  # the side story that was begun
         self.passers_by = False
         self.set(
             weather=Lazy(list(WEATHER), "zipf"),
@@ -211,7 +189,7 @@ class Tale(Story):
         nouns = lambda: [n for n in lexicon.CHILDREN if other is None or SEX[n] != other.sex]  # noqa: E731
         return self.person(slot, nouns, CHILD_MOODS, other)
 
-    def trader(self, slot: str = "a", other: Person | None = None, trades: Any = lexicon.TRADES) -> Person:
+    def trader(self, slot: str = "a", other: Person | None = None, trades: Any = TRADES) -> Person:
         """Somebody with a trade that nobody else in the story has."""
         return self.person(slot, lambda: self.free(trades), MOODS, other)
 
@@ -224,7 +202,7 @@ class Tale(Story):
             other,
         )
 
-    def role(self, slot: str, trades: Any = lexicon.TRADES, moods: Any = MOODS) -> Role:
+    def role(self, slot: str, trades: Any = STRANGERS, moods: Any = MOODS) -> Role:
         """Somebody who is called by a trade that nobody else in the story has."""
         someone = Role(Lazy(lambda: self.free(trades), "zipf"), Lazy(moods, "zipf"))
         self.cast.append(someone)
@@ -233,9 +211,9 @@ class Tale(Story):
 
     def hero(self, slot: str = "a", other: Person | None = None) -> Person:
         """The main character: a child or somebody with a trade."""
-        every = [*lexicon.CHILDREN, "widow", *lexicon.TRADES]
+        every = [*lexicon.CHILDREN, "widow", *TRADES]
         frequent = {"girl": 0.9, "boy": 0.9, "widow": 0.1}
-        common = dict(zip(lexicon.TRADES, zipf(len(lexicon.TRADES)), strict=True)) | frequent
+        common = dict(zip(TRADES, zipf(len(TRADES)), strict=True)) | frequent
 
         def nouns() -> list[str]:
             free = self.free(every)
@@ -258,31 +236,9 @@ class Tale(Story):
         self[slot] = animal
         return animal
 
-    def treasure(self, slot: str = "x") -> Thing:
-        """A small thing that is not in the story yet."""
-        thing = Thing(None)
-
-        def nouns() -> list[str]:
-            fit = thing.adj if isinstance(thing.adj, str) else ""
-            every = lexicon.TREASURES.items()
-            return [noun for noun, adjs in every if noun not in self.used and (not fit or fit in adjs)]
-
-        def adjectives() -> list[str]:
-            known = [thing.noun] if isinstance(thing.noun, str) else nouns()
-            return ["", *sorted({adj for noun in known for adj in lexicon.TREASURES[noun]})]
-
-        thing.noun = Lazy(nouns, "zipf")
-        thing.adj = Lazy(adjectives, lambda adjs: [len(adjs) * 0.25, *[1.0] * (len(adjs) - 1)])
-        self[slot] = thing
-        return thing
-
-    def place(self, slot: str, *but: str, among: Sequence[str] = tuple(PLACES)) -> None:
-        """A place of the map, drawn when it is named, other than those in the slots `but`."""
-
-        def free() -> list[Place]:
-            return [PLACES[key] for key in among if all(self.slots[other] is not PLACES[key] for other in but)]
-
-        self[slot] = Lazy(free, "zipf")
+    def place(self, slot: str) -> None:
+        """A place, drawn when it is named."""
+        self[slot] = Lazy(list(PLACES.values()), "zipf")
 
     def number(self, slot: str, low: int, high: int) -> None:
         """A number from low to high, drawn when it is named. t[slot] is an int that is written as a word."""
@@ -321,34 +277,16 @@ class Tale(Story):
         self.gap = ""
         self.say(*[clause.removeprefix(intro) for clause in clauses])
 
-    def way(self) -> str:
-        """On the way, as the weather is."""
+    def evening(self) -> str:
         return WEATHER[self["weather"]][2]
 
-    def evening(self) -> str:
-        return WEATHER[self["weather"]][3]
-
-    def plant(self, where: str, p: float = 0.75, days: bool = False, coins: bool = True) -> None:
-        """Perhaps begin a side story, or one with other people in it and one without; pay() ends them.
-
-        where: out (on the road) or any; days: it may end days later; coins: it may be about coins.
-        """
-        fit = [
-            one
-            for one in self.threads
-            if one.where in (where, "any") and (one.lasts or not days) and (coins or not one.coins)
-        ]
+    def plant(self, where: str, p: float = 0.4) -> None:
+        """Perhaps begin a side story, which pay() ends. where: out (on the road) or any."""
         if not self.chance(p):
             return
-        first = self.choose(fit)
-        self.begin_side_story(first)
-        others = [one for one in fit if one.people != first.people]
-        if others and self.chance(0.25):
-            self.begin_side_story(self.choose(others))
-
-    def begin_side_story(self, one: SideStory) -> None:
-        self.aside.append(one.begin.__name__)
-        self.payoffs.append(one.begin(self))
+        one = self.choose([one for one in self.threads if one.where in (where, "any")])
+        self.aside = one.begin.__name__
+        self.payoff = one.begin(self)
 
     def order(self, *people: Person) -> list[Person]:
         """The people in an order that shows when they are next named."""
@@ -358,10 +296,10 @@ class Tale(Story):
         return taken
 
     def pay(self) -> None:
-        """End the side stories that were begun."""
-        for payoff in self.payoffs:
-            payoff()
-        self.payoffs = []
+        """End the side story, if one was begun."""
+        if self.payoff:
+            self.payoff()
+        self.payoff = None
 
     def close(self, p: float = 0.4) -> None:
         """Perhaps look back at the day, if it had a date, or at the evening's weather."""

@@ -3,22 +3,20 @@
     world = World()
     tom, ann = Person("Tom", "baker"), Person("Ann", "girl")
     kite = Thing("kite", "red ")
-    world.put(kite, tom)                  # also: an Animal or a Place holds things
-    world.put(tom, PLACES["mill"])
+    world.put(kite, tom)
     world.do(Give(tom, kite, ann))        # raises Impossible when a precondition fails
-    world.holder(kite) is ann; world.where(kite); world.things(ann); world.count(ann, "coin"); world.history
+    world.holder(kite) is ann; world.count(ann, "coin"); world.knows(ann, fact); world.history
 
-An event has `possible(world)`, which says what forbids it ("" when nothing does), `apply(world)`, and `ways`, templates
-of telling.py that tell it; `tell(story, event)` writes one of them. Fields of entities may be Lazy: then the word is
-drawn when it is first written.
+An event has `possible(world)`, which says what forbids it ("" when nothing does), and `apply(world)`. Fields of entities
+may be Lazy: then the word is drawn when it is first written.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import lexicon
-from telling import Ask, Lazy, Story
+from telling import Ask, Lazy
 
 PRONOUNS = {
     "he": {"he": "he", "him": "him", "his": "his", "himself": "himself"},
@@ -146,13 +144,11 @@ class Thing(Entity):
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """Forms: {p} the mill; {p.at} at the mill; {p.to} to the mill; {p.via} past the mill."""
+    """Forms: {p} the mill; {p.at} at the mill; {p.to} to the mill."""
 
     key: str
     name: str
     prep: str
-    via: str
-    near: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.name
@@ -169,28 +165,6 @@ class Place:
 PLACES = {row[0]: Place(*row) for row in lexicon.MAP}
 
 
-def route(start: Place, goal: Place) -> list[Place]:
-    """The places of the shortest way from start to goal, both included; the first of several in the order of the map."""
-    before: dict[str, str] = {start.key: ""}
-    queue = deque([start.key])
-    while queue and goal.key not in before:
-        here = queue.popleft()
-        for there in PLACES[here].near:
-            if there not in before:
-                before[there] = here
-                queue.append(there)
-    way = [goal.key]
-    while before[way[-1]]:
-        way.append(before[way[-1]])
-    return [PLACES[key] for key in reversed(way)]
-
-
-def way_words(start: Place, goal: Place) -> str:
-    """ "over the bridge and past the church to the mill": the way in words, without its start."""
-    between = [place.via for place in route(start, goal)[1:-1]][-2:]
-    return " ".join([" and ".join(between), goal.to]).strip()
-
-
 @dataclass(eq=False)
 class Promise:
     """what is a bare infinitive: "bring back the saw on Friday". kept is None until it is decided."""
@@ -203,37 +177,21 @@ class Promise:
 
 @dataclass
 class World:
-    """What is true now. holders: thing -> person, animal or place; places: person or animal -> place."""
+    """What is true now. holders: who has a thing."""
 
     holders: dict[Any, Any] = field(default_factory=dict)
-    places: dict[Any, Place] = field(default_factory=dict)
-    owners: dict[Any, Any] = field(default_factory=dict)
     counts: Counter[tuple[Any, str]] = field(default_factory=Counter)
     promises: list[Promise] = field(default_factory=list)
     broken: set[Any] = field(default_factory=set)
     known: set[tuple[Any, str]] = field(default_factory=set)
     history: list["Event"] = field(default_factory=list)
 
-    def put(self, what: Any, where: Any) -> None:
-        """Place a person or animal at a place, or a thing with its holder (who owns it, if nobody did)."""
-        if isinstance(what, Thing):
-            self.holders[what] = where
-            if not isinstance(where, Place):
-                self.owners.setdefault(what, where)
-        else:
-            self.places[what] = where
+    def put(self, thing: Any, holder: Any) -> None:
+        """Say who has a thing."""
+        self.holders[thing] = holder
 
     def holder(self, thing: Any) -> Any:
         return self.holders.get(thing)
-
-    def where(self, what: Any) -> Place | None:
-        """The place of anything: a held thing is where its holder is."""
-        while what is not None and not isinstance(what, Place):
-            what = self.holders.get(what) if isinstance(what, Thing) else self.places.get(what)
-        return what
-
-    def things(self, holder: Any) -> list[Any]:
-        return [thing for thing, other in self.holders.items() if other is holder]
 
     def count(self, holder: Any, noun: str) -> int:
         """How many of a countable good (coin, apple) someone has."""
@@ -251,9 +209,7 @@ class World:
 
 
 class Event:
-    """Something that happens. Subclasses are dataclasses; their fields are the slots of `ways`."""
-
-    ways: ClassVar[tuple[str, ...]] = ()
+    """Something that happens. Subclasses are dataclasses."""
 
     def possible(self, world: World) -> str:
         return ""
@@ -262,91 +218,24 @@ class Event:
         pass
 
 
-def tell(story: Story, event: Event) -> None:
-    """Say the event in one of its ways."""
-    story.set(**vars(event))
-    story.say(*event.ways)
-
-
-@dataclass
-class Go(Event):
-    who: Any
-    to: Place
-    ways = ("{who} went {to.to}.", "{who} walked {to.to}.", "Then {who} <set off for {to}|made {who.his} way {to.to}>.")
-
-    def possible(self, world: World) -> str:
-        return "already there" if world.places.get(self.who) is self.to else ""
-
-    def apply(self, world: World) -> None:
-        world.places[self.who] = self.to
-
-
-@dataclass
-class Take(Event):
-    who: Any
-    thing: Thing
-    ways = ("{who} took {thing.the}.", "{who} picked up {thing.the}.")
-
-    def possible(self, world: World) -> str:
-        held = not isinstance(world.holder(self.thing), Place | None)
-        far = world.where(self.who) and world.where(self.thing) not in (world.where(self.who), None)
-        return "somebody holds it" if held else "too far away" if far else ""
-
-    def apply(self, world: World) -> None:
-        world.holders[self.thing] = self.who
-        world.owners.setdefault(self.thing, self.who)
-
-
-@dataclass
-class Leave(Event):
-    who: Any
-    thing: Thing
-    place: Place
-    ways = ("{who} left {thing.the} {place.at}.", "{who} put {thing.the} down {place.at}.")
-
-    def possible(self, world: World) -> str:
-        return "" if world.holder(self.thing) is self.who else "does not have it"
-
-    def apply(self, world: World) -> None:
-        world.holders[self.thing] = self.place
-
-
 @dataclass
 class Give(Event):
-    """The thing changes hands and owner; Lend: hands only; Return: to its owner."""
+    """The thing changes hands."""
 
     who: Any
     thing: Thing
     to: Any
-    ways = ("{who} gave {thing.the} to {to}.", "{who} handed {to} {thing.the}.", "{who} gave {to} {thing.the}.")
 
     def possible(self, world: World) -> str:
         return "" if world.holder(self.thing) is self.who else "does not have it"
-
-    def apply(self, world: World) -> None:
-        world.holders[self.thing] = world.owners[self.thing] = self.to
-
-
-@dataclass
-class Lend(Give):
-    ways = ("{who} lent {thing.the} to {to}.", "{who} lent {to} {thing.the}.")
 
     def apply(self, world: World) -> None:
         world.holders[self.thing] = self.to
 
 
 @dataclass
-class Return(Lend):
-    ways = ("{who} gave {thing.the} back to {to}.", "{who} returned {thing.the} to {to}.")
-
-    def possible(self, world: World) -> str:
-        return super().possible(world) or ("" if world.owners[self.thing] is self.to else "it is not theirs")
-
-
-@dataclass
 class Break(Event):
     thing: Thing
-    ways = ("{thing.the} broke.",)
 
     def possible(self, world: World) -> str:
         return "already broken" if self.thing in world.broken else ""
@@ -359,7 +248,6 @@ class Break(Event):
 class Mend(Event):
     who: Any
     thing: Thing
-    ways = ("{who} mended {thing.the}.", "{who} repaired {thing.the}.")
 
     def possible(self, world: World) -> str:
         return "" if self.thing in world.broken else "not broken"

@@ -110,7 +110,7 @@ def test_the_examples_of_the_readme_are_in_the_file(train):
 def test_the_vocabulary_has_a_long_tail(train):
     counts = Counter(re.findall(r"[a-z]+(?:['-][a-z]+)*", " ".join(train).lower()))
     assert 1500 <= len(counts) <= 3000
-    assert sum(n <= 20 for n in counts.values()) > len(counts) / 5
+    assert sum(n <= 20 for n in counts.values()) > len(counts) / 6
 
 
 def test_every_plot_and_side_story_is_told():
@@ -118,12 +118,12 @@ def test_every_plot_and_side_story_is_told():
     for index in range(400):
         tale = stories.number(index).value
         told[tale.plot] += 1
-        ended.update(tale.aside)
-        assert not tale.payoffs, "a side story without an end"
+        ended[tale.aside] += 1
+        assert tale.payoff is None, "a side story without an end"
     assert set(told) == {plot.__name__ for plot in (*stories.DATED, *stories.UNDATED)}
-    assert min(told.values()) > 5
-    assert set(ended) == {thread.begin.__name__ for thread in THREADS}
-    assert min(ended.values()) > 5
+    assert min(told.values()) > 20
+    assert set(ended) == {"", *(thread.begin.__name__ for thread in THREADS)}
+    assert min(ended.values()) > 10
 
 
 def test_who_is_who_can_be_learnt(train):
@@ -205,17 +205,15 @@ def test_nobody_changes_sex(train):
             assert not re.search(rf"\b{wrong}\b", re.sub(r'"[^"]*"', "", text), flags=re.I), text
 
 
-def test_sums_in_the_market_are_right(train):
-    """Sold pieces times the price is what is in the purse, and what is left is what was not sold, given or lost."""
+def test_what_the_storm_broke_is_mended_with_as_much_as_was_needed(train):
     checked = 0
     for index in range(bundle.TRAIN):
         if checked == 40:
             break
         tale = stories.number(index).value
-        if tale.plot == "market":
+        if tale.plot == "storm":
             checked += 1
-            good = tale.slots["good"]
-            passed = [event for event in tale.world.history if getattr(event, "noun", "") == good]
-            assert sum(event.n for event in passed) + tale.world.count(tale["a"], good) == tale["n"]
+            assert tale.world.count(tale["a"], tale["dam"].need) == tale["need"]
+            assert not tale.world.broken
     assert checked == 40
     assert all(a is not b for a, b in itertools.pairwise(train))

@@ -1,0 +1,50 @@
+"""How many stories of a model hold together, so that the program that told the training text could have told them.
+
+    python benchmarks/coherence.py [RUN] [--stories 200] [--temperatures 0.5 0.8] [--top-k 40] [--show]
+
+A story counts when the program has a derivation for it, to the last word: whose coat it is, who is still owed how much,
+whose watch it was. A single wrong name is enough to fail. Only runs trained on data/stories.txt are worth asking about.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from lmtool.decoding.settings import Sample
+from lmtool.engine import writing
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data" / "make"))
+
+from choice import derivations
+from stories import story
+
+
+def holds(text: str) -> bool:
+    """Whether the program could have told this story."""
+    try:
+        return bool(derivations(story, text.strip()))
+    except RuntimeError:  # so far from any story that the search for a derivation does not end
+        return False
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", nargs="?", default="last", metavar="RUN")
+    parser.add_argument("--stories", type=int, default=200, metavar="N", help="at each temperature")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.5, 0.8], metavar="T")
+    parser.add_argument("--top-k", type=int, default=40, metavar="K")
+    parser.add_argument("--show", action="store_true", help="print the stories that do not hold")
+    given = parser.parse_args()
+    writer = writing.load(given.run)
+    print("| temperature | stories | that hold |\n|---|---|---|", flush=True)
+    for temperature in given.temperatures:
+        settings = Sample(temperature=temperature, top_k=given.top_k, max_new_tokens=500)
+        texts = writer.complete("", settings, n=given.stories)
+        broken = [text for text in texts if not holds(text)]
+        print(f"| {temperature:g} | {len(texts)} | {1 - len(broken) / len(texts):.0%} |", flush=True)
+        if given.show:
+            print(*broken, sep="\n\n")
+
+
+if __name__ == "__main__":
+    main()
