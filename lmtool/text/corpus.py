@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lmtool.errors import DataError
+from lmtool.text.delimited import sniff
 from lmtool.text.files import find_files, open_bytes, place, reading, shown, suffix, text_blocks, text_lines
 from lmtool.text.hub import PREFIX, fetch
 from lmtool.text.tokenizer import without_surrogates
@@ -245,7 +246,11 @@ def _jsonl(path: Path, column: str) -> Iterator[str]:
 
 def _csv(path: Path, column: str) -> Iterator[str]:
     csv.field_size_limit(sys.maxsize)
-    reader = csv.reader((line for _, lines in text_lines(path) for line in lines), strict=True)
+    blocks = (lines for _, lines in text_lines(path))
+    head = next(blocks, [])
+    dialect = sniff([*enumerate(head, 1)], whole=False, order=",;\t|", delimiter=None, quoted=True)
+    lines = chain(head, chain.from_iterable(blocks))
+    reader = csv.reader(lines, delimiter=dialect.delimiter, skipinitialspace=dialect.skip_space, strict=True)
     try:
         names = next(reader, None)
         if names is None:
@@ -260,7 +265,7 @@ def _csv(path: Path, column: str) -> Iterator[str]:
                 raise DataError(
                     f"the row has {len(row)} fields, the header {len(names)}",
                     where=f"{place(path)}:{reader.line_num}",
-                    fix="quote fields that hold commas or line ends",
+                    fix=f"quote fields that hold {shown(dialect.delimiter)} or line ends",
                 )
             yield row[index]
     except csv.Error as error:

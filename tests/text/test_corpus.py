@@ -124,6 +124,19 @@ def test_byte_order_mark_is_dropped(name: str, tmp_path: Path) -> None:
     assert read(path) == ["é"]
 
 
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_a_csv_may_have_another_delimiter(delimiter: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    with open(path, "w", newline="", encoding="utf-8-sig") as file:
+        csv.writer(file, delimiter=delimiter).writerows([["id", "text"], *enumerate(TEXTS)])
+    assert read(path) == TEXTS
+
+
+def test_a_csv_of_one_column_has_commas(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text\none; two; three\nfour;five\n", encoding="utf-8")
+    assert read(tmp_path / "a.csv") == ["one; two; three", "four;five"]
+
+
 @given(text=st.text(st.sampled_from("a \n\r\té"), max_size=60), block=st.integers(1, 9), chunk=st.integers(1, 9))
 @settings(deadline=None)
 @pytest.mark.parametrize("documents_are", ["whole", "line", "blank-line"])
