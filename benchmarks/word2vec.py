@@ -45,7 +45,7 @@ CLASSES = {
         "shoemaker",
     ],
     "names": ["Anna", "Clara", "Emma", "Rosa", "Martha", "Greta", "Tom", "Ben", "Jack", "Peter", "Henry", "Sam"],
-    "colours": ["red", "blue", "green", "yellow", "white", "black", "brown", "grey"],
+    "months": ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October"],
     "numbers": ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"],
 }
 
