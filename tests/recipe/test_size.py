@@ -71,7 +71,7 @@ def training_parameters() -> int:
     recipe = load("tiny", ["training.micro_batch=1"]).recipe
     model = recipe.model
     matrices = 12 * model.n_layers * model.d_model**2
-    return 4 * parameter_count(model, 4096) - matrices
+    return 4 * parameter_count(model, recipe.tokenizer.vocab_size) - matrices
 
 
 @pytest.mark.parametrize("tuning", ["tuning.lora.rank=8", "tuning.freeze=body"])
