@@ -87,25 +87,24 @@ class Kind(NamedTuple):
     food: str
     sound: str
     home: str
-    move: str
 
 
 ANIMALS = {
-    "dog": Kind("a bone", "barked", "in its basket", "ran"),
-    "cat": Kind("a saucer of milk", "mewed", "beside the stove", "crept"),
-    "goat": Kind("a cabbage leaf", "bleated", "in the shed", "climbed"),
-    "hen": Kind("a handful of corn", "clucked", "in the henhouse", "strutted"),
-    "donkey": Kind("a carrot", "brayed", "in the stable", "trotted"),
-    "rabbit": Kind("a bunch of clover", "drummed with its feet", "in its hutch", "hopped"),
-    "pony": Kind("a sugar lump", "whinnied", "in the stable", "trotted"),
-    "goose": Kind("a crust of bread", "hissed", "beside the pond", "waddled"),
-    "duck": Kind("a crust of bread", "quacked", "beside the pond", "waddled"),
-    "lamb": Kind("a bottle of milk", "bleated", "in the sheepfold", "skipped"),
-    "parrot": Kind("a walnut", "whistled", "in its cage", "flew"),
-    "pig": Kind("a bucket of peelings", "grunted", "in the sty", "trotted"),
-    "tortoise": Kind("a lettuce leaf", "hissed softly", "in a box of straw", "crawled"),
-    "jackdaw": Kind("a cherry", "cawed", "on the roof beam", "flew"),
-    "ferret": Kind("an egg", "chattered", "in its hutch", "slipped"),
+    "dog": Kind("a bone", "barked", "in its basket"),
+    "cat": Kind("a saucer of milk", "mewed", "beside the stove"),
+    "goat": Kind("a cabbage leaf", "bleated", "in the shed"),
+    "hen": Kind("a handful of corn", "clucked", "in the henhouse"),
+    "donkey": Kind("a carrot", "brayed", "in the stable"),
+    "rabbit": Kind("a bunch of clover", "drummed with its feet", "in its hutch"),
+    "pony": Kind("a sugar lump", "whinnied", "in the stable"),
+    "goose": Kind("a crust of bread", "hissed", "beside the pond"),
+    "duck": Kind("a crust of bread", "quacked", "beside the pond"),
+    "lamb": Kind("a bottle of milk", "bleated", "in the sheepfold"),
+    "parrot": Kind("a walnut", "whistled", "in its cage"),
+    "pig": Kind("a bucket of peelings", "grunted", "in the sty"),
+    "tortoise": Kind("a lettuce leaf", "hissed softly", "in a box of straw"),
+    "jackdaw": Kind("a cherry", "cawed", "on the roof beam"),
+    "ferret": Kind("an egg", "chattered", "in its hutch"),
 }
 
 PET_NAMES = [
