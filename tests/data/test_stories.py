@@ -1,6 +1,7 @@
 """The bundled stories are what the generator writes, their limit is exact, and they are fit to read."""
 
 import hashlib
+import importlib.util
 import itertools
 import json
 import re
@@ -87,6 +88,17 @@ def test_a_changed_story_is_impossible(valid):
         names = [word for word in re.findall(r"\b[A-Z][a-z]+\b", text) if word in SEX]
         spoilt = re.sub(rf"\b{names[-1]}\b(?!.*\b{names[-1]}\b)", "Zebulon", text)
         assert choice.bits_of(stories.story, spoilt) == float("inf")
+
+
+def test_the_benchmark_knows_stories_that_hold(valid):
+    path = DATA.parent / "benchmarks" / "coherence.py"
+    spec = importlib.util.spec_from_file_location("coherence", path)
+    coherence = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(coherence)
+    assert all(map(coherence.holds, valid[:20]))
+    assert not any(coherence.holds(f"{text} {text}") for text in valid[:5])
+    whose = next(text for text in valid if "back the" in text)
+    assert not coherence.holds(re.sub(r"back the .*?,", "back the wardrobe,", whose))
 
 
 def test_no_story_is_told_twice(train, valid):
