@@ -236,7 +236,7 @@ SITE_WAYS = {
 def places(t: Scene) -> Callable[[str], None]:
     people = [t.person(), t.person()]
     things = [t.item(TREASURES), t.item(TREASURES)]
-    t.set(a=people[0], x=things[0], l=Lazy(list(PLACES.values())))
+    t.set(a=people[0], x=things[0], l=Lazy(PLACES))
     asked, right = t.fork(
         (2.0, "{a} is {l.at}.", (0, True)),
         (1.0, "{a} is not {l.at}.", (0, False)),
@@ -252,7 +252,7 @@ def places(t: Scene) -> Callable[[str], None]:
             kind, *roles = event
             t.set(p=person, x=thing)
             for role in roles:
-                t["l"] = known.get(role) or Lazy([place for place in PLACES.values() if place not in known.values()])
+                t["l"] = known.get(role) or Lazy([place for place in PLACES if place not in known.values()])
             return SITE_WAYS[kind if has[0] or kind not in ("go", "vanish") else f"bare {kind}"]
 
         def told(event: Event) -> None:

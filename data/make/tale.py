@@ -238,7 +238,7 @@ class Tale(Story):
 
     def place(self, slot: str) -> None:
         """A place, drawn when it is named."""
-        self[slot] = Lazy(list(PLACES.values()), "zipf")
+        self[slot] = Lazy(PLACES, "zipf")
 
     def number(self, slot: str, low: int, high: int) -> None:
         """A number from low to high, drawn when it is named. t[slot] is an int that is written as a word."""

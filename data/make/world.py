@@ -146,7 +146,6 @@ class Thing(Entity):
 class Place:
     """Forms: {p} the mill; {p.at} at the mill; {p.to} to the mill."""
 
-    key: str
     name: str
     prep: str
 
@@ -162,7 +161,7 @@ class Place:
         return f"to {self.name}"
 
 
-PLACES = {row[0]: Place(*row) for row in lexicon.MAP}
+PLACES = [Place(*row) for row in lexicon.PLACES]
 
 
 @dataclass(eq=False)
