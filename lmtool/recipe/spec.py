@@ -151,7 +151,34 @@ class Init(Spec):
     """Divide the std of each projection into the residual stream by the square root of their number (GPT-2)."""
 
 
-class Transformer(Spec):
+Reads = Literal["past", "source", "both", "words"]
+"""What the prediction at a position may depend on. "past": the tokens up to it. "source": these, and all of a source,
+which for a prefix LM is the prefix. "both": all tokens of the row. "words": no position at all; a text is a bag of
+words, or a window of them."""
+
+
+class ModelSpec(Spec):
+    """What all models have."""
+
+    kind: str
+
+    @property
+    def title(self) -> str:
+        """What the model is called in messages, such as "transformer decoder"."""
+        return self.kind
+
+    @property
+    def reads(self) -> Reads:
+        """What a prediction depends on."""
+        return "past"
+
+    @property
+    def longest_row(self) -> int | None:
+        """Most tokens that a row of a table may have; None where there is no limit."""
+        return None
+
+
+class Transformer(ModelSpec):
     """A Transformer (Vaswani et al. 2017)."""
 
     kind: Literal["transformer"]
@@ -207,6 +234,24 @@ class Transformer(Spec):
     """Dropout inside the feed-forward network, after the nonlinearity."""
     init: Init = Init()
     """Initial weights."""
+
+    @property
+    def title(self) -> str:
+        return f"{self.kind} {self.shape}"
+
+    @property
+    def reads(self) -> Reads:
+        match self.shape:
+            case "decoder":
+                return "past"
+            case "encoder":
+                return "both"
+            case "encoder-decoder" | "prefix":
+                return "source"
+
+    @property
+    def longest_row(self) -> int:
+        return self.context
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:
@@ -273,7 +318,7 @@ CELLS: dict[CellName, tuple[int, int]] = {"rnn": (1, 1), "gru": (3, 1), "lstm": 
 Nonlinearity = Literal["tanh", "relu", "sigmoid"]
 
 
-class Recurrent(Spec):
+class Recurrent(ModelSpec):
     """A recurrent network (Elman 1990; Hochreiter and Schmidhuber 1997; Cho et al. 2014)."""
 
     kind: Literal["recurrent"]
@@ -303,6 +348,14 @@ class Recurrent(Spec):
     dropout: Fraction = 0.0
     """Dropout of embeddings, between layers, and of the output."""
 
+    @property
+    def title(self) -> str:
+        return f"{self.kind} {self.shape}"
+
+    @property
+    def reads(self) -> Reads:
+        return "source" if self.shape == "encoder-decoder" else "past"
+
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         mistakes = []
@@ -323,7 +376,7 @@ class Recurrent(Spec):
         return self
 
 
-class NGram(Spec):
+class NGram(ModelSpec):
     """Counts of word sequences, smoothed by interpolated modified Kneser-Ney (Chen and Goodman 1999)."""
 
     kind: Literal["ngram"]
@@ -340,7 +393,7 @@ class NGram(Spec):
         return max(1, self.order - 1)
 
 
-class SkipGram(Spec):
+class SkipGram(ModelSpec):
     """Two vectors for each word, as centre and as neighbour (Mikolov et al. 2013)."""
 
     kind: Literal["skipgram"]
@@ -351,8 +404,12 @@ class SkipGram(Spec):
     vocab_size: PositiveInt | None = None
     """Words; the tokenizer's size by default."""
 
+    @property
+    def reads(self) -> Reads:
+        return "words"
 
-class Averaging(Spec):
+
+class Averaging(ModelSpec):
     """The mean of a text's word vectors, and layers above it (Iyyer et al. 2015): a classifier that knows no order."""
 
     kind: Literal["averaging"]
@@ -384,6 +441,14 @@ class Averaging(Spec):
     def n_hashed(self) -> int:
         """Rows of sequences of tokens, behind those of tokens."""
         return self.buckets if self.ngrams > 1 else 0
+
+    @property
+    def reads(self) -> Reads:
+        return "words"
+
+    @property
+    def longest_row(self) -> int:
+        return self.context
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
@@ -897,11 +962,10 @@ class Recipe(Spec):
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         mistakes = []
-        shape = f" {self.model.shape}" if isinstance(self.model, Transformer | Recurrent) else ""
         learns = objectives_of(self.model)
         if self.objective.kind not in learns:
             mistakes.append(
-                f"objective.kind {self.objective.kind} is not for a {self.model.kind}{shape}, which learns "
+                f"objective.kind {self.objective.kind} is not for a {self.model.title}, which learns "
                 f"{' or '.join(learns)}"
             )
         if isinstance(self.objective, Masked) and isinstance(self.model, Transformer) and self.objective.next_sentence:
@@ -911,8 +975,8 @@ class Recipe(Spec):
                 mistakes.append("model.n_segments is below 2, but objective.next_sentence makes rows of two texts")
         if isinstance(self.model, NGram) and isinstance(self.objective, Causal) and self.objective.scheduled_sampling:
             mistakes.append("objective.scheduled_sampling is for models that learn by gradients; an ngram counts")
-        if self.training.carry_state and (shape != " decoder" or self.model.kind != "recurrent"):
-            mistakes.append(f"training.carry_state is for a recurrent decoder, not for a {self.model.kind}{shape}")
+        if self.training.carry_state and self.model.title != "recurrent decoder":
+            mistakes.append(f"training.carry_state is for a recurrent decoder, not for a {self.model.title}")
         if self.training.carry_state and isinstance(self.model, Recurrent) and self.model.attention is not None:
             mistakes.append("training.carry_state would carry all past states of model.attention, more at each step")
         if self.training.carry_state and self.data.isolate_documents:
