@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from lmtool.decoding.settings import Sample
-from lmtool.engine import writing
+from lmtool.inference import writing
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data" / "make"))
 

@@ -20,13 +20,9 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
-from lmtool.engine.build import build_model
-from lmtool.engine.device import Compute, resolve
-from lmtool.engine.distributed import World
-from lmtool.engine.fit import fit
-from lmtool.engine.optimizer import Optimizers
-from lmtool.engine.rows import Row, RowExamples
-from lmtool.engine.tables import answer, read_rows
+from lmtool.compute.device import Compute, resolve
+from lmtool.compute.processes import World
+from lmtool.inference.load import build_model
 from lmtool.model.classifier import Classifier
 from lmtool.objective import ClassificationObjective, Vocabulary
 from lmtool.recipe.spec import (
@@ -41,6 +37,10 @@ from lmtool.recipe.spec import (
     Transformer,
     WordPieceTokenizer,
 )
+from lmtool.tables.rows import Row, RowExamples
+from lmtool.tables.tables import answer, read_rows
+from lmtool.training.fit import fit
+from lmtool.training.optimizer import Optimizers
 
 
 class Peer(nn.Module):

@@ -17,15 +17,15 @@ import numpy as np
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from lmtool.engine.device import Compute, resolve
-from lmtool.engine.distributed import World
-from lmtool.engine.examples import Examples
-from lmtool.engine.fit import fit
-from lmtool.engine.optimizer import Optimizers
+from lmtool.compute.device import Compute, resolve
+from lmtool.compute.processes import World
 from lmtool.model import LanguageModel, build
 from lmtool.objective import CausalObjective
 from lmtool.recipe.spec import AdamW, Causal, Constant, Recipe, Training, Transformer
 from lmtool.run.order import rank_samples
+from lmtool.training.fit import fit
+from lmtool.training.optimizer import Optimizers
+from lmtool.training.windows import Examples
 
 STEPS = 10_000
 

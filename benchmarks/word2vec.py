@@ -22,9 +22,9 @@ from pathlib import Path
 
 from gensim.models import Word2Vec
 
-from lmtool.engine.build import load_run
-from lmtool.engine.neighbors import nearest
 from lmtool.errors import UsageError
+from lmtool.inference.load import load_run
+from lmtool.inference.neighbors import nearest
 from lmtool.text.tokenizer import find_words
 
 TRAIN = "data/stories.txt"

@@ -12,7 +12,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "load": "lmtool.engine.writing",
+    "load": "lmtool.inference.writing",
     "Greedy": "lmtool.decoding.settings",
     "Sample": "lmtool.decoding.settings",
     "Beam": "lmtool.decoding.settings",

@@ -21,7 +21,7 @@ TRY = """
 import sys, torch
 from lmtool.batch import Batch
 from lmtool.cli import app
-from lmtool.engine.build import load_run
+from lmtool.inference.load import load_run
 
 torch.set_num_threads(1)
 for n, arguments in enumerate(sys.argv[1:]):

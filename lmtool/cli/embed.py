@@ -11,7 +11,7 @@ from lmtool.cli.arguments import Column, Device, Precision, Quiet, Run
 from lmtool.cli.output import plain
 
 if TYPE_CHECKING:
-    from lmtool.engine.embed import Embedded
+    from lmtool.inference.embedding import Embedded
 
 
 def embed(
@@ -51,9 +51,9 @@ def embed(
     Each line of a .txt file and each row of a table is a text.
     """
     from lmtool.decoding.prompts import read_prompts
-    from lmtool.engine import embed as engine
-    from lmtool.engine.build import load_packed
     from lmtool.errors import UsageError
+    from lmtool.inference import embedding as engine
+    from lmtool.inference.load import load_packed
     from lmtool.text.disk import refusing_disk
 
     if output is not None and output.suffix not in (".npz", ".jsonl"):

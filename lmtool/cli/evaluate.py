@@ -9,8 +9,8 @@ from lmtool.cli.arguments import Column, Device, Json, Precision, Quiet, Run, Te
 from lmtool.cli.output import plain
 
 if TYPE_CHECKING:
-    from lmtool.engine.device import InferenceName
-    from lmtool.engine.evaluate import Perplexity
+    from lmtool.compute.device import InferenceName
+    from lmtool.inference.perplexity import Perplexity
     from lmtool.recipe.spec import DeviceName
 
 
@@ -52,15 +52,15 @@ def evaluate(
     """
     import json
 
-    from lmtool.engine.results import answers_tables
+    from lmtool.tables.results import answers_tables
 
     if answers_tables(run):
         _tables(run, text, task, num_beams, device, precision, as_json)
         return
 
     from lmtool.cli.progress import Display
-    from lmtool.engine.measure import measure
     from lmtool.errors import UsageError
+    from lmtool.inference.measure import measure
 
     with Display(shown=True, quiet=quiet) as display:
         ask = partial(measure, sources=text, column=column, device=device, precision=precision, report=display.report)
@@ -105,8 +105,8 @@ def _tables(
     """How well a fine-tuned run answers tables."""
     import json
 
-    from lmtool.engine.build import load_packed
-    from lmtool.engine.results import measure_table
+    from lmtool.inference.load import load_packed
+    from lmtool.tables.results import measure_table
 
     loaded = load_packed(run, device=device, precision=precision).with_beams(num_beams)
     for table in tables:

@@ -162,9 +162,9 @@ def finetune(
 
     from lmtool.cli.output import plain
     from lmtool.cli.training import follow
-    from lmtool.engine.merging import merge as make_merged
-    from lmtool.engine.results import spread
-    from lmtool.engine.session import finetune as start
+    from lmtool.inference.merging import merge as make_merged
+    from lmtool.tables.results import spread
+    from lmtool.training.session import finetune as start
 
     if seeds > 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UsageError(
@@ -194,8 +194,8 @@ def _resolve(recipe: str | None, source: str, overrides: "Sequence[str]", flags:
     from lmtool.recipe.load import load
 
     if recipe is None:
-        from lmtool.engine.finetuning import look_at, recipe_from_run
         from lmtool.recipe.spec import Data
+        from lmtool.tables.finetuning import look_at, recipe_from_run
 
         named = {flag.key.removeprefix("data."): flag.value for flag in flags if flag.key.startswith("data.")}
         return recipe_from_run(source, *look_at(Data.model_validate(named)), overrides, flags)

@@ -11,7 +11,7 @@ from lmtool.errors import UsageError
 
 if TYPE_CHECKING:
     from lmtool.decoding.text import Completion
-    from lmtool.engine.writing import Writer
+    from lmtool.inference.writing import Writer
 
 INPUT, CHOICE, SAMPLING = "Prompts and model", "All strategies", "Sampling"
 BEAM, MASKS, OUTPUT = "Beam search", "Mask-predict", "Output"
@@ -236,7 +236,7 @@ def generate(
     from lmtool.decoding.prompts import gather_prompts
     from lmtool.decoding.settings import choose
     from lmtool.decoding.text import Options, complete, visible
-    from lmtool.engine.writing import load
+    from lmtool.inference.writing import load
 
     name: StrategyName | None = strategy or ("greedy" if greedy else None)
     if greedy and name != "greedy":
@@ -365,7 +365,7 @@ def _replay(path: str, as_json: bool) -> None:
     import json
 
     from lmtool.cli.output import plain
-    from lmtool.engine.writing import read_records, replay
+    from lmtool.inference.writing import read_records, replay
 
     all_same = True
     for replayed in replay(read_records(path)):

@@ -22,7 +22,7 @@ def neighbors(
     """
     import json
 
-    from lmtool.engine.neighbors import neighbors as find
+    from lmtool.inference.neighbors import neighbors as find
 
     found = find(run, word, k, device=device)
     for warning in found.loaded.warnings:

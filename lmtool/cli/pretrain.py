@@ -47,11 +47,11 @@ def pretrain(
     if source is None:
         resolved = load(recipe, overrides or (), flags)
     else:
-        from lmtool.engine.finetuning import recipe_continued
+        from lmtool.tables.finetuning import recipe_continued
 
         resolved = recipe_continued(source, None if recipe == DEFAULT_RECIPE else recipe, overrides or (), flags)
 
     from lmtool.cli.training import follow
-    from lmtool.engine.session import pretrain as start
+    from lmtool.training.session import pretrain as start
 
     follow(partial(start, resolved, output=output, source=source), quiet)

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
-    from lmtool.engine.fit import Step
-    from lmtool.engine.material import Validation
-    from lmtool.engine.session import Nothing, Started
-    from lmtool.engine.train import Ended, Event, Plan, Sampled
     from lmtool.recipe.spec import TokenizerFile, TokenizerSpec
     from lmtool.text.tokenizer import Tokenizer
+    from lmtool.training.data import Validation
+    from lmtool.training.fit import Step
+    from lmtool.training.session import Nothing, Started
+    from lmtool.training.train import Ended, Event, Plan, Sampled
 
 LINE_SECONDS = 10
 """Longest silence between two lines where there is no bar."""
@@ -70,7 +70,7 @@ class Display:
             self._last_line = now
 
     def show(self, event: "Event | Started | Nothing") -> None:
-        from lmtool.engine import session, train
+        from lmtool.training import session, train
 
         match event:
             case session.Started():
@@ -173,7 +173,7 @@ def _working_bar(console: "Console") -> "Progress":
 
 
 def _started(event: "Started") -> list[str]:
-    from lmtool.engine.material import TextMaterial
+    from lmtool.training.data import TextMaterial
 
     data = event.recipe.data
     if not isinstance(event.material, TextMaterial):

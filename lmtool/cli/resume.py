@@ -20,6 +20,6 @@ def resume(
     `-s training.steps=+500` trains longer. A checkpoint that is named is gone on from instead of the newest.
     """
     from lmtool.cli.training import follow
-    from lmtool.engine.session import resume as start
+    from lmtool.training.session import resume as start
 
     follow(partial(start, run, overrides or ()), quiet)

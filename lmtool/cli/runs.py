@@ -104,7 +104,7 @@ def merge_run(
     """
     import sys
 
-    from lmtool.engine.merging import merge
+    from lmtool.inference.merging import merge
 
     typer.echo(plain(str(merge(run, output, ["lmtool", *sys.argv[1:]]))))
 

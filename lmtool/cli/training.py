@@ -12,9 +12,9 @@ from lmtool.cli.progress import Display
 from lmtool.cli.signals import StopAtStep
 
 if TYPE_CHECKING:
-    from lmtool.engine.results import Results
-    from lmtool.engine.session import Nothing, Started
-    from lmtool.engine.train import Event
+    from lmtool.tables.results import Results
+    from lmtool.training.session import Nothing, Started
+    from lmtool.training.train import Event
 
 
 def follow(
@@ -28,10 +28,10 @@ def follow(
     start: given the keyword arguments that all sessions take. brief: show the first line of each result only.
     Returns the run directory, if this process has one, and the results.
     """
-    from lmtool.engine.distributed import is_main
-    from lmtool.engine.results import Results
-    from lmtool.engine.session import Nothing, Started
-    from lmtool.engine.train import Ended, Plan
+    from lmtool.compute.processes import is_main
+    from lmtool.tables.results import Results
+    from lmtool.training.session import Nothing, Started
+    from lmtool.training.train import Ended, Plan
 
     stop = StopAtStep(told=is_main() and not quiet)
     reason = "finished"

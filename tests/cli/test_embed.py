@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from lmtool.batch import Batch
-from lmtool.engine.build import load_run
+from lmtool.inference.load import load_run
 from lmtool.text.tokenizer import find_words
 
 TEXT = "The  señora's map"

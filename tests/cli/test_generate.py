@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 
 import lmtool
 from lmtool.cli.generate import generate
+from lmtool.compute.device import Compute
 from lmtool.decoding.prompts import Form
 from lmtool.decoding.settings import Beam, Greedy, Sample, from_record
 from lmtool.decoding.text import Options, complete, write
-from lmtool.engine import build
-from lmtool.engine.device import Compute
 from lmtool.errors import CheckpointError, DataError, UsageError
+from lmtool.inference import load as build
 from lmtool.recipe.spec import Recurrent
 from tests.decoding.models import AnswerModel, HistoryModel, SidesModel
 from tests.decoding.test_text import ByteTokenizer, ScriptModel

@@ -11,11 +11,11 @@ import pytest
 
 from lmtool.cli import progress
 from lmtool.cli.progress import Display
-from lmtool.engine.fit import Step
-from lmtool.engine.material import TextMaterial, Validation
-from lmtool.engine.session import Nothing, Started
-from lmtool.engine.train import Ended, Plan, Sampled, Stepped, Warned
 from lmtool.recipe.load import load
+from lmtool.training.data import TextMaterial, Validation
+from lmtool.training.fit import Step
+from lmtool.training.session import Nothing, Started
+from lmtool.training.train import Ended, Plan, Sampled, Stepped, Warned
 
 NASTY = "[red]a[/red] :smile: \x1b[31m\x07\nb"
 SHOWN = "[red]a[/red] :smile: \\x1b[31m\\x07"

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from lmtool.batch import IGNORE, Batch
-from lmtool.engine.carry import Continued
 from lmtool.model import LanguageModel
 from lmtool.objective import CausalObjective, Example, cross_entropy, scheduled
 from lmtool.objective.scheduled import draws, mixed, truth
 from lmtool.objective.sources import Pair, Seq2SeqObjective, batch_of
 from lmtool.recipe.spec import Causal, ScheduledSampling, Seq2Seq
+from lmtool.training.carried import Continued
 from tests.model import tiny
 from tests.model.tiny import FAMILIES, VOCAB
 from tests.objective.test_sources import VOCABULARY

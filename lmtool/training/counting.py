@@ -1,0 +1,52 @@
+"""Training by counting: what a step is for a model that has no gradient."""
+
+from collections.abc import Iterator
+
+import torch
+
+from lmtool.batch import IGNORE, Batch
+from lmtool.compute.device import Compute
+from lmtool.errors import UsageError
+from lmtool.model import NGramModel
+from lmtool.recipe.spec import Recipe
+from lmtool.training.windows import Examples
+
+
+def count_part(model: NGramModel, examples: Examples, recipe: Recipe, step: int, compute: Compute) -> tuple[float, int]:
+    """Count the next part of the text, which all steps together go through once, in its order.
+
+    Returns the sum of -log p of the part's targets under what was counted before it, and the number of targets. Every
+    process counts everything, since each needs all the counts. `batch_size` rows of `context` tokens are read at once.
+
+    Raises UsageError when no text is left.
+    """
+    begin = int(model.n_read)
+    left = examples.n_tokens - begin
+    if not left:
+        raise UsageError(
+            f"all text is counted after {step} steps, and no token may be counted twice",
+            where="training.steps",
+            fix=f"set it to {step}, or start a new run",
+        )
+    end = begin + max(1, left // (recipe.training.steps - step))
+    at_once = recipe.training.batch_size * recipe.model.context
+    nats, n_targets = 0.0, 0
+
+    def batches() -> Iterator[Batch]:
+        nonlocal nats, n_targets
+        for start in range(begin, end, at_once):
+            batch = examples.in_order(start, min(end, start + at_once), model.width).to(compute.device)
+            nats += _nats(model, batch)
+            n_targets += batch.n_targets
+            yield batch
+
+    model.count(batches(), end - begin)
+    return nats, n_targets
+
+
+@torch.no_grad()
+def _nats(model: NGramModel, batch: Batch) -> float:
+    """Sum of -log p over the targets."""
+    assert batch.targets_BT is not None
+    scored_BT = batch.targets_BT != IGNORE
+    return -float(model.log_p(model(batch)[scored_BT], batch.targets_BT[scored_BT]).sum())

@@ -1,0 +1,280 @@
+"""The training loop: a generator of steps. Whoever iterates it logs, evaluates, samples and saves."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from lmtool.batch import Batch
+from lmtool.compute.device import Compute
+from lmtool.compute.processes import World, peers_may_end
+from lmtool.errors import NumericalError, ResourceError
+from lmtool.model import DecodeState, LanguageModel, NGramModel, SkipGramModel
+from lmtool.objective import Example, Objective
+from lmtool.recipe.spec import Recipe, Training
+from lmtool.run.order import hash_key, rank_samples
+from lmtool.training.carried import Continued, fresh, rows_of
+from lmtool.training.counting import count_part
+from lmtool.training.optimizer import Optimizers
+from lmtool.training.schedule import multiplier
+from lmtool.training.windows import Examples, Source
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the optimizer, or of counting, done.
+
+    step: steps done so far. loss: mean over the step's targets, before the update. lr: peak rate times schedule.
+    grad_norm: before clipping; like lr it is 0 for a model that counts. tokens: targets of the step, over all
+    processes. seconds: the step took.
+    micro_batch: rows computed at once. stop: somebody asked for an end; the same in every process. carried: the state
+    that the next step's rows go on from, without which it cannot be done; None unless the recipe carries states.
+    """
+
+    step: int
+    loss: float
+    lr: float
+    grad_norm: float
+    tokens: int
+    seconds: float
+    micro_batch: int
+    stop: bool
+    carried: DecodeState | None = None
+
+
+class _LossModule(nn.Module):
+    """Model and objective as one module, so that gradients can be exchanged while the backward pass runs."""
+
+    def __init__(self, model: LanguageModel, objective: Objective) -> None:
+        super().__init__()
+        self.model = model
+        self.objective = objective
+
+    def forward(self, batch: Batch, before: DecodeState | None = None) -> tuple[Tensor, DecodeState | None]:
+        """The summed loss; and, where rows go on from the states `before`, the states after them."""
+        if before is None:
+            return self.objective.loss(self.model, batch).total, None
+        continued = Continued(self.model, before)
+        return self.objective.loss(continued, batch).total, continued.after
+
+
+def fit(
+    model: LanguageModel,
+    objective: Objective,
+    optimizers: Optimizers,
+    examples: Source,
+    recipe: Recipe,
+    compute: Compute,
+    world: World,
+    *,
+    first_step: int = 0,
+    micro_batch: int | None = None,
+    carried: DecodeState | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[Step]:
+    """Train `model` in place, from `first_step` to the recipe's last, and yield each step when it is done.
+
+    Step n is a function of weights, moments, carried states, recipe and n: samples, dropout and rates follow from the
+    seed and n.
+
+    micro_batch: rows at once; by default `rows_at_once`. When memory runs out it is halved and the step done again; the
+    batch stays. carried: what the last step before `first_step` left, when the recipe carries states. A model that
+    counts has no gradient: its steps go once through the text, see `count_part`.
+
+    Raises NumericalError, before any weight changes, when a loss or gradient is not finite, and ResourceError when one
+    row does not fit into memory or another process ends.
+    """
+    training = recipe.training
+    rows = micro_batch or rows_at_once(training, world)
+    if isinstance(model, NGramModel):
+        assert isinstance(examples, Examples)
+        for step in range(first_step, training.steps):
+            started = time.perf_counter()
+            total, count = count_part(model, examples, recipe, step, compute)
+            (stops,) = world.sum((float(stop()),), compute)
+            seconds = time.perf_counter() - started
+            yield Step(step + 1, total / max(1, count), 0.0, 0.0, count, seconds, rows, stops > 0)
+        return
+    module = world.wrap(_LossModule(model, objective), compute)
+    loader = _Loader(examples, objective, recipe, world, compute)
+    model.train()
+    threads = torch.get_num_threads()
+    has_small_steps = isinstance(model, SkipGramModel)
+    if has_small_steps:
+        # a step is a millisecond of small operations: several threads wait longer for each other than they save
+        torch.set_num_threads(1)
+    try:
+        for step in range(first_step, training.steps):
+            started = time.perf_counter()
+            before = None
+            if training.carry_state:
+                restarts = carried is None or examples.restarts(step)
+                before = fresh(model, training.batch_size, compute.device) if restarts else carried
+            while True:
+                try:
+                    batches = loader.batches(step, rows)
+                    total, count, carried = _accumulate(
+                        module, objective, optimizers, batches, before, recipe.seed, step, compute, world
+                    )
+                    break
+                except RuntimeError as error:
+                    if not _out_of_memory(error):
+                        raise
+                    rows = _halve(rows, world, error)
+                # only here, because the error keeps the tensors of its micro-batch alive
+                optimizers.forget_gradients()
+                if compute.device.type == "cuda":
+                    torch.cuda.empty_cache()
+            total, n_targets, stops = world.sum((total, count, float(stop())), compute)
+            n_targets = max(1, n_targets)
+            if not math.isfinite(total):
+                raise _not_finite("loss", total, step, loader)
+            rate = multiplier(recipe.schedule, step, training.steps, recipe.model.d_model)
+            # the backward passes summed over targets, and the exchange averaged over processes
+            norm = optimizers.update(rate, world.size / n_targets, training.clip_norm, step)
+            if not math.isfinite(norm) and not compute.scales_gradients:
+                raise _not_finite("gradient", norm, step, loader)
+            seconds = time.perf_counter() - started
+            lr = optimizers.peak_rate * rate
+            yield Step(step + 1, total / n_targets, lr, norm, int(n_targets), seconds, rows, stops > 0, carried)
+    finally:
+        loader.close()
+        if has_small_steps:
+            torch.set_num_threads(threads)
+
+
+def rows_at_once(training: Training, world: World) -> int:
+    """The micro-batch that a recipe asks for; `auto` begins with the whole share of this process."""
+    share = training.batch_size // world.size
+    return share if training.micro_batch == "auto" else min(training.micro_batch, share)
+
+
+def _accumulate(
+    module: nn.Module,
+    objective: Objective,
+    optimizers: Optimizers,
+    batches: list[Batch],
+    before: DecodeState | None,
+    seed: int,
+    step: int,
+    compute: Compute,
+    world: World,
+) -> tuple[float, int, DecodeState | None]:
+    """Pile up the gradients of this process's micro-batches.
+
+    before: the states that the rows go on from, if they do.
+    Returns the summed loss, the number of targets, and the states after the rows.
+    """
+    losses, states, count, n_rows = [], [], 0, 0
+    for index, batch in enumerate(batches):
+        n_before, n_rows = n_rows, n_rows + len(batch.tokens_BT)
+        part = None if before is None else rows_of(before, n_before, n_rows)
+        torch.manual_seed(hash_key(seed, "step", step, world.rank, index))
+        last = index == len(batches) - 1
+        with peers_may_end() if last else world.alone(module):
+            with compute.autocast():
+                total, after = module(batch.to(compute.device), part)
+            optimizers.backward(total)
+        losses.append(total.detach())
+        states += [] if after is None else [after]
+        count += objective.count(batch)
+    return float(torch.stack(losses).sum(dtype=torch.float32)), count, DecodeState.join(states) if states else None
+
+
+class _Loader:
+    """Reads the batches of the next step while the current one is computed."""
+
+    def __init__(self, examples: Source, objective: Objective, recipe: Recipe, world: World, compute: Compute) -> None:
+        self._examples = examples
+        self._objective = objective
+        self._batch_size = recipe.training.batch_size
+        self._micro_tokens = recipe.training.micro_tokens
+        self._last_step = recipe.training.steps - 1
+        self._world = world
+        self._pin = compute.device.type == "cuda"
+        self._thread = ThreadPoolExecutor(1)
+        self._ahead: dict[tuple[int, int], Future[list[Batch]]] = {}
+
+    def batches(self, step: int, rows: int) -> list[Batch]:
+        """The micro-batches of at most `rows` rows that this process computes in `step`."""
+        ahead = self._ahead.pop((step, rows), None)
+        batches = self._read(step, rows) if ahead is None else ahead.result()
+        if step < self._last_step:
+            self._ahead = {(step + 1, rows): self._thread.submit(self._read, step + 1, rows)}
+        return batches
+
+    def samples(self, step: int) -> NDArray[np.int64]:
+        """Numbers of the samples of this process in `step`."""
+        return rank_samples(step, self._batch_size, self._world.rank, self._world.size)
+
+    @property
+    def unit(self) -> str:
+        """What `documents` counts."""
+        return self._examples.unit
+
+    def documents(self, step: int) -> list[int]:
+        """Numbers of the documents in the whole batch of `step`, whichever processes compute it."""
+        return self._examples.documents(rank_samples(step, self._batch_size))
+
+    def _read(self, step: int, rows: int) -> list[Batch]:
+        found = self._examples.read(self.samples(step))
+        done = step / (self._last_step + 1)
+        parts = micro_batches(found, rows, self._micro_tokens)
+        batches = [self._objective.collate(part, done) for part in parts]
+        return [batch.pin() for batch in batches] if self._pin else batches
+
+    def close(self) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+
+def micro_batches(examples: list[Example], rows: int, tokens: int | None) -> Iterator[list[Example]]:
+    """Divide a batch into parts of at most `rows` rows and, unless None, `tokens` positions with all padding.
+
+    With a limit of tokens rows of like length go together, so that little is padding. A row above it is alone.
+    """
+    if tokens is None:
+        yield from (examples[i : i + rows] for i in range(0, len(examples), rows))
+        return
+    part: list[Example] = []
+    longest = (0, 0)
+    for example in sorted(examples, key=lambda example: sum(_lengths(example))):
+        n, n_other = _lengths(example)
+        wider = max(n, longest[0]), max(n_other, longest[1])
+        if part and (len(part) == rows or (len(part) + 1) * sum(wider) > tokens):
+            yield part
+            part, wider = [], (n, n_other)
+        part.append(example)
+        longest = wider
+    yield part
+
+
+def _lengths(example: Example) -> tuple[int, int]:
+    """Tokens of an example, and of its second part, which is padded apart."""
+    return len(example.tokens), 0 if example.other is None else len(example.other)
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def _halve(rows: int, world: World, error: RuntimeError) -> int:
+    if rows > 1 and world.size == 1:
+        return rows // 2
+    fix = "set model.context or model.d_model lower" if rows == 1 else f"set training.micro_batch below {rows}"
+    raise ResourceError(f"out of memory with {rows} rows of a batch at once", fix=fix) from error
+
+
+def _not_finite(what: str, value: float, step: int, loader: _Loader) -> NumericalError:
+    documents = loader.documents(step)
+    listed = ", ".join(str(number) for number in documents[:8]) + (", ..." if len(documents) > 8 else "")
+    return NumericalError(
+        f"the {what} of step {step + 1} is {value}; no weight was changed",
+        where=f"{loader.unit} {listed} of the training text",
+        fix="try a lower optimizer.lr, more schedule.warmup_steps, or training.precision=float32",
+    )

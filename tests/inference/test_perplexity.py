@@ -1,0 +1,221 @@
+"""Perplexity against its definition, for documents and streams, any stride, any batching, any number of processes."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from lmtool.batch import Batch
+from lmtool.compute.device import Compute
+from lmtool.compute.processes import World
+from lmtool.errors import UsageError
+from lmtool.inference import perplexity as evaluating
+from lmtool.inference.measure import measure
+from lmtool.inference.perplexity import evaluate, mean_loss, sample_spans, spans
+from lmtool.model import LanguageModel
+from lmtool.objective import CausalObjective
+from lmtool.recipe.spec import Causal, CharTokenizer, Data
+from lmtool.text.prepare import encode_files, prepare
+from lmtool.text.store import TokenStore
+from lmtool.text.tokenizer import Tokenizer
+from tests.model import tiny
+from tests.reference import perplexity as reference
+from tests.training.tiny import MemoryStore, Work, ended, metrics
+
+CPU = Compute(torch.device("cpu"), "float32")
+CONTEXT = 7
+TEXTS = ["a naïve cat", "dogs", "x", "the dog sat on\tthe mat", "no"]
+
+
+class Measuring:
+    """A text in the two ways that lmtool keeps one, and a model with large random weights for it."""
+
+    def __init__(self, folder: Path, split: Any) -> None:
+        texts = TEXTS if split == "document" else [" and ".join(TEXTS)]
+        (folder / "text.txt").write_text("\n".join(texts), encoding="utf-8")
+        data = Data(
+            train=(str(folder / "text.txt"),),
+            documents="line" if split == "document" else "whole",
+            split=split,
+            valid_fraction=0.4,
+        )
+        trained = prepare(data, CharTokenizer(kind="char"), cache=folder / "cache", seed=1)
+        self.tokenizer: Tokenizer = trained.tokenizer
+        self.store: TokenStore = encode_files(data.train, trained.data, self.tokenizer, cache=folder / "cache")
+        self.text = "".join(texts)
+        self.words = sum(len(text.split()) for text in texts)
+        self.model: LanguageModel = tiny.model(vocab_size=self.tokenizer.vocab_size)
+        self.objective = CausalObjective(Causal(label_smoothing=0.1), self.tokenizer.bos_id, False)
+
+    def ids(self) -> list[list[int]]:
+        return [self.store.read(*self.store.document(i)).tolist() for i in range(self.store.n_documents)]
+
+    def next_logits(self, ids: Sequence[int]) -> NDArray[np.float64]:
+        with torch.no_grad():
+            hidden_BTD = self.model(Batch(torch.tensor([list(ids)])))
+            return tiny.array(self.model.logits(hidden_BTD)[0, -1])
+
+    def evaluate(self, stride: int) -> Any:
+        return evaluate(self.model, self.store, self.tokenizer, self.objective, CPU, CONTEXT, stride)
+
+
+@pytest.fixture(params=["document", "slice"])
+def measuring(request: pytest.FixtureRequest, tmp_path: Path) -> Measuring:
+    return Measuring(tmp_path, request.param)
+
+
+def test_the_store_is_what_it_should_be(measuring: Measuring) -> None:
+    documents = measuring.ids()
+    assert len(documents) in (1, len(TEXTS))
+    assert all((ids[0] == measuring.tokenizer.bos_id) == (len(documents) > 1) for ids in documents)
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3, 5, 6, 7])
+def test_perplexity_is_its_definition(measuring: Measuring, stride: int) -> None:
+    nats, count = reference.nats(measuring.ids(), measuring.next_logits, CONTEXT, stride)
+    found = measuring.evaluate(stride)
+    streamed = measuring.store.n_documents == 1
+    n_bytes = len((measuring.text[1:] if streamed else measuring.text).encode())
+    assert found.tokens == count == sum(len(ids) - 1 for ids in measuring.ids())
+    assert found.loss == pytest.approx(nats / count, rel=1e-5)
+    assert found.perplexity == pytest.approx(math.exp(nats / count), rel=1e-4)
+    assert found.word_perplexity == pytest.approx(math.exp(nats / measuring.words), rel=1e-3)
+    assert found.bits_per_byte == pytest.approx(nats / math.log(2) / n_bytes, rel=1e-5)
+    assert (found.context, found.stride) == (CONTEXT, stride)
+    assert list(found.record()) == [
+        "loss",
+        "perplexity",
+        "word_perplexity",
+        "bits_per_byte",
+        "tokens",
+        "context",
+        "stride",
+    ]
+
+
+@pytest.mark.parametrize("stride", [2, 7])
+def test_how_windows_are_batched_changes_nothing(
+    measuring: Measuring, stride: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All in one batch, padded; a few; one at a time, without padding."""
+    found = []
+    for tokens in (10**6, 20, 1):
+        monkeypatch.setattr(evaluating, "BATCH_TOKENS", tokens)
+        found.append(measuring.evaluate(stride).nats)
+    assert found[1:] == pytest.approx([found[0]] * 2, rel=1e-6)
+
+
+def test_measuring_leaves_the_model_as_it_was(measuring: Measuring) -> None:
+    measuring.model.train()
+    measuring.evaluate(7)
+    assert measuring.model.training
+
+
+@pytest.mark.parametrize(("context", "stride"), [(1, 1), (3, 2), (4, 4), (9, 1)])
+def test_every_token_but_first_ones_is_scored_once(context: int, stride: int) -> None:
+    store: Any = MemoryStore([[1], [1, 2], [1, *range(20)], [1, 2, 3, 4, 5], [1, *range(7)]])
+    scored = [place for span in spans(store, context, stride) for place in range(span.first, span.stop)]
+    firsts = {store.document(i)[0] for i in range(store.n_documents)}
+    assert sorted(scored) == [place for place in range(len(store)) if place not in firsts]
+    for span in spans(store, context, stride):
+        begin, end = store.document(store.document_at(span.start))
+        assert begin <= span.start < span.first < span.stop <= end
+        assert span.stop - span.start <= context + 1
+        assert span.start == begin or span.first - span.start >= context - stride + 1
+
+
+# While training
+
+
+def some_rows() -> Any:
+    return MemoryStore([[1, *range(2, 2 + n)] for n in (3, 40, 1, 17, 9, 25)])
+
+
+def test_the_sample_is_fixed_by_the_seed() -> None:
+    store = some_rows()
+    first = sample_spans(store, 4, 30, seed=1)
+    assert first == sample_spans(store, 4, 30, seed=1)
+    assert first != sample_spans(store, 4, 30, seed=2)
+    assert first == sorted(first, key=lambda span: span.start)
+    assert set(first) < set(spans(store, 4, 4))
+    assert 30 <= sum(span.n_scored for span in first) < 34
+
+
+@pytest.mark.parametrize("tokens", [None, 10**6])
+def test_the_sample_may_be_everything(tokens: int | None) -> None:
+    assert sample_spans(some_rows(), 4, tokens, seed=1) == spans(some_rows(), 4, 4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Heard(World):
+    """One process of several, whose sums are written down instead of exchanged."""
+
+    said: list[list[float]] = dataclasses.field(default_factory=list)
+
+    def sum(self, values: Sequence[float], compute: Compute) -> list[float]:
+        self.said.append(list(values))
+        return list(values)
+
+
+@pytest.mark.parametrize("size", [2, 3, 50])
+def test_processes_share_the_windows(measuring: Measuring, size: int) -> None:
+    wanted = spans(measuring.store, CONTEXT, CONTEXT)
+    alone = mean_loss(measuring.model, measuring.store, wanted, measuring.objective, CPU, World())
+    said: list[list[float]] = []
+    for rank in range(size):
+        if wanted[rank::size]:
+            mean_loss(measuring.model, measuring.store, wanted, measuring.objective, CPU, Heard(rank, size, said))
+    nats, count = np.sum(said, axis=0)
+    assert count == sum(span.n_scored for span in wanted)
+    assert nats / count == pytest.approx(alone, rel=1e-6)
+
+
+@pytest.mark.parametrize("split", ["document", "slice"])
+def test_validation_equals_measuring_the_same_text(work: Work, split: str) -> None:
+    """And it does so without label smoothing, at the checkpoint that is the best."""
+    valid = work.folder / "valid.txt"
+    valid.write_text("the cat sat on the naïve dog\n\nthe cat ran away and home\n\nno\n", encoding="utf-8")
+    events = work.pretrain(
+        f"data.split={split}", "evaluation.tokens=null", "objective.label_smoothing=0.1", valid=valid
+    )
+    best = ended(events)
+    found = measure(str(work.run()), [str(valid)], context=None, stride=None).perplexity
+    assert best.best_value == pytest.approx(found.loss, rel=1e-6)
+    assert {record["step"]: record["valid_loss"] for record in metrics(work.run())}[best.best_step] == best.best_value
+    shorter = measure(str(work.run()), [str(valid)], context=8, stride=3).perplexity
+    assert (shorter.context, shorter.stride, shorter.tokens) == (8, 3, found.tokens)
+
+
+@pytest.mark.parametrize(
+    ("context", "stride", "message"), [(17, None, "longer than the model's"), (8, 9, "leaves out tokens")]
+)
+def test_windows_that_cannot_be(work: Work, context: int, stride: int | None, message: str) -> None:
+    work.pretrain("training.steps=1")
+    with pytest.raises(UsageError, match=message):
+        measure(str(work.run()), [str(work.text)], context=context, stride=stride)
+
+
+@pytest.mark.parametrize("position", ["alibi", "rotary", "relative", "sinusoidal", "none"])
+def test_without_learned_positions_more_is_read_than_in_training(work: Work, position: str) -> None:
+    work.pretrain("training.steps=1", f"model.position.kind={position}", "data.split=slice")
+    text = work.folder / "long.txt"
+    text.write_text("the cat sat on the mat and ran away home " * 4, encoding="utf-8")
+    short, long = (
+        measure(str(work.run()), [str(text)], context=context, stride=None).perplexity for context in (None, 40)
+    )
+    assert (short.context, long.context) == (16, 40)
+    assert long.tokens == short.tokens
+    assert long.loss != short.loss
+
+
+def test_as_many_learned_positions_are_read_as_there_are(work: Work) -> None:
+    work.pretrain("training.steps=1", "model.position={kind: learned, size: 20}")
+    assert measure(str(work.run()), [str(work.text)], context=20, stride=None).perplexity.context == 20
+    with pytest.raises(UsageError, match="has 20 learned positions"):
+        measure(str(work.run()), [str(work.text)], context=21, stride=None)

@@ -1,0 +1,426 @@
+"""Labelled examples: kinds of labels, every fault with its row and column, notices, and the split."""
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmtool.errors import CheckpointError, DataError
+from lmtool.tables.columns import choose_columns
+from lmtool.tables.examples import (
+    Examples,
+    read_examples,
+    restore_split,
+    shared_rows,
+    split_examples,
+    stream_examples,
+)
+from lmtool.tables.labels import LabelMap, as_cell, decide_kind
+from lmtool.text.table import RowFault, Skipped, open_table
+
+
+def read(path: Path, content: str, *, columns: dict[str, Any] | None = None, **options: Any) -> Examples:
+    path.write_text(content, encoding="utf-8")
+    table = open_table(str(path), cache=path.parent)
+    return read_examples(table, choose_columns(table, **(columns or {})), **options)
+
+
+def labelled(path: Path, *labels: str, **options: Any) -> Examples:
+    """A table with these labels, each text different."""
+    return read(path / "a.csv", "text,label\n" + "".join(f"t{i},{x}\n" for i, x in enumerate(labels)), **options)
+
+
+def test_examples_are_texts_labels_and_row_numbers(tmp_path: Path) -> None:
+    found = read(tmp_path / "a.csv", "premise,hypothesis,label\na,b, yes \nc,d,no\ne,f,yes\ng,h,no\n")
+    assert [tuple(item) for item in found.items] == [
+        (("a", "b"), "yes", None, 1),
+        (("c", "d"), "no", None, 2),
+        (("e", "f"), "yes", None, 3),
+        (("g", "h"), "no", None, 4),
+    ]
+    assert found.labels == LabelMap("class", ("no", "yes"))
+    assert found.counts() == {"no": 2, "yes": 2}
+    assert found.describe() == "4 rows, one class each of 2: 'no' 2, 'yes' 2"
+    assert found.notices == ()
+
+
+def test_sources_and_targets(tmp_path: Path) -> None:
+    found = read(tmp_path / "a.tsv", "source\ttarget\na; b\tc\nd\te\n")
+    assert [(item.texts, item.label, item.target) for item in found.items] == [
+        (("a; b",), None, "c"),
+        (("d",), None, "e"),
+    ]
+    assert found.labels is None
+    assert found.describe() == "2 rows"
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind"),
+    [
+        (["pos", "neg"], "class"),
+        (["0", "1"], "class"),
+        (["1", "2", "2.0"], "class"),
+        ([str(i) for i in range(20)], "class"),
+        ([str(i) for i in range(21)], "number"),
+        (["0.5", "1"], "number"),
+        (["-1e-3", "+4"], "number"),
+        (["0.5", "nan"], "class"),
+        (["0.5", "inf"], "class"),
+        (["0.5", "1_0"], "class"),
+        (["0.5", "high"], "class"),
+        (["a;b", "a"], "multi"),
+        (["1;2", "1"], "multi"),
+        (["a", ";"], "multi"),
+        ([("a",), ("b", "c")], "multi"),
+    ],
+)
+def test_the_kind_of_labels(labels: list[Any], kind: str) -> None:
+    assert decide_kind(labels) == kind
+
+
+def test_the_kind_can_be_given(tmp_path: Path) -> None:
+    ratings = ["1", "2", "1", "2"]
+    assert labelled(tmp_path, *ratings).labels == LabelMap("class", ("1", "2"))
+    found = labelled(tmp_path, *ratings, kind="number")
+    assert found.labels == LabelMap("number")
+    assert [item.label for item in found.items] == [1.0, 2.0, 1.0, 2.0]
+    assert found.describe() == "4 rows, a number each, from 1 to 2"
+    found = labelled(tmp_path, "a;b", "c", "a;b", "c", kind="class")
+    assert found.labels == LabelMap("class", ("a;b", "c"))
+    assert labelled(tmp_path, *ratings, kind="multi").items[0].label == ("1",)
+
+
+def test_several_labels(tmp_path: Path) -> None:
+    found = labelled(tmp_path, "b; a", "a;a;", ";", "c;b")
+    assert [item.label for item in found.items] == [("b", "a"), ("a",), (), ("c", "b")]
+    assert found.labels is not None
+    assert [found.labels.encode(item.label or ()) for item in found.items] == [
+        [1, 1, 0],
+        [1, 0, 0],
+        [0, 0, 0],
+        [0, 1, 1],
+    ]
+    assert [str(notice) for notice in found.notices] == ["labels with one row: 1; first: 'c'"]
+
+
+def test_labels_of_other_formats(tmp_path: Path) -> None:
+    rows = [{"text": "a", "label": ["x", 1]}, {"text": "b", "label": []}, {"text": "c", "label": "x"}]
+    found = read(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    assert [item.label for item in found.items] == [("x", "1"), (), ("x",)]
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": list("abcd"), "label": [0.0, 1.0, 0.0, 1.0]}), path)
+    table = open_table(str(path), cache=tmp_path)
+    found = read_examples(table, choose_columns(table))
+    assert found.labels == LabelMap("class", ("0", "1"))
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [
+        (" a ", "a"),
+        (None, ""),
+        (True, "true"),
+        (3, "3"),
+        (3.0, "3"),
+        (0.5, "0.5"),
+        (float("nan"), ""),
+        (float("inf"), "inf"),
+        (["a", None, 2], ("a", "2")),
+        ({"a": 1}, None),
+        ([["a"]], None),
+        (b"a", None),
+    ],
+)
+def test_values_of_label_columns(value: object, cell: object) -> None:
+    assert as_cell(value) == cell
+
+
+FAULTS = [
+    # content, kind, what and where, rows that stay
+    (
+        "text,label\na,x\nb,\nc,y\nd,x\ne,y\n",
+        "empty label",
+        ["the label is empty", ":3, row 2, column 'label'"],
+        [1, 3, 4, 5],
+    ),
+    (
+        "text,label\na,x\n , y\nc,y\nd,x\ne,y\n",
+        "empty text",
+        ["the text is empty", ":3, row 2, column 'text'"],
+        [1, 3, 4, 5],
+    ),
+    (
+        "text,label\na,x\nb,z\nc,y\nd,x\ne,y\n",
+        "class with one row",
+        ["the class 'z' has one row", ":3, row 2, column 'label'", "give it a second row"],
+        [1, 3, 4, 5],
+    ),
+    (
+        "text,label\na,x\nb,z\nc,x\nd,q\n" + "e,y\n" * 2,
+        "class with one row",
+        ["the class 'z' has one row; 2 of 4 classes have one row", ":3, row 2", "is 'label' the label column?"],
+        [1, 3, 5, 6],
+    ),
+    ("text,label\na,x\nb,y,z\nc,y\nd,x\ne,y\n", "ragged row", [":3, row 2"], [1, 3, 4, 5]),
+    ("source,target\na,x\nb, \nc,y\n", "empty target", ["the target is empty", ":3, row 2, column 'target'"], [1, 3]),
+    ("source,target\na,x\n,b\nc,y\n", "empty text", [":3, row 2, column 'source'"], [1, 3]),
+]
+
+
+@pytest.mark.parametrize(("content", "kind", "found", "rows"), FAULTS)
+def test_bad_rows_are_named_or_left_out(
+    content: str, kind: str, found: list[str], rows: list[int], tmp_path: Path
+) -> None:
+    with pytest.raises(RowFault) as caught:
+        read(tmp_path / "a.csv", content)
+    assert caught.value.kind == kind
+    assert caught.value.exit_code == 3
+    assert len(caught.value.lines()) == 3
+    for part in [*found, "a.csv", "--skip-bad-rows"]:
+        assert part in str(caught.value)
+    examples = read(tmp_path / "a.csv", content, skip_bad_rows=True)
+    assert [item.row for item in examples.items] == rows
+    assert examples.skipped.kinds[kind] == examples.skipped.count > 0
+    assert examples.labels is None or "z" not in examples.labels.names
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"text": 3, "label": "x"}, "the column holds int, not text"),
+        ({"text": "a", "label": {"x": 1}}, "the label is dict, not text or a number"),
+        ({"text": None, "label": "x"}, "the text is empty"),
+        ({"text": "a"}, "the label is empty"),
+    ],
+)
+def test_values_that_are_no_texts_or_labels(row: dict[str, Any], message: str, tmp_path: Path) -> None:
+    rows = [{"text": f"t{i}", "label": "xy"[i % 2]} for i in range(4)]
+    content = "".join(json.dumps(r) + "\n" for r in [*rows, row])
+    with pytest.raises(RowFault, match=message) as caught:
+        read(tmp_path / "a.jsonl", content)
+    assert "a.jsonl:5, row 5, column '" in caught.value.where
+    assert len(read(tmp_path / "a.jsonl", content, skip_bad_rows=True)) == 4
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind", "message"),
+    [
+        (["1", "2", "high", "1"], "number", "the label is 'high', not a finite number"),
+        (["1", "2", "nan", "1"], "number", "the label is 'nan', not a finite number"),
+    ],
+)
+def test_labels_that_are_not_of_the_given_kind(labels: list[str], kind: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(RowFault, match=message) as caught:
+        labelled(tmp_path, *labels, kind=kind)
+    assert "row 3, column 'label'" in caught.value.where
+    assert len(labelled(tmp_path, *labels, kind=kind, skip_bad_rows=True)) == 3
+
+
+def test_a_list_is_no_single_class(tmp_path: Path) -> None:
+    content = '{"text": "a", "label": ["x", "y"]}\n{"text": "b", "label": "x"}\n{"text": "c", "label": "x"}\n'
+    with pytest.raises(RowFault, match="several labels, not one class"):
+        read(tmp_path / "a.jsonl", content, kind="class")
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "message"),
+    [
+        (["x", "x", "x"], {}, "only one class: all 3 rows have 'x'"),
+        (["x", "x", "y"], {"skip_bad_rows": True}, "only one class: all 2 rows have 'x'"),
+        (["0.5", "0.5"], {}, "only one number: all 2 rows have '0.5'"),
+        ([";", ";"], {}, "no row has any label"),
+        (["", ""], {"skip_bad_rows": True}, "no row is left"),
+    ],
+)
+def test_nothing_can_be_learnt(labels: list[str], options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        labelled(tmp_path, *labels, **options)
+    assert len(caught.value.lines()) == 3
+    assert caught.value.exit_code == 3
+
+
+def test_a_label_unseen_in_training(tmp_path: Path) -> None:
+    known = LabelMap("class", ("negative", "positive"))
+    with pytest.raises(RowFault, match="the label 'Positiv' is not among those of the training") as caught:
+        labelled(tmp_path, "positive", "Positiv", labels=known)
+    assert caught.value.kind == "label unseen in training"
+    assert "a.csv:3, row 2, column 'label'" in caught.value.where
+    assert "did you mean 'positive'?" in caught.value.fix
+    with pytest.raises(RowFault, match="not among") as caught:
+        labelled(tmp_path, "3", labels=known)
+    assert "the classes are 'negative, positive'" in caught.value.fix
+    found = labelled(tmp_path, "positive", "Positiv", labels=known, skip_bad_rows=True)
+    assert [item.row for item in found.items] == [1]  # and one class with one row is no fault of a test table
+    assert found.labels == known
+    several = LabelMap("multi", ("a", "b"))
+    with pytest.raises(RowFault, match="the label 'c' is not among"):
+        labelled(tmp_path, "a;c", labels=several)
+
+
+def test_streaming_gives_the_same_examples_and_all_columns(tmp_path: Path) -> None:
+    train = labelled(tmp_path, "x", "y", "x", "y")
+    (tmp_path / "b.csv").write_text("id,text,label\n7,t,x\n8,u,z\n9,v,y\n10,w\n", encoding="utf-8")
+    table = open_table(str(tmp_path / "b.csv"), cache=tmp_path)
+    columns = choose_columns(table)
+    with pytest.raises(RowFault, match="'z' is not among"):
+        list(stream_examples(table, columns, train.labels))
+    skipped = Skipped()
+    found = list(stream_examples(table, columns, train.labels, skipped))
+    assert [row.values for row, _ in found] == [("7", "t", "x"), ("9", "v", "y")]
+    assert [example.label for _, example in found] == ["x", "y"]
+    assert skipped.kinds == {"label unseen in training": 1, "ragged row": 1}
+    assert str(skipped) == "left out 2 bad rows: label unseen in training 1, ragged row 1"
+    with pytest.raises(ValueError, match="needs labels"):
+        next(stream_examples(table, columns))
+
+
+def test_without_labels_empty_texts_are_read_too(tmp_path: Path) -> None:
+    (tmp_path / "b.csv").write_text("text,id\na,1\n,2\n", encoding="utf-8")
+    table = open_table(str(tmp_path / "b.csv"), cache=tmp_path)
+    found = [example for _, example in stream_examples(table, choose_columns(table, labelled=False))]
+    assert [(example.texts, example.label) for example in found] == [(("a",), None), (("",), None)]
+
+
+def kinds(examples: Examples) -> dict[str, int]:
+    return {notice.kind: notice.count for notice in examples.notices}
+
+
+def test_rows_with_the_same_text_and_different_labels(tmp_path: Path) -> None:
+    content = "text,label\na,x\nb,y\na,x\na,y\nc,x\nb,y\n"
+    found = read(tmp_path / "a.csv", content)
+    assert kinds(found) == {"duplicate rows with different labels": 3}
+    assert str(found.notices[0]) == "3 rows have the text of another row and a different label; first: rows 1 and 4"
+    assert kinds(read(tmp_path / "a.csv", "text,label\na,x;y\na,y;x\nb,x\nc,y\n")) == {}
+    assert kinds(read(tmp_path / "a.tsv", "source\ttarget\na\tb\na\tc\n")) == {}
+
+
+def test_heavy_imbalance(tmp_path: Path) -> None:
+    assert kinds(labelled(tmp_path, *["x"] * 19, "y", "y")) == {}
+    found = labelled(tmp_path, *["x"] * 20, "y", "y")
+    assert kinds(found) == {"heavy imbalance": 10}
+    assert "'x' has 20 rows, 'y' has 2" in str(found.notices[0])
+
+
+def test_other_notices(tmp_path: Path) -> None:
+    assert kinds(labelled(tmp_path, "Good", "good", "Good", "good")) == {"classes that differ in case": 2}
+    content = "text,label\na,x\n,\nb,y\n, \nc,x\nd,y\n"
+    assert kinds(read(tmp_path / "a.csv", content)) == {"blank rows": 2}
+    content = "premise,hypothesis,label\na,,x\nb,b,y\nc,c,x\nd,d,y\n"
+    assert kinds(read(tmp_path / "a.csv", content)) == {"empty texts": 1}
+
+
+def test_rows_shared_by_train_and_test(tmp_path: Path) -> None:
+    train = read(tmp_path / "a.csv", "text,label\na,x\nb,y\nc,x\nb,y\n")
+    test = read(tmp_path / "b.csv", "text,label\nq,x\nb,x\nb,y\n", labels=train.labels)
+    notice = shared_rows(train, test, "b.csv")
+    assert notice is not None
+    assert notice.count == 2
+    assert str(notice) == "2 of 3 rows of b.csv are in the train table, too; first: row 2 is row 2 there"
+    alone = read(tmp_path / "b.csv", "text,label\nq,x\n", labels=train.labels)
+    assert shared_rows(train, alone, "b.csv") is None
+
+
+def test_the_order_of_names_depends_on_the_names_alone() -> None:
+    assert LabelMap.of("class", ["b", "B", "a", "é", "a"]).names == ("B", "a", "b", "é")
+    assert LabelMap.of("class", ["10", "9", "-1"]).names == ("-1", "9", "10")
+    assert LabelMap.of("class", ["10", "9", "x"]).names == ("10", "9", "x")
+    assert LabelMap.of("number", []).names == ()
+
+
+@given(st.lists(st.text(min_size=1), min_size=1), st.sampled_from(["class", "multi"]))
+def test_a_label_map_is_kept_as_json(names: list[str], kind: Any) -> None:
+    labels = LabelMap.of(kind, names)
+    again = LabelMap.from_json(json.loads(json.dumps(labels.to_json())))
+    assert again == labels
+    assert [again.encode(name) for name in again.names] == list(range(len(set(names))))
+    assert LabelMap.of(kind, reversed(names)) == labels
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        [],
+        {},
+        {"kind": "class"},
+        {"kind": "other", "names": ["a"]},
+        {"kind": "class", "names": []},
+        {"kind": "class", "names": ["a", "a"]},
+        {"kind": "class", "names": [1]},
+        {"kind": "class", "names": "ab"},
+        {"kind": "number", "names": ["a"]},
+        {"kind": "class", "names": ["a"], "more": 1},
+    ],
+)
+def test_a_damaged_label_map_is_refused(value: object) -> None:
+    with pytest.raises(CheckpointError, match="damaged"):
+        LabelMap.from_json(value, "labels.json")
+
+
+def test_numbers_have_no_names() -> None:
+    labels = LabelMap.from_json(LabelMap("number").to_json())
+    assert labels.encode(2.5) == 2.5
+    assert labels.unknown(2.5) is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_split_keeps_the_classes_in_proportion(seed: int, tmp_path: Path) -> None:
+    examples = labelled(tmp_path, *["x"] * 600, *["y"] * 300, *["z"] * 2)
+    split = split_examples(examples, 0.1, seed)
+    assert Counter(item.label for item in split.test.items) == {"x": 60, "y": 30, "z": 1}
+    assert len(split.train) + len(split.test) == len(examples)
+    assert sorted([*split.train.items, *split.test.items], key=lambda item: item.row) == list(examples.items)
+    assert split_examples(examples, 0.1, seed) == split
+    assert split_examples(examples, 0.1, seed + 1) != split
+    # Not the first rows of each class
+    assert max(item.row for item in split.test.items if item.label == "x") > 300
+
+
+def test_a_split_keeps_equal_texts_together(tmp_path: Path) -> None:
+    content = "text,label\n" + "".join(f"t{i % 40},{'xy'[i % 2]}\n" for i in range(400))
+    split = split_examples(read(tmp_path / "a.csv", content), 0.25, 0)
+    assert shared_rows(split.train, split.test, "a.csv") is None
+    assert len(split.test) == 100
+    content = "text,label\n" + "a,x\n" * 5 + "a,y\n" * 5
+    with pytest.raises(DataError, match="all have the same text"):
+        split_examples(read(tmp_path / "a.csv", content), 0.5, 0)
+
+
+def test_strata_of_numbers_and_several_labels(tmp_path: Path) -> None:
+    numbers = labelled(tmp_path, *[f"{i / 7:.3f}" for i in range(200)])
+    split = split_examples(numbers, 0.1, 0)
+    tenths = Counter(int(item.row - 1) // 20 for item in split.test.items)
+    assert tenths == dict.fromkeys(range(10), 2)
+    several = labelled(tmp_path, *["common"] * 90, *["common;rare"] * 10)
+    split = split_examples(several, 0.1, 0)
+    assert sum("rare" in item.label for item in split.test.items) == 1  # type: ignore[operator]
+    assert len(split.test) == 10
+
+
+def test_a_split_is_restored_from_its_row_numbers(tmp_path: Path) -> None:
+    examples = labelled(tmp_path, *["x", "y"] * 30)
+    split = split_examples(examples, 0.2, 3)
+    saved = json.loads(json.dumps(split.to_json()))
+    assert restore_split(examples, saved) == split
+    for damaged in (None, {}, {**saved, "test": saved["test"][1:]}, {**saved, "test": [*saved["test"][1:], 99]}):
+        with pytest.raises(CheckpointError, match="does not fit"):
+            restore_split(examples, damaged)
+
+
+def test_the_page_on_tables_names_every_fault_and_notice() -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "tables.md").read_text(encoding="utf-8")
+    source = "".join(
+        (root / "lmtool" / "text" / f"{name}.py").read_text() for name in ("delimited", "table", "examples")
+    )
+    found = set(re.findall(r'(?:\bFault|\bNotice|\.fault|\._fault)\(\s*"([^"]+)"', source))
+    assert {"ragged row", "unclosed quote", "label unseen in training", "heavy imbalance"} <= found
+    assert len(found) > 15
+    assert not [kind for kind in found if kind not in page]

@@ -1,0 +1,189 @@
+"""Metrics equal scikit-learn's, scipy's and sacrebleu's, and the plain ones of tests/reference/metrics.py."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import sacrebleu
+from scipy import stats
+from sklearn import metrics as sklearn
+
+from lmtool.tables.metrics import (
+    class_lines,
+    class_metrics,
+    confusion_lines,
+    confusion_matrix,
+    multi_label_metrics,
+    regression_metrics,
+    translation_metrics,
+)
+from lmtool.tables.results import Results, spread
+from tests.reference import metrics as reference
+
+
+def classes(seed):
+    """Truth and predictions of a few rows; some classes never occur, or are never predicted."""
+    rng = np.random.default_rng(seed)
+    n_classes, n_rows = int(rng.integers(2, 9)), int(rng.integers(1, 40))
+    true = rng.integers(0, n_classes, n_rows)
+    predicted = np.where(rng.random(n_rows) < 0.5, true, rng.integers(0, max(1, n_classes - 2), n_rows))
+    return true, predicted, n_classes
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_classes_equal_scikit_learn_and_the_reference(seed):
+    true, predicted, n_classes = classes(seed)
+    found = class_metrics(confusion_matrix(true, predicted, n_classes))
+    labels = list(range(n_classes))
+    assert (found.confusion_CC == sklearn.confusion_matrix(true, predicted, labels=labels)).all()
+    assert found.accuracy == pytest.approx(sklearn.accuracy_score(true, predicted))
+    assert found.macro_f1 == pytest.approx(sklearn.f1_score(true, predicted, average="macro", zero_division=0))
+    assert found.macro_f1 == pytest.approx(reference.macro_f1(true.tolist(), predicted.tolist()))
+    theirs = sklearn.precision_recall_fscore_support(true, predicted, labels=labels, zero_division=0)
+    for ours, other in zip((found.precision_C, found.recall_C, found.f1_C, found.support_C), theirs, strict=True):
+        assert ours == pytest.approx(other)
+    for i in labels:
+        expected = reference.precision_recall_f1(true.tolist(), predicted.tolist(), i)
+        assert (found.precision_C[i], found.recall_C[i], found.f1_C[i]) == pytest.approx(expected)
+
+
+def test_a_class_never_predicted_and_one_that_never_occurs():
+    found = class_metrics(confusion_matrix(np.array([0, 0, 1]), np.array([0, 0, 0]), 3))
+    assert found.f1_C.tolist() == pytest.approx([0.8, 0, 0])
+    assert found.macro_f1 == pytest.approx(0.4)  # of two classes: the third is in neither
+
+
+@pytest.mark.parametrize("wrong", [[0, 3], [0, -1], [0]])
+def test_classes_out_of_range_and_unequal_lengths_are_refused(wrong):
+    with pytest.raises(ValueError, match=r"classes must|shape"):
+        confusion_matrix(np.array([0, 1]), np.array(wrong), 3)
+
+
+def test_no_rows_are_refused():
+    with pytest.raises(ValueError, match="shape"):
+        regression_metrics(np.array([]), np.array([]))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_multi_label_equals_scikit_learn(seed):
+    rng = np.random.default_rng(seed)
+    shape = (int(rng.integers(1, 30)), int(rng.integers(2, 7)))
+    true = rng.random(shape) < rng.random(shape[1])
+    predicted = rng.random(shape) < rng.random(shape[1])
+    predicted[:, 0] = False
+    found = multi_label_metrics(true, predicted)
+    assert found.subset_accuracy == pytest.approx(sklearn.accuracy_score(true, predicted))
+    for average in "micro", "macro":
+        expected = sklearn.f1_score(true, predicted, average=average, zero_division=0)
+        assert getattr(found, f"{average}_f1") == pytest.approx(expected)
+    theirs = sklearn.precision_recall_fscore_support(true, predicted, average=None, zero_division=0)
+    for ours, other in zip((found.precision_C, found.recall_C, found.f1_C, found.support_C), theirs, strict=True):
+        assert ours == pytest.approx(other)
+
+
+@pytest.mark.parametrize("scale", [1, 1e-200, 1e200])
+@pytest.mark.parametrize("seed", range(10))
+def test_regression_equals_scipy_and_the_reference(seed, scale):
+    rng = np.random.default_rng(seed)
+    n_rows = int(rng.integers(2, 30))
+    true = rng.integers(0, 6, n_rows) + np.arange(n_rows) % 2 / 2  # with ties
+    predicted = true + rng.normal(size=n_rows).round(1)
+    true[0], true[1] = 7, 8
+    predicted[0], predicted[1] = 9, 8.5
+    found = regression_metrics(true, predicted)
+    assert found.mse == pytest.approx(sklearn.mean_squared_error(true, predicted))
+    assert found.pearson == pytest.approx(stats.pearsonr(true, predicted).statistic)
+    assert found.spearman == pytest.approx(stats.spearmanr(true, predicted).statistic)
+    assert found.pearson == pytest.approx(reference.pearson(true.tolist(), predicted.tolist()))
+    assert found.spearman == pytest.approx(reference.spearman(true.tolist(), predicted.tolist()))
+    scaled = regression_metrics(true * scale**0.5, predicted * scale**0.5)
+    assert scaled[1:] == pytest.approx(found[1:])
+
+
+def test_a_correlation_with_equal_numbers_is_not_a_number():
+    found = regression_metrics(np.array([1.0, 2.0, 3.0]), np.full(3, 0.1))
+    assert np.isnan(found.pearson)
+    assert np.isnan(found.spearman)
+    assert found.to_json()["pearson"] is None
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_translations_equal_sacrebleu_and_the_papers(seed):
+    rng = random.Random(seed)
+    words = ["haus", "der", "alte", "hund", "läuft", "über", "die", "brücke"]
+    references = [" ".join(rng.choices(words, k=rng.randint(5, 12))) for _ in range(20)]
+    hypotheses = [
+        " ".join(word if rng.random() < 0.8 else rng.choice(words) for word in text.split()[rng.randint(0, 1) :])
+        for text in references
+    ]
+    found = translation_metrics(hypotheses, references)
+    assert found.bleu == sacrebleu.corpus_bleu(hypotheses, [references]).score
+    assert found.chrf == sacrebleu.corpus_chrf(hypotheses, [references]).score
+    assert found.bleu == pytest.approx(reference.bleu(hypotheses, references))
+    assert found.chrf == pytest.approx(reference.chrf(hypotheses, references))
+    assert "tok:13a" in found.bleu_signature
+    assert "nc:6" in found.chrf_signature
+    assert translation_metrics(references, references)[:2] == pytest.approx((100, 100))
+
+
+def test_translations_need_as_many_references():
+    for hypotheses, references in ([], []), (["a"], []), (["a"], ["a", "b"]):
+        with pytest.raises(ValueError, match="references"):
+            translation_metrics(hypotheses, references)
+
+
+def test_metrics_are_json():
+    true, predicted, _ = classes(1)
+    found = class_metrics(confusion_matrix(true, predicted, 9))
+    names = [f"class {i}" for i in range(9)]
+    value = json.loads(json.dumps(found.to_json(names), allow_nan=False))
+    assert value["classes"]["class 0"]["support"] == int((true == 0).sum())
+    assert np.sum(value["confusion"]) == len(true)
+    many = multi_label_metrics(np.eye(3) > 0, np.ones((3, 3)) > 0)
+    value = json.loads(json.dumps(many.to_json(names[:3]), allow_nan=False))
+    assert value["micro_f1"] == pytest.approx(0.5)
+    assert value["classes"]["class 2"] == {"precision": 1 / 3, "recall": 1, "f1": 0.5, "support": 1}
+    json.dumps(translation_metrics(["a b"], ["a b"]).to_json(), allow_nan=False)
+
+
+def test_tables_are_aligned():
+    confusion = np.array([[1200, 3], [40, 5]])
+    assert confusion_lines(confusion, ["good", "日本"]) == [
+        "true \\ predicted   good  日本",
+        "good              1,200     3",
+        "日本                 40     5",
+    ]
+    assert class_lines(class_metrics(confusion), ["good", "bad\n[b]"]) == [
+        "class     precision  recall    F1   rows",
+        "good           96.8    99.8  98.2  1,203",
+        "bad\\n[b]       62.5    11.1  18.9     45",
+    ]
+
+
+def test_tables_of_many_classes_are_cut_and_lose_no_row():
+    rng = np.random.default_rng(0)
+    confusion = rng.integers(0, 9, (50, 50))
+    confusion[7] += 100
+    names = [f"a class with a long name {i}" for i in range(50)]
+    lines = confusion_lines(confusion, names, most=4)
+    assert len(lines) == 7
+    assert lines[-1] == "... and 46 more classes"
+    assert max(map(len, lines)) < 100
+    cells = [line.replace(",", "").split()[-5:] for line in lines[1:-1]]
+    assert sum(int(cell) for row in cells for cell in row) == confusion.sum()
+    lines = class_lines(class_metrics(confusion), names, most=4)
+    assert len(lines) == 6
+    assert any(line.startswith("a class with a long name 7 ") for line in lines)
+
+
+def test_the_spread_of_runs_is_mean_and_deviation_of_each_figure() -> None:
+    def results(task: str, accuracy: float, pearson: float | None) -> Results:
+        figures = {"accuracy": accuracy, "pearson": pearson, "confusion": [[1, 0], [0, 1]]}
+        return Results("test", 3, 10, 0.5, figures, [], ("a", "b"), task)
+
+    runs = [[results("", 0.5, 0.1)], [results("", 0.7, None)], [results("", 0.9, 0.3)]]
+    # a figure that is undefined in one of them has no mean
+    assert spread(runs) == ["test, 3 runs: accuracy 0.7000 ± 0.2000  loss 0.5000 ± 0.0000"]
+    several = [[results("x", 0.5, None), results("y", 0.2, None)], [results("x", 0.7, None), results("y", 0.2, None)]]
+    assert [line.split(":")[0] for line in spread(several)] == ["x, test, 2 runs", "y, test, 2 runs"]

@@ -1,0 +1,127 @@
+"""Kills training runs, for test_kill.py: run as `python -m tests.training.killing FOLDER`.
+
+A process of its own, so that it can fork: its children need no import of torch, which makes a kill cost little. Each
+variant of a run is killed again and again, at a seeded moment after each start, and resumed until it is finished.
+Prints what came of it as JSON.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lmtool.run.checkpoint import listed, verify
+from lmtool.run.directory import Run
+from lmtool.run.lock import is_held
+from tests.run.killing import die_at_event, in_child
+from tests.training.tiny import Work, lasting
+
+STEPS = 16
+EVENTS = 300
+VARIANTS = {
+    "adamw, patience, samples": (
+        "evaluation.every=2",
+        "evaluation.patience=9",
+        "evaluation.prompts=the",
+        "evaluation.sample_tokens=3",
+    ),
+    "muon, micro-batches": ("optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.003}}", "training.micro_batch=3"),
+    "lstm, carried states": (
+        "model={kind: recurrent, d_model: 12, context: 8, dropout: 0.1}",
+        "training.carry_state=true",
+        "training.micro_batch=3",
+    ),
+}
+
+
+def wait(pid: int) -> bool:
+    """True when the process was killed, False when it ended by itself, in good order."""
+    _, status = os.waitpid(pid, 0)
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+        return True
+    assert status == 0, f"the process ended with status {status}"
+    return False
+
+
+def killed_at_an_event(run: Path, start: Callable[[], Any], rng: random.Random) -> bool:
+    """Let it train, and die just before the n-th thing that it does to a file of the run; a step does about 150."""
+    number = rng.randint(1, EVENTS)
+
+    def train() -> None:
+        die_at_event(number, run)
+        start()
+
+    return wait(in_child(train))
+
+
+def killed_after_a_while(run: Path, start: Callable[[], Any], rng: random.Random) -> bool:
+    """Let it train, and kill it from outside."""
+    pid = in_child(lambda: [start()])
+    while not is_held(run) and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        time.sleep(0.001)
+    time.sleep(rng.uniform(0, 0.04))
+    os.kill(pid, signal.SIGKILL)
+    return wait(pid)
+
+
+def chain(work: Work, name: str, overrides: tuple[str, ...], seed: int) -> dict[str, Any]:
+    rng = random.Random(seed)
+    run = work.run(name)
+    overrides = (f"training.steps={STEPS}", "checkpoint.every=1", *overrides)
+    # In this process, so that what torch imports at its first step is there in all children.
+    work.pretrain(*overrides, name=f"{name} whole")
+    # A run without a checkpoint is begun anew; that is tested below.
+    assert not wait(in_child(lambda: work.pretrain(*overrides, name=name, stop=lambda: True)))
+    outcome: dict[str, Any] = {"kills": 0, "in a save": 0, "steps": [], "problems": []}
+    while Run.open(run).state != "finished":
+        assert len(outcome["steps"]) < 200, "it gets nowhere"
+        kill = rng.choice([killed_at_an_event, killed_at_an_event, killed_after_a_while])
+        killed = kill(run, lambda: work.resume(name=name), rng)
+        found = listed(run / "checkpoints")
+        for step, path in found:
+            if verify(path).step != step:
+                outcome["problems"].append(f"{path} holds another step")
+        outcome["kills"] += killed
+        outcome["in a save"] += bool(list((run / "checkpoints").glob(".tmp-step-*")))
+        outcome["steps"].append(found[-1][0])
+    expected, whole = lasting(run, STEPS), lasting(work.run(f"{name} whole"), STEPS)
+    outcome["problems"] += [f"other {part}" for part in whole if expected[part] != whole[part]]
+    return outcome
+
+
+def before_the_first_checkpoint(work: Work) -> dict[str, Any]:
+    """Killed in its first step, a run cannot be resumed and says so."""
+    run = work.run("early")
+    run.mkdir()
+
+    def train() -> None:
+        from lmtool.training import fit
+
+        fit.multiplier = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        work.pretrain(name="early")
+
+    def resume() -> None:
+        from lmtool.errors import CheckpointError
+
+        try:
+            work.resume(name="early")
+        except CheckpointError as error:
+            if "no checkpoint yet" in str(error):
+                return
+        raise AssertionError
+
+    return {"killed": wait(in_child(train)), "refused": not wait(in_child(resume))}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    place = Work(Path(sys.argv[1]))
+    outcomes = {name: chain(place, name, overrides, seed) for seed, (name, overrides) in enumerate(VARIANTS.items(), 1)}
+    print(json.dumps({"chains": outcomes, "early": before_the_first_checkpoint(place)}))

@@ -1,0 +1,114 @@
+"""Training by counting: one pass, losses that are true, and the same counts however it is stopped."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lmtool.errors import CheckpointError, UsageError
+from lmtool.inference.load import build_model, load_run
+from lmtool.model import NGramModel
+from lmtool.objective import Cut
+from lmtool.text.prepare import Prepared
+from lmtool.training.windows import Examples
+from tests.reference.ngram import KneserNey
+from tests.training.tiny import MemoryStore, Work, after, ended, lasting, metrics
+
+NGRAM = (
+    "model={kind: ngram, order: 3, context: 256}",
+    "training.steps=5",
+    "training.batch_size=1",
+    "evaluation.every=5",
+    "evaluation.tokens=null",
+    "checkpoint.every=1",
+)
+
+
+def documents_of(prepared: Prepared, part: str) -> list[list[int]]:
+    store = prepared.train if part == "train" else prepared.valid
+    return [store.read(*store.document(i)).tolist() for i in range(store.n_documents)]
+
+
+def nats(plain: KneserNey, document: list[int], first: int = 1) -> float:
+    return -sum(math.log(plain.probability(document[:t], document[t])) for t in range(max(1, first), len(document)))
+
+
+def test_all_of_the_text_is_counted_once(work: Work) -> None:
+    prepared = work.pretrain(*NGRAM)[0].material.prepared
+    loaded = load_run(str(work.run()))
+    assert isinstance(loaded.model, NGramModel)
+    train, valid = documents_of(prepared, "train"), documents_of(prepared, "valid")
+    assert int(loaded.model.n_read) == sum(map(len, train)) == len(prepared.train)
+    assert int(loaded.model.counts_G.sum()) == sum(len(document) - 1 for document in train)
+    plain = KneserNey(3, train, prepared.tokenizer.vocab_size)
+    records = metrics(work.run())
+    assert records[-1]["valid_loss"] == pytest.approx(
+        sum(nats(plain, document) for document in valid) / sum(len(document) - 1 for document in valid), rel=1e-6
+    )
+    assert records[-1]["tokens"] == sum(len(document) - 1 for document in train)
+
+
+def test_the_loss_of_a_step_is_that_of_its_part_before_it_is_counted(work: Work) -> None:
+    prepared = work.pretrain(*NGRAM)[0].material.prepared
+    train = documents_of(prepared, "train")
+    n_tokens, V = sum(map(len, train)), prepared.tokenizer.vocab_size
+    losses = [record["loss"] for record in metrics(work.run())]
+    assert losses[0] == pytest.approx(math.log(V))
+    begin, end = n_tokens // 5, n_tokens // 5 + (n_tokens - n_tokens // 5) // 4
+    seen, total, count, start = [], 0.0, 0, 0
+    for document in train:
+        seen.append(document[: max(0, begin - start)])
+        start += len(document)
+    plain = KneserNey(3, [document for document in seen if document], V)
+    start = 0
+    for document in train:
+        part = document[: max(0, end - start)]
+        first = max(1, begin - start)
+        if first < len(part):
+            total, count = total + nats(plain, part, first), count + len(part) - first
+        start += len(document)
+    assert losses[1] == pytest.approx(total / count)
+
+
+def test_stopped_and_resumed_it_has_the_same_counts(work: Work) -> None:
+    work.pretrain(*NGRAM, name="whole")
+    assert ended(work.pretrain(*NGRAM, name="parts", stop=after(2))).reason == "interrupted"
+    assert ended(work.resume(name="parts")).step == 5
+    assert lasting(work.run("parts"), 5) == lasting(work.run("whole"), 5)
+
+
+def test_nothing_is_counted_twice(work: Work) -> None:
+    work.pretrain(*NGRAM)
+    with pytest.raises(UsageError, match="counted after 5 steps"):
+        work.resume("training.steps=+5")
+
+
+def test_a_model_of_another_order_is_refused(work: Work) -> None:
+    work.pretrain(*NGRAM)
+    recipe = work.run() / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("order: 3", "order: 4"))
+    with pytest.raises(CheckpointError, match=r"grams_GN is [0-9]+x3, not 0x4"):
+        load_run(str(work.run()))
+
+
+@pytest.mark.parametrize(("start", "stop", "n_before"), [(0, 9, 2), (3, 7, 2), (4, 9, 1), (1, 2, 4)])
+def test_text_in_order_has_each_target_once(start: int, stop: int, n_before: int) -> None:
+    rows = [[1, 5, 6, 7], [1, 8], [1, 9, 10]]
+    examples = Examples(MemoryStore(rows), Cut("stream", 2, 2), 1)  # type: ignore[arg-type]
+    batch = examples.in_order(start, stop, n_before)
+    tokens, first = np.concatenate(rows), max(0, start - n_before)
+    assert examples.n_tokens == 9
+    assert batch.tokens_BT.tolist() == [tokens[first : stop - 1].tolist()]
+    assert batch.targets_BT is not None
+    wanted = [t for t in range(start, stop) if t not in (0, 4, 6)]
+    assert [t for t in range(first + 1, stop) if batch.targets_BT[0, t - first - 1] >= 0] == wanted
+    assert [batch.targets_BT[0, t - first - 1] for t in wanted] == [tokens[t] for t in wanted]
+
+
+def test_a_run_without_parameters_has_no_optimizer(work: Work) -> None:
+    work.pretrain(*NGRAM)
+    loaded = load_run(str(work.run()))
+    assert list(build_model(loaded.recipe, loaded.tokenizer, loaded.compute).parameters()) == []
+    checkpoint = Path(work.run()) / "checkpoints" / "step-000005"
+    assert (checkpoint / "optimizer.safetensors").stat().st_size < 100

@@ -1,0 +1,62 @@
+"""Training on a GPU."""
+
+import json
+
+import pytest
+
+from lmtool.inference.load import load_run
+from lmtool.training import train
+from tests.training.tiny import Work, after, documents, ended, metrics, warnings_in
+
+pytestmark = pytest.mark.gpu
+
+LEARNS = ("training.device=cuda", "model.d_model=64", "optimizer.lr=0.01", "training.steps=60", "evaluation.every=20")
+
+
+def losses(work: Work, name: str = "run") -> list[float]:
+    return [record["loss"] for record in metrics(work.run(name))]
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16", "float32"])
+def test_training_and_resuming(work: Work, precision: str) -> None:
+    settings = (*LEARNS, f"training.precision={precision}")
+    whole = work.pretrain(*settings, name="whole")
+    assert ended(whole).step == 60
+    (plan,) = [event for event in whole if isinstance(event, train.Plan)]
+    assert plan.device.endswith(precision)
+    assert sum(losses(work, "whole")[-5:]) < 0.8 * sum(losses(work, "whole")[:5])
+
+    assert ended(work.pretrain(*settings, stop=after(31))).reason == "interrupted"
+    resumed = work.resume()
+    assert warnings_in(resumed) == []
+    # sums on a GPU need not come out the same twice
+    assert losses(work)[:31] == pytest.approx(losses(work, "whole")[:31], rel=0.05)
+    assert ended(resumed).best_value == pytest.approx(ended(whole).best_value, rel=0.05)
+
+
+def test_float16_keeps_its_gradient_scale(work: Work) -> None:
+    work.pretrain(*LEARNS, "training.precision=float16", stop=after(30))
+    loaded = work.run() / "checkpoints" / "step-000030"
+    assert json.loads((loaded / "state.json").read_text())["setup"]["precision"] == "float16"
+    skipped = [record for record in metrics(work.run()) if record["grad_norm"] is None]
+    assert len(skipped) < 20
+
+
+def test_a_gpu_run_on_the_cpu(work: Work) -> None:
+    work.pretrain(*LEARNS, "training.precision=float32", stop=after(20))
+    (warning,) = warnings_in(work.resume("training.device=cpu", "training.steps=30"))
+    assert "device cuda -> cpu" in warning
+    assert load_run(str(work.run()), device="cpu").device.type == "cpu"
+
+
+def test_rows_that_do_not_fit(work: Work) -> None:
+    """More rows at once than any GPU has memory for: the micro-batch shrinks, and the batch stays."""
+    work.text.write_text(documents(3000), encoding="utf-8")
+    batch = 1 << 18
+    events = work.pretrain(
+        *LEARNS, "model.context=128", "model.n_layers=8", "training.steps=1", f"training.batch_size={batch}"
+    )
+    assert any("rows at once from now on" in text for text in warnings_in(events))
+    (step,) = [event.step for event in events if isinstance(event, train.Stepped)]
+    assert step.micro_batch < batch
+    assert step.tokens > 0.8 * batch * 128

@@ -1,0 +1,38 @@
+"""ELMo's way of fine-tuning: the body stays, and a head learns to mix its layers (F6)."""
+
+import pytest
+import torch
+
+from lmtool.inference.load import load_run
+from lmtool.recipe.spec import Classification
+from lmtool.tables.finetuning import recipe_from_run
+from tests.training.tiny import Work
+
+LSTM = "model={kind: recurrent, shape: SHAPE, cell: lstm, n_layers: 2, d_model: 16, context: 16}"
+ELMO = (LSTM.replace("SHAPE", "bidirectional"), "objective={kind: bidirectional}")
+
+
+def test_a_task_mixes_the_layers_of_a_body_that_stays(work: Work) -> None:
+    work.pretrain(*ELMO, "training.steps=2", name="elmo")
+    work.finetune(source=work.run("elmo"), name="tuned")
+    before, after = (load_run(str(work.run(name))).model.state_dict() for name in ("elmo", "tuned"))
+    assert all(torch.equal(weight, after[f"body.{name}"]) for name, weight in before.items())
+    # the embeddings and two layers
+    assert after["mix.scalars_L"].shape == (3,)
+    assert bool(after["mix.scalars_L"].any())
+    assert float(after["mix.gamma"]) != 1
+
+
+def test_the_whole_body_learns_when_it_is_asked_to(work: Work) -> None:
+    work.pretrain(*ELMO, "training.steps=2", name="elmo")
+    work.finetune("tuning.freeze=none", source=work.run("elmo"), name="tuned")
+    before, after = (load_run(str(work.run(name))).model.state_dict() for name in ("elmo", "tuned"))
+    assert not all(torch.equal(weight, after[f"body.{name}"]) for name, weight in before.items())
+
+
+@pytest.mark.parametrize("model", [LSTM.replace("SHAPE", "decoder"), "model.n_layers=1"])
+def test_other_bodies_learn_below_their_last_layer(model: str, work: Work) -> None:
+    work.pretrain(model, "training.steps=2")
+    recipe = recipe_from_run(str(work.run()), 60, False, (), ()).recipe
+    assert isinstance(recipe.objective, Classification)
+    assert (recipe.objective.layers, recipe.tuning.freeze) == ("last", "none")

@@ -1,0 +1,340 @@
+"""The training loop: what a step computes, in any split of its batch, and what stops it."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lmtool.batch import Batch
+from lmtool.compute.device import Compute
+from lmtool.compute.processes import World
+from lmtool.errors import NumericalError, ResourceError
+from lmtool.model import build
+from lmtool.objective import CausalObjective
+from lmtool.recipe.spec import Causal, Recipe
+from lmtool.training.fit import Step, fit
+from lmtool.training.optimizer import Optimizers
+from lmtool.training.windows import Examples
+from tests.training.tiny import MemoryStore
+
+VOCAB, BOS = 11, 1
+CPU = Compute(torch.device("cpu"), "float32")
+SGD = {"kind": "sgd", "lr": 0.5, "momentum": 0.9}
+
+
+def a_store(n_documents: int = 40, seed: int = 0) -> MemoryStore:
+    """Documents of quite unequal lengths, so that rows have unequal numbers of targets."""
+    rng = np.random.default_rng(seed)
+    return MemoryStore([[BOS, *rng.integers(2, VOCAB, rng.choice([1, 2, 4, 12])).tolist()] for _ in range(n_documents)])
+
+
+def a_recipe(dropout: float = 0.0, seed: int = 1, **training: Any) -> Recipe:
+    optimizer = training.pop("optimizer", SGD)
+    return Recipe.model_validate(
+        {
+            "seed": seed,
+            "model": {
+                "kind": "transformer",
+                "n_layers": 2,
+                "d_model": 8,
+                "n_heads": 2,
+                "context": 12,
+                "dropout": dropout,
+            },
+            "training": {"steps": 3, "batch_size": 8, **training},
+            "optimizer": optimizer,
+            "schedule": {"kind": "linear", "warmup_steps": 2},
+        }
+    )
+
+
+class Trainer:
+    """All that `fit` needs, in float64 by default."""
+
+    def __init__(self, recipe: Recipe, compute: Compute = CPU, dtype: torch.dtype = torch.float64) -> None:
+        torch.manual_seed(0)
+        self.recipe = recipe
+        self.model = build(recipe.model, VOCAB).to(dtype)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter += 0.1 * torch.randn_like(parameter)
+        self.objective = CausalObjective(Causal(), BOS, False)
+        self.optimizers = Optimizers(recipe.optimizer, self.model, compute)
+        self.store = a_store()
+        self.examples = Examples(self.store, self.objective.cut(recipe.model.context), recipe.seed)  # type: ignore[arg-type]
+        self.compute = compute
+        self.read: list[list[list[int]]] = []
+        """Rows of each micro-batch that the model was given."""
+        self.model.register_forward_pre_hook(lambda _, inputs: self.read.append(inputs[0].tokens_BT.tolist()))
+
+    def steps(self, **options: Any) -> Any:
+        return fit(
+            self.model, self.objective, self.optimizers, self.examples, self.recipe, self.compute, World(), **options
+        )
+
+    def train(self, **options: Any) -> list[Step]:
+        return list(self.steps(**options))
+
+    def weights(self) -> dict[str, Tensor]:
+        return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+
+    def everything(self) -> dict[str, Tensor]:
+        return self.weights() | {key: tensor.clone() for key, tensor in self.optimizers.state().items()}
+
+
+def assert_same(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert torch.equal(tensor.nan_to_num(), second[name].nan_to_num()), name
+
+
+def test_the_loss_falls() -> None:
+    trainer = Trainer(a_recipe(steps=60, optimizer={"kind": "adamw", "lr": 1e-2}), dtype=torch.float32)
+    counting = MemoryStore([[BOS, *range(2, VOCAB)]] * 40)
+    trainer.examples = Examples(counting, trainer.objective.cut(trainer.recipe.model.context), 1)  # type: ignore[arg-type]
+    losses = [step.loss for step in trainer.train()]
+    assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
+
+
+def test_a_step_is_the_gradient_of_the_mean_over_all_targets() -> None:
+    """Of the whole batch, by hand: whichever row a target stands in, it weighs the same."""
+    trainer, by_hand = (Trainer(a_recipe(micro_batch=3)) for _ in range(2))
+    step = next(trainer.steps())
+    examples = by_hand.examples.read(np.arange(8))
+    batch = by_hand.objective.collate(examples)
+    assert batch.targets_BT is not None
+    per_row = (batch.targets_BT >= 0).sum(1)
+    assert len(per_row.unique()) > 2, "the rows should differ in their numbers of targets"
+    logits = by_hand.model.logits(by_hand.model(batch))
+    mean = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets_BT.flatten())
+    mean.backward()
+    norm = torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in by_hand.model.parameters()]))  # type: ignore[union-attr]
+    assert step.tokens == int(per_row.sum())
+    assert step.loss == pytest.approx(mean.item(), rel=1e-6)
+    assert step.grad_norm == pytest.approx(float(norm), rel=1e-9)
+    with torch.no_grad():
+        for parameter in by_hand.model.parameters():
+            assert parameter.grad is not None
+            parameter -= 0.25 * parameter.grad * min(1.0, 1.0 / float(norm))  # half the peak rate in the warm-up
+    for name, weight in by_hand.model.state_dict().items():
+        torch.testing.assert_close(trainer.model.state_dict()[name], weight, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("micro_batch", [4, 3, 1])
+@pytest.mark.parametrize(
+    "optimizer", [SGD, {"kind": "adamw", "lr": 1e-2, "eps": 1e-3}], ids=lambda optimizer: optimizer["kind"]
+)
+def test_any_split_of_a_batch_is_the_same_step(micro_batch: int, optimizer: dict[str, Any]) -> None:
+    whole, split = (
+        Trainer(a_recipe(optimizer=optimizer)),
+        Trainer(a_recipe(optimizer=optimizer, micro_batch=micro_batch)),
+    )
+    for one, other in zip(whole.train(), split.train(), strict=True):
+        assert other.loss == pytest.approx(one.loss, rel=1e-6)
+        assert other.grad_norm == pytest.approx(one.grad_norm, rel=1e-8)
+        assert (other.step, other.lr, other.tokens) == (one.step, one.lr, one.tokens)
+        assert (one.micro_batch, other.micro_batch) == (8, micro_batch)
+    for name, weight in whole.everything().items():
+        torch.testing.assert_close(split.everything()[name], weight, rtol=1e-8, atol=1e-10)
+
+
+def test_any_split_of_a_batch_is_the_same_step_in_float32() -> None:
+    whole, split = (Trainer(a_recipe(micro_batch=rows), dtype=torch.float32) for rows in (8, 2))
+    whole.train()
+    split.train()
+    for name, weight in whole.weights().items():
+        torch.testing.assert_close(split.weights()[name], weight, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("micro_batch", [5, 1])
+def test_the_order_of_samples_does_not_depend_on_the_split(micro_batch: int) -> None:
+    whole, split = Trainer(a_recipe()), Trainer(a_recipe(micro_batch=micro_batch))
+    whole.train()
+    split.train()
+    assert [len(rows) for rows in whole.read] == [8, 8, 8]
+    assert max(len(rows) for rows in split.read) == micro_batch
+    assert [row for rows in split.read for row in rows] == [row for rows in whole.read for row in rows]
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    first, second, other = (Trainer(a_recipe(dropout=0.3, micro_batch=3, seed=seed)) for seed in (1, 1, 2))
+    losses = [[step.loss for step in trainer.train()] for trainer in (first, second, other)]
+    torch.manual_seed(99)
+    assert losses[0] == losses[1] != losses[2]
+    assert_same(first.everything(), second.everything())
+
+
+def test_a_step_depends_on_its_number_and_the_weights_alone() -> None:
+    """Three steps are one step and then two, with the same dropout."""
+    whole, parts = (Trainer(a_recipe(dropout=0.3)) for _ in range(2))
+    losses = [step.loss for step in whole.train()]
+    steps = parts.steps()
+    assert next(steps).loss == losses[0]
+    steps.close()
+    torch.rand(7)
+    assert [step.loss for step in parts.train(first_step=1)] == losses[1:]
+    assert_same(whole.everything(), parts.everything())
+
+
+def test_closing_the_loop_ends_its_thread() -> None:
+    before = threading.active_count()
+    steps = Trainer(a_recipe()).steps()
+    next(steps)
+    assert threading.active_count() > before
+    steps.close()
+    assert threading.active_count() == before
+
+
+def test_a_stop_is_told_with_its_step() -> None:
+    answers = iter([False, True, False])
+    assert [step.stop for step in Trainer(a_recipe()).train(stop=lambda: next(answers))] == [False, True, False]
+
+
+# What is not finite
+
+
+def documents_of(trainer: Trainer, step: int) -> list[int]:
+    return trainer.examples.documents(np.arange(8 * (step - 1), 8 * step))
+
+
+def assert_says(error: NumericalError, what: str, step: int, trainer: Trainer) -> None:
+    assert error.exit_code == 6
+    assert len(error.lines()) == 3
+    assert error.what.startswith(f"the {what} of step {step} is ")
+    named = documents_of(trainer, step)
+    assert ", ".join(map(str, named[:8])) in error.where
+    assert ("..." in error.where) == (len(named) > 8)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    "optimizer", [{"kind": "adamw"}, {"kind": "muon"}, SGD], ids=lambda optimizer: optimizer["kind"]
+)
+def test_a_loss_that_is_not_finite_changes_nothing(poison: float, optimizer: dict[str, Any]) -> None:
+    trainer = Trainer(a_recipe(optimizer=optimizer, micro_batch=3))
+    steps = trainer.steps()
+    next(steps)
+    next(steps)
+    with torch.no_grad():
+        next(p for p in trainer.model.parameters() if p.ndim == 2)[0, 0] = poison
+    before = trainer.everything()
+    with pytest.raises(NumericalError) as caught:
+        next(steps)
+    assert_says(caught.value, "loss", 3, trainer)
+    assert "no weight was changed" in caught.value.what
+    assert_same(before, trainer.everything())
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_changes_nothing(poison: float) -> None:
+    trainer = Trainer(a_recipe())
+    steps = trainer.steps()
+    next(steps)
+    weight = next(trainer.model.parameters())
+    weight.register_hook(lambda gradient: gradient * poison)
+    before = trainer.everything()
+    with pytest.raises(NumericalError) as caught:
+        next(steps)
+    assert_says(caught.value, "gradient", 2, trainer)
+    assert_same(before, trainer.everything())
+
+
+def test_the_documents_of_a_batch_are_those_it_is_cut_from() -> None:
+    trainer = Trainer(a_recipe())
+    sample_S = np.arange(8)
+    touched = set()
+    positions = {
+        tuple(trainer.store.read(start, start + 13).tolist()): start for start in range(len(trainer.store) - 12)
+    }
+    for row in trainer.examples.read(sample_S):
+        start = positions[tuple(row.tokens.tolist())]
+        for number in range(trainer.store.n_documents):
+            begin, end = trainer.store.document(number)
+            if begin < start + 13 and start < end:
+                touched.add(number)
+    assert trainer.examples.documents(sample_S) == sorted(touched)
+
+
+def test_float16_skips_a_step_whose_gradients_overflow() -> None:
+    compute = Compute(torch.device("cpu"), "float16")
+    trainer = Trainer(a_recipe(steps=12), compute, dtype=torch.float32)
+    weight = next(trainer.model.parameters())
+    handle = weight.register_hook(lambda gradient: gradient * float("inf"))
+    steps = trainer.steps()
+    before, scale = trainer.weights(), float(trainer.optimizers.state()["scaler/scale"])
+    skipped = next(steps)
+    assert not np.isfinite(skipped.grad_norm)
+    assert_same(before, trainer.weights())
+    assert float(trainer.optimizers.state()["scaler/scale"]) == scale / 2
+    handle.remove()
+    list(steps)
+    assert not torch.equal(before["inputs.tokens.weight"], trainer.weights()["inputs.tokens.weight"])
+
+
+# Out of memory
+
+
+def limit_memory(
+    monkeypatch: pytest.MonkeyPatch, trainer: Trainer, rows: int, error: Exception, at_call: int = 0
+) -> None:
+    """From the given forward pass on, more than `rows` rows do not fit."""
+    genuine, calls = trainer.model.forward, 0
+
+    def forward(batch: Batch) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls > at_call and batch.tokens_BT.shape[0] > rows:
+            raise error
+        return genuine(batch)
+
+    monkeypatch.setattr(trainer.model, "forward", forward)
+
+
+ERRORS = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory: you tried to ..."),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=["gpu", "cpu"])
+def test_out_of_memory_halves_the_micro_batch_and_keeps_the_batch(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plenty, tight = Trainer(a_recipe(dropout=0.2, micro_batch=2)), Trainer(a_recipe(dropout=0.2))
+    limit_memory(monkeypatch, tight, 3, error)
+    expected, found = plenty.train(), tight.train()
+    assert [step.micro_batch for step in found] == [2, 2, 2]
+    assert [(step.loss, step.tokens) for step in found] == [(step.loss, step.tokens) for step in expected]
+    assert_same(plenty.everything(), tight.everything())
+
+
+def test_gradients_from_before_memory_ran_out_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs out in the second step's second micro-batch, when the first has left gradients."""
+    trainer, reference = Trainer(a_recipe(micro_batch=4)), Trainer(a_recipe(micro_batch=4))
+    limit_memory(monkeypatch, trainer, 2, ERRORS[0], at_call=3)
+    found, expected = trainer.train(), reference.train()
+    assert [step.micro_batch for step in found] == [4, 2, 2]
+    for one, other in zip(found, expected, strict=True):
+        assert one.grad_norm == pytest.approx(other.grad_norm, rel=1e-8)
+    for name, weight in reference.weights().items():
+        torch.testing.assert_close(trainer.weights()[name], weight, rtol=1e-8, atol=1e-10)
+
+
+def test_one_row_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = Trainer(a_recipe())
+    limit_memory(monkeypatch, trainer, 0, ERRORS[0])
+    before = trainer.everything()
+    with pytest.raises(ResourceError, match="out of memory with 1 rows") as caught:
+        trainer.train()
+    assert "model.context" in caught.value.fix
+    assert_same(before, trainer.everything())
+
+
+def test_other_errors_are_not_taken_for_full_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = Trainer(a_recipe())
+    limit_memory(monkeypatch, trainer, 0, RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        trainer.train()

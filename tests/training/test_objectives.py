@@ -1,0 +1,111 @@
+"""Objectives in whole runs: those that draw at random when they collate go on, and divide, as if in one piece."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from lmtool.compute.device import Compute
+from lmtool.compute.processes import World
+from lmtool.errors import DataError
+from lmtool.inference.load import load_run
+from lmtool.inference.perplexity import mean_scores
+from lmtool.model import LanguageModel
+from lmtool.objective import Objective, causal
+from lmtool.text.prepare import default_cache, encode_files
+from lmtool.training import fit as fitting
+from lmtool.training.windows import Examples
+from tests.training.tiny import Work, after, documents, ended, lasting, metrics
+
+BERT = (
+    "model={kind: transformer, shape: encoder, n_layers: 1, d_model: 16, n_heads: 2, context: 16, dropout: 0.1, "
+    "n_segments: 2, next_sentence_head: true}",
+    "objective={kind: masked, next_sentence: true}",
+)
+SAMPLED = ("objective.scheduled_sampling={growth: linear, k: 0.02}",)
+LSTM = ("model={kind: recurrent, d_model: 12, context: 16, dropout: 0.1}", *SAMPLED)
+CPU = Compute(torch.device("cpu"), "float32")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [BERT, SAMPLED, LSTM, (*LSTM, "training.carry_state=true"), (*LSTM, "data.isolate_documents=true")],
+    ids=["next sentences", "sampled", "sampled lstm", "sampled lstm, carried", "sampled lstm, isolated"],
+)
+def test_stopping_and_resuming_changes_no_bit(work: Work, overrides: Sequence[str]) -> None:
+    work.pretrain(*overrides, name="whole")
+    work.pretrain(*overrides, stop=after(7))
+    assert ended(work.resume()).reason == "finished"
+    assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
+
+
+@pytest.mark.parametrize("overrides", [BERT, SAMPLED, LSTM], ids=["next sentences", "sampled", "sampled lstm"])
+def test_any_micro_batches_are_the_same_run(work: Work, overrides: Sequence[str]) -> None:
+    still = (*overrides, "model.dropout=0")
+    for size in (8, 3):
+        work.pretrain(*still, f"training.micro_batch={size}", name=str(size))
+    for one, other in zip(metrics(work.run("8")), metrics(work.run("3")), strict=True):
+        assert other["loss"] == pytest.approx(one["loss"], rel=1e-5)
+        assert other["tokens"] == one["tokens"]
+
+
+def test_more_and_more_tokens_are_the_models_own(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    shares: list[float] = []
+    genuine: Callable[..., object] = causal.mixed
+
+    def spy(model: LanguageModel, batch: fitting.Batch) -> object:
+        assert batch.draws_BT is not None
+        shares.append(float((batch.draws_BT >= 0).float().mean()))
+        return genuine(model, batch)
+
+    monkeypatch.setattr(causal, "mixed", spy)
+    work.pretrain(*SAMPLED)
+    assert len(shares) == 12
+    assert shares[0] == 0
+    # k 0.02 for each percent: all of them from the middle on
+    assert shares[3] == pytest.approx(0.5, abs=0.1)
+    assert shares[6:] == [1.0] * 6
+
+
+def test_next_sentences_are_told_in_validation(work: Work) -> None:
+    events = work.pretrain(*BERT)
+    validated = [event.validation for event in events if getattr(event, "validation", None) is not None]
+    assert [list(validation.metrics) for validation in validated] == [["next-sentence-accuracy"]] * 3
+    assert [0 <= validation.metrics["next-sentence-accuracy"] <= 1 for validation in validated] == [True] * 3
+    records = [record for record in metrics(work.run()) if record["valid_loss"] is not None]
+    assert [record["next-sentence-accuracy"] for record in records] == [
+        validation.metrics["next-sentence-accuracy"] for validation in validated
+    ]
+    # the loss of a step is that of the chosen tokens and of next sentences together
+    assert records[0]["loss"] > records[0]["valid_loss"] + 0.3
+
+
+@pytest.mark.parametrize("size", [2, 7])
+def test_processes_share_the_pairs_of_validation(work: Work, size: int) -> None:
+    work.pretrain(*BERT, "training.steps=1")
+    loaded = load_run(str(work.run()))
+    objective: Objective = loaded.objective
+    store = encode_files([str(work.text)], loaded.recipe.data, loaded.tokenizer, cache=default_cache())
+    examples = Examples(store, objective.cut(16), 1)
+    alone = mean_scores(loaded.model, examples, 5, objective, CPU, World())
+    said: list[list[float]] = []
+
+    class Heard(World):
+        def sum(self, values: Sequence[float], compute: Compute) -> list[float]:
+            said.append(list(values))
+            return list(values)
+
+    for rank in range(size):
+        mean_scores(loaded.model, examples, 5, objective, CPU, Heard(rank, size))
+    total, count, right, rows = (sum(column) for column in zip(*said, strict=True))
+    assert rows == 5
+    assert total / count == pytest.approx(alone[0], rel=1e-6)
+    assert alone[1] == {"next-sentence-accuracy": pytest.approx(right / 5)}
+
+
+def test_a_validation_text_without_a_second_document_is_refused_before_the_first_step(work: Work) -> None:
+    valid = work.folder / "valid.txt"
+    valid.write_text(documents(1), encoding="utf-8")
+    with pytest.raises(DataError, match="two documents"):
+        work.pretrain(*BERT, "data.split=document", valid=valid)
+    assert not (work.run() / "metrics.jsonl").exists() or metrics(work.run()) == []

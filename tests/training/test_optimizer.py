@@ -1,0 +1,580 @@
+"""Optimizers against their plain versions, and what the whole of them promises: clipping, refusal, resuming."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+from torch import Tensor, nn
+
+from lmtool.batch import Batch
+from lmtool.compute.device import Compute
+from lmtool.model import LanguageModel, build
+from lmtool.recipe.spec import Optimizer, Recurrent, Tuning
+from lmtool.training.optimizer import MuonMatrices, Optimizers, orthogonalise
+from tests.model import tiny
+from tests.reference import optimizers as reference
+
+Array = NDArray[np.float64]
+CPU = Compute(torch.device("cpu"), "float32")
+SHAPES = {"matrix": (3, 4), "vector": (5,), "cube": (2, 3, 2)}
+MULTIPLIERS = [0.5, 1.0, 0.25, 0.8, 0.1, 0.7]
+
+SPECS: dict[str, dict[str, Any]] = {
+    "sgd": {"kind": "sgd", "lr": 0.1},
+    "sgd with decay": {"kind": "sgd", "lr": 0.1, "weight_decay": 0.3},
+    "momentum": {"kind": "sgd", "lr": 0.1, "momentum": 0.9},
+    "momentum with decay": {"kind": "sgd", "lr": 0.1, "momentum": 0.7, "weight_decay": 0.2},
+    "adam": {"kind": "adam", "lr": 0.05},
+    "adam with decay": {"kind": "adam", "lr": 0.05, "beta1": 0.8, "beta2": 0.9, "eps": 1e-3, "weight_decay": 0.2},
+    "adamw": {"kind": "adamw", "lr": 0.05, "beta2": 0.95, "weight_decay": 0.5},
+    "adamw without decay": {"kind": "adamw", "lr": 0.05, "eps": 1e-4, "weight_decay": 0.0},
+}
+MUON: dict[str, Any] = {
+    "kind": "muon",
+    "lr": 0.02,
+    "momentum": 0.9,
+    "weight_decay": 0.3,
+    "adamw": {"lr": 1e-2, "beta2": 0.9, "weight_decay": 0.2},
+}
+
+
+def spec_of(fields: dict[str, Any]) -> Optimizer:
+    spec: Optimizer = TypeAdapter(Optimizer).validate_python(fields)
+    return spec
+
+
+def plain(fields: dict[str, Any], w: Array, gradients: Sequence[Array], shares: Sequence[float]) -> Array:
+    """What the reference makes of one weight array."""
+    rates = [fields["lr"] * share for share in shares]
+    decay = fields.get("weight_decay", 0.1 if fields["kind"] == "adamw" else 0.0) if w.ndim >= 2 else 0.0
+    if fields["kind"] == "sgd":
+        if "momentum" in fields:
+            return reference.momentum(w, gradients, rates, fields["momentum"], decay)
+        return reference.sgd(w, gradients, rates, decay)
+    betas = fields.get("beta1", 0.9), fields.get("beta2", 0.999)
+    return reference.adam(w, gradients, rates, *betas, fields.get("eps", 1e-8), decay, fields["kind"] == "adamw")
+
+
+class Toy(nn.Module):
+    """Parameters of one, two and three dimensions."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        for name, shape in SHAPES.items():
+            drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
+            self.register_parameter(name, nn.Parameter(drawn))
+
+
+def drawn_gradients(model: nn.Module, steps: int, seed: int = 7) -> list[dict[str, Array]]:
+    rng = np.random.default_rng(seed)
+    return [{name: rng.normal(size=p.shape) for name, p in model.named_parameters()} for _ in range(steps)]
+
+
+def set_gradients(model: nn.Module, gradients: dict[str, Array]) -> None:
+    for name, parameter in model.named_parameters():
+        parameter.grad = torch.from_numpy(gradients[name]).to(parameter.dtype)
+
+
+def weights_of(model: nn.Module) -> dict[str, Array]:
+    return {name: parameter.detach().double().numpy().copy() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("fields", SPECS.values(), ids=SPECS.keys())
+def test_several_steps_equal_the_plain_optimizer(fields: dict[str, Any]) -> None:
+    """Under changing rates, gradients summed over 8 targets; matrices decay, vectors do not."""
+    model = Toy()
+    before = weights_of(model)
+    optimizers = Optimizers(spec_of(fields), model, CPU)
+    gradients = drawn_gradients(model, len(MULTIPLIERS))
+    for multiplier, step in zip(MULTIPLIERS, gradients, strict=True):
+        set_gradients(model, {name: 8 * g for name, g in step.items()})
+        norm = optimizers.update(multiplier, 1 / 8, None)
+        assert norm == pytest.approx(math.sqrt(sum(float((g**2).sum()) for g in step.values())))
+        assert all(parameter.grad is None for parameter in model.parameters())
+    for name, w in weights_of(model).items():
+        wanted = plain(fields, before[name], [step[name] for step in gradients], MULTIPLIERS)
+        assert w == pytest.approx(wanted, rel=1e-9, abs=1e-12), name
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam", "adamw"])
+def test_only_matrices_decay(kind: str) -> None:
+    model = Toy()
+    before = weights_of(model)
+    optimizers = Optimizers(spec_of({"kind": kind, "lr": 0.1, "weight_decay": 0.5}), model, CPU)
+    set_gradients(model, {name: np.zeros(shape) for name, shape in SHAPES.items()})
+    optimizers.update(1.0, 1.0, None)
+    for name, w in weights_of(model).items():
+        assert np.array_equal(w, before[name]) == (name == "vector"), name
+
+
+@pytest.mark.parametrize("limit", [0.1, 1.0, 3.0, 1e6, None])
+def test_clipping(limit: float | None) -> None:
+    """g min(1, c / norm(g)), the norm over all parameters, told before clipping, of the mean gradient."""
+    model = Toy()
+    before = weights_of(model)
+    (step,) = drawn_gradients(model, 1)
+    set_gradients(model, {name: 5 * g for name, g in step.items()})
+    norm = Optimizers(spec_of({"kind": "sgd", "lr": 1.0}), model, CPU).update(1.0, 0.2, limit)
+    assert norm == pytest.approx(math.sqrt(sum(float((g**2).sum()) for g in step.values())))
+    clipped = list(step.values()) if limit is None else reference.clipped(list(step.values()), limit)
+    for (name, w), g in zip(weights_of(model).items(), clipped, strict=True):
+        assert w == pytest.approx(before[name] - g)
+
+
+def test_a_gradient_of_zero_is_not_divided_by_its_norm() -> None:
+    model = Toy()
+    before = weights_of(model)
+    set_gradients(model, {name: np.zeros(shape) for name, shape in SHAPES.items()})
+    assert Optimizers(spec_of({"kind": "sgd", "lr": 1.0}), model, CPU).update(1.0, 1.0, 1.0) == 0
+    assert all(np.array_equal(w, before[name]) for name, w in weights_of(model).items())
+
+
+@settings(max_examples=30, deadline=None)
+@given(scale=st.floats(1e-6, 1e6), limit=st.floats(1e-3, 1e3))
+def test_no_step_is_longer_than_the_limit(scale: float, limit: float) -> None:
+    model = Toy()
+    before = weights_of(model)
+    (step,) = drawn_gradients(model, 1)
+    set_gradients(model, {name: scale * g for name, g in step.items()})
+    norm = Optimizers(spec_of({"kind": "sgd", "lr": 1.0}), model, CPU).update(1.0, 1.0, limit)
+    moved = math.sqrt(sum(float(((w - before[name]) ** 2).sum()) for name, w in weights_of(model).items()))
+    assert moved == pytest.approx(min(norm, limit), rel=1e-4, abs=1e-9)
+
+
+def gpt(dtype: torch.dtype = torch.float32, **changes: Any) -> LanguageModel:
+    return tiny.model(dtype=dtype, tie_embeddings=False, **changes)
+
+
+ALL_SPECS = SPECS | {"muon": MUON}
+
+
+@pytest.mark.parametrize("fields", ALL_SPECS.values(), ids=ALL_SPECS.keys())
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_gradient_that_is_not_finite_changes_nothing(fields: dict[str, Any], value: float) -> None:
+    """Neither weights nor moments, and the next step is as if the bad one had not been."""
+    models = [gpt(), gpt()]
+    both = [Optimizers(spec_of(fields), model, CPU) for model in models]
+    good, bad, last = drawn_gradients(models[0], 3)
+    bad["head.own"][3, 2] = value
+    for model, optimizers in zip(models, both, strict=True):
+        set_gradients(model, good)
+        optimizers.update(1.0, 1.0, 1.0)
+    set_gradients(models[0], bad)
+    assert not math.isfinite(both[0].update(1.0, 1.0, 1.0))
+    assert all(parameter.grad is None for parameter in models[0].parameters())
+    for model, optimizers in zip(models, both, strict=True):
+        set_gradients(model, last)
+        optimizers.update(1.0, 1.0, 1.0)
+    assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True))
+
+
+@pytest.mark.parametrize("fields", ALL_SPECS.values(), ids=ALL_SPECS.keys())
+@pytest.mark.parametrize("read_before", [0, 3])
+def test_resumed_steps_are_equal_bit_for_bit(fields: dict[str, Any], read_before: int) -> None:
+    """State goes through float32 copies, as a file would hold it; also before the first step."""
+    model = gpt()
+    optimizers = Optimizers(spec_of(fields), model, CPU)
+    gradients = drawn_gradients(model, 6)
+    for step in gradients[:read_before]:
+        set_gradients(model, step)
+        optimizers.update(0.7, 1.0, 1.0)
+    other = gpt()
+    other.load_state_dict(model.state_dict())
+    resumed = Optimizers(spec_of(fields), other, CPU)
+    saved = {name: tensor.clone() for name, tensor in optimizers.state().items()}
+    kept = {name: tensor.tolist() for name, tensor in saved.items()}
+    resumed.load_state(saved)
+    for step in gradients[read_before:]:
+        for m, o in ((model, optimizers), (other, resumed)):
+            set_gradients(m, step)
+            o.update(0.3, 1.0, 1.0)
+    for (name, a), b in zip(model.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b), name
+    assert {k: v.tolist() for k, v in optimizers.state().items()} == {k: v.tolist() for k, v in resumed.state().items()}
+    # what was read is not written to: it may be a file mapped into memory
+    assert kept == {name: tensor.tolist() for name, tensor in saved.items()}
+
+
+def test_state_names_moment_and_parameter() -> None:
+    model = gpt()
+    optimizers = Optimizers(spec_of(MUON), model, CPU)
+    assert optimizers.state() == {}
+    set_gradients(model, drawn_gradients(model, 1)[0])
+    optimizers.update(1.0, 1.0, None)
+    names = set(optimizers.state())
+    assert "momentum/stack.sublayers.0.mixer.qkv.weight" in names
+    assert {"exp_avg/head.own", "exp_avg_sq/head.own", "step/head.own"} <= names
+    assert {name.partition("/")[2] for name in names} == {name for name, _ in model.named_parameters()}
+
+
+def test_plain_descent_keeps_nothing() -> None:
+    model = Toy()
+    optimizers = Optimizers(spec_of({"kind": "sgd", "lr": 0.1}), model, CPU)
+    set_gradients(model, drawn_gradients(model, 1)[0])
+    optimizers.update(1.0, 1.0, None)
+    assert optimizers.state() == {}
+
+
+def test_state_of_another_model_is_refused() -> None:
+    with pytest.raises(KeyError):
+        Optimizers(spec_of(MUON), gpt(), CPU).load_state({"momentum/stack.nowhere": torch.zeros(2)})
+
+
+@pytest.mark.parametrize(("fields", "peak"), [(SPECS["adamw"], 0.05), (MUON, 0.02)])
+def test_the_peak_rate(fields: dict[str, Any], peak: float) -> None:
+    model = gpt()
+    optimizers = Optimizers(spec_of(fields), model, CPU)
+    assert optimizers.peak_rate == peak
+    set_gradients(model, drawn_gradients(model, 1)[0])
+    optimizers.update(0.1, 1.0, None)
+    assert optimizers.peak_rate == peak
+
+
+def test_backward_adds_gradients_up() -> None:
+    model = Toy()
+    optimizers = Optimizers(spec_of(SPECS["sgd"]), model, CPU)
+    for _ in range(3):
+        optimizers.backward((2 * dict(model.named_parameters())["vector"]).sum())
+    assert dict(model.named_parameters())["vector"].grad.tolist() == [6.0] * 5
+    optimizers.forget_gradients()
+    assert dict(model.named_parameters())["vector"].grad is None
+
+
+# Muon
+
+
+def conditioned(rows: int, columns: int, smallest: float, seed: int) -> Tensor:
+    """A matrix with singular values from `smallest` to 1, random singular vectors, and a random size."""
+    generator = torch.Generator().manual_seed(seed)
+    rank = min(rows, columns)
+    left, _ = torch.linalg.qr(torch.randn(rows, rank, generator=generator))
+    right, _ = torch.linalg.qr(torch.randn(columns, rank, generator=generator))
+    return 10 * (left * torch.linspace(smallest, 1, rank)) @ right.T
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=st.integers(1, 24), columns=st.integers(1, 24), scale=st.floats(1e-6, 1e6), seed=st.integers(0, 99))
+def test_orthogonalised_singular_values(rows: int, columns: int, scale: float, seed: int) -> None:
+    matrix = conditioned(rows, columns, 0.1, seed)
+    singular = torch.linalg.svdvals(orthogonalise((scale * matrix)[None])[0])
+    assert float(singular.min()) > 0.65
+    assert float(singular.max()) < 1.25
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (4, 9), (9, 4), (1, 5), (5, 1)])
+def test_orthogonalised_keeps_its_singular_vectors(shape: tuple[int, int]) -> None:
+    """Against the same polynomial of exact singular values; bfloat16 costs about a hundredth."""
+    matrices = torch.stack([conditioned(*shape, 0.2, seed) for seed in range(5)])
+    together = orthogonalise(matrices)
+    assert together.dtype == torch.float32
+    assert together.shape == matrices.shape
+    for matrix, ours in zip(matrices, together, strict=True):
+        wanted = reference.orthogonalised(matrix.double().numpy())
+        assert float(np.linalg.norm(ours.double().numpy() - wanted)) < 0.05 * np.linalg.norm(wanted)
+
+
+def test_orthogonalised_zero_is_zero() -> None:
+    assert not orthogonalise(torch.zeros(2, 3, 4)).any()
+
+
+def gradients_like(shape: tuple[int, int], n: int) -> list[Tensor]:
+    return [conditioned(*shape, 0.2, seed) for seed in range(n)]
+
+
+def muon_matrix(shape: tuple[int, int], make: Callable[[nn.Parameter], Any]) -> Tensor:
+    """A matrix after several steps of an optimizer, the rate changing."""
+    parameter = nn.Parameter(conditioned(*shape, 0.5, 50))
+    optimizer = make(parameter)
+    for multiplier, gradient in zip(MULTIPLIERS, gradients_like(shape, 6), strict=True):
+        optimizer.param_groups[0]["lr"] = 0.02 * multiplier
+        parameter.grad = gradient.clone()
+        optimizer.step()
+    return parameter.detach()
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (4, 9), (12, 4)])
+def test_muon_equals_the_plain_one(shape: tuple[int, int]) -> None:
+    ours = muon_matrix(shape, lambda p: MuonMatrices([{"params": [p]}], {p: [shape[0]]}, 0.02, 0.95, 0.3))
+    gradients = [g.double().numpy() for g in gradients_like(shape, 6)]
+    start = conditioned(*shape, 0.5, 50).double().numpy()
+    wanted = reference.muon(start, gradients, [0.02 * share for share in MULTIPLIERS], 0.95, 0.3)
+    moved = np.linalg.norm(wanted - start)
+    assert np.linalg.norm(ours.double().numpy() - wanted) < 0.02 * moved
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (4, 9), (12, 4)])
+def test_muon_equals_torch(shape: tuple[int, int]) -> None:
+    ours = muon_matrix(shape, lambda p: MuonMatrices([{"params": [p]}], {p: [shape[0]]}, 0.02, 0.95, 0.3))
+    theirs = muon_matrix(shape, lambda p: torch.optim.Muon([p], lr=0.02, momentum=0.95, weight_decay=0.3))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-3)
+
+
+def test_muon_takes_joined_matrices_apart() -> None:
+    """Rows of a joined matrix move as if each part were a matrix of its own, whatever the others' gradients are."""
+    rows = [6, 2, 2]
+    start, gradient = conditioned(10, 6, 0.5, 1), conditioned(10, 6, 0.2, 2)
+    gradient[6:8] *= 1e-4
+    joined = nn.Parameter(start.clone())
+    joined.grad = gradient.clone()
+    MuonMatrices([{"params": [joined]}], {joined: rows}, 0.02, 0.95, 0.0).step()
+    for part, part_start, part_gradient in zip(
+        torch.split(joined.detach(), rows), torch.split(start, rows), torch.split(gradient, rows), strict=True
+    ):
+        alone = nn.Parameter(part_start.clone())
+        alone.grad = part_gradient.clone()
+        torch.optim.Muon([alone], lr=0.02, momentum=0.95, weight_decay=0.0).step()
+        torch.testing.assert_close(part, alone.detach(), rtol=0, atol=1e-4)
+        moved = torch.linalg.svdvals((part_start - part) / 0.02)
+        assert 0.65 < float(moved.min()) <= float(moved.max()) < 1.25
+
+
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+def test_muon_moves_the_matrices_of_layers_and_adamw_the_rest(activation: str) -> None:
+    """Each part of a layer's matrix moves by an orthogonal one; everything else as AdamW moves it."""
+    model = gpt(activation=activation, n_kv_heads=2, d_ff=24, position={"kind": "learned", "size": 24})
+    fields = MUON | {"weight_decay": 0.0}
+    before = weights_of(model)
+    (step,) = drawn_gradients(model, 1)
+    set_gradients(model, step)
+    Optimizers(spec_of(fields), model, CPU).update(0.5, 1.0, None)
+    parts = {"qkv": [16, 8, 8], "out": [16], "up": [24, 24] if activation == "swiglu" else [24]}
+    n_matrices = 0
+    for name, w in weights_of(model).items():
+        if ".mixer." in name and name.endswith("weight"):
+            heights = parts[name.split(".")[-2]]
+            edges = np.cumsum(heights)[:-1]
+            for moved, height in zip(np.split(before[name] - w, edges), heights, strict=True):
+                rate = 0.5 * 0.02 * max(1, height / w.shape[1]) ** 0.5
+                singular = np.linalg.svd(moved / rate, compute_uv=False)
+                assert singular.min() > 0.2, name
+                assert singular.max() < 1.25, name
+                n_matrices += 1
+        else:
+            wanted = plain(fields["adamw"] | {"kind": "adamw"}, before[name], [step[name]], [0.5])
+            assert w == pytest.approx(wanted, rel=1e-4, abs=1e-6), name
+    assert n_matrices == 2 * (3 + 1 + len(parts["up"]) + 1)
+
+
+@pytest.mark.parametrize("fields", ALL_SPECS.values(), ids=ALL_SPECS.keys())
+def test_every_optimizer_learns(fields: dict[str, Any]) -> None:
+    """A few steps on one batch lower its loss."""
+    torch.manual_seed(0)
+    model = tiny.build(tiny.spec(), tiny.VOCAB)
+    optimizers = Optimizers(spec_of(fields), model, CPU)
+    batch = Batch(torch.arange(24).expand(2, 24) % tiny.VOCAB)
+    losses = []
+    for _ in range(30):
+        log_p = model.logits(model(batch))[:, :-1].log_softmax(-1)
+        total = -log_p.gather(-1, batch.tokens_BT[:, 1:, None]).sum()
+        losses.append(float(total.detach()))
+        optimizers.backward(total)
+        optimizers.update(0.3, 1 / 46, 1.0)
+    assert losses[-1] < 0.97 * losses[0]
+
+
+# float16
+
+
+HALF = Compute(torch.device("cpu"), "float16")
+
+
+@pytest.mark.parametrize("fields", ALL_SPECS.values(), ids=ALL_SPECS.keys())
+def test_scaled_gradients_give_the_same_step(fields: dict[str, Any]) -> None:
+    """The scale of float16 is a power of two, so it leaves no trace in norm or weights."""
+    results = []
+    for compute in (CPU, HALF):
+        model = gpt()
+        optimizers = Optimizers(spec_of(fields), model, compute)
+        for _ in range(3):
+            optimizers.backward(model.logits(model(Batch(tiny.tokens(2, 5)))).square().mean())
+            norm = optimizers.update(0.5, 0.25, 1.0)
+        results.append((norm, [parameter.detach() for parameter in model.parameters()]))
+    assert results[0][0] == pytest.approx(results[1][0], rel=1e-4)
+    for one, two in zip(results[0][1], results[1][1], strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-4)
+
+
+def test_an_overflow_halves_the_scale_and_changes_no_weight() -> None:
+    model = gpt()
+    optimizers = Optimizers(spec_of(MUON), model, HALF)
+    before = weights_of(model)
+    scale = float(optimizers.state()["scaler/scale"])
+    optimizers.backward(model.logits(model(Batch(tiny.tokens(2, 5)))).sum() * 3e38)
+    assert not math.isfinite(optimizers.update(1.0, 1.0, 1.0))
+    assert all(np.array_equal(w, before[name]) for name, w in weights_of(model).items())
+    assert float(optimizers.state()["scaler/scale"]) == scale / 2
+    other = Optimizers(spec_of(MUON), gpt(), HALF)
+    other.load_state(optimizers.state())
+    assert float(other.state()["scaler/scale"]) == scale / 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fields", ALL_SPECS.values(), ids=ALL_SPECS.keys())
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_steps_on_a_gpu_equal_those_on_the_cpu(fields: dict[str, Any], precision: str) -> None:
+    results = []
+    for compute in (CPU, Compute(torch.device("cuda"), precision)):
+        model = gpt().to(compute.device)
+        optimizers = Optimizers(spec_of(fields), model, compute)
+        for step in range(3):
+            hidden = model(Batch(tiny.tokens(2, 5, seed=step)).to(compute.device))
+            optimizers.backward(model.logits(hidden).square().mean())
+            optimizers.update(0.5, 1.0, 1.0)
+        again = Optimizers(spec_of(fields), model, compute)
+        again.load_state({name: tensor.cpu() for name, tensor in optimizers.state().items()})
+        optimizers.backward(model.logits(model(Batch(tiny.tokens(2, 5)).to(compute.device))).square().mean())
+        again.update(0.5, 1.0, 1.0)
+        results.append([parameter.detach().cpu() for parameter in model.parameters()])
+    for one, two in zip(*results, strict=True):
+        torch.testing.assert_close(one, two, rtol=2e-2, atol=2e-3)
+
+
+@pytest.mark.parametrize(("cell", "n_gates"), [("rnn", 1), ("gru", 3), ("lstm", 4)])
+def test_muon_moves_the_matrix_of_each_gate_by_itself(cell: str, n_gates: int) -> None:
+    spec = {"kind": "recurrent", "cell": cell, "n_layers": 2, "d_model": 12, "context": 8}
+    torch.manual_seed(0)
+    model = build(Recurrent.model_validate(spec), 11)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimizers = Optimizers(spec_of(MUON | {"weight_decay": 0.0}), model, CPU)
+    (step,) = drawn_gradients(model, 1)
+    set_gradients(model, step)
+    optimizers.update(1.0, 1.0, None)
+    matrices = [name for name in before if ".weight_" in name]
+    assert len(matrices) == 4
+    for name in matrices:
+        for moved in (model.get_parameter(name).detach() - before[name]).split(12):
+            singular = torch.linalg.svdvals(moved) / 0.02
+            assert 0.3 < float(singular.min()) <= float(singular.max()) < 1.25, "each gate's step is near orthogonal"
+    moments = {key for key in optimizers.state() if key.startswith("momentum/")}
+    assert moments == {f"momentum/{name}" for name in matrices}
+    assert len(before[matrices[0]]) == 12 * n_gates
+
+
+# Layers apart
+
+
+def depth_of(name: str) -> int:
+    """In a decoder of two layers: embeddings, layers from the bottom up, head."""
+    if name.startswith("inputs."):
+        return 0
+    if name.startswith("stack.sublayers."):
+        return 1 + int(name.split(".")[2]) // 2
+    return 2 if name.startswith("stack.norm") else 3
+
+
+@pytest.mark.parametrize("fields", SPECS.values(), ids=SPECS.keys())
+def test_rates_fall_from_layer_to_layer_as_in_the_plain_optimizer(fields: dict[str, Any]) -> None:
+    """The rate of a parameter k layers below the head is d^k times the head's."""
+    model = gpt(torch.float64)
+    optimizers = Optimizers(spec_of(fields), model, CPU, Tuning(layer_decay=0.6))
+    before = weights_of(model)
+    steps = drawn_gradients(model, len(MULTIPLIERS))
+    for step, share in zip(steps, MULTIPLIERS, strict=True):
+        set_gradients(model, step)
+        optimizers.update(share, 1.0, None)
+    for name, w in weights_of(model).items():
+        shares = [share * 0.6 ** (3 - depth_of(name)) for share in MULTIPLIERS]
+        wanted = plain(fields, before[name], [step[name] for step in steps], shares)
+        np.testing.assert_allclose(w, wanted, rtol=1e-6, atol=1e-8, err_msg=name)
+    assert optimizers.peak_rate == pytest.approx(fields["lr"])
+
+
+@pytest.mark.parametrize("fields", SPECS.values(), ids=SPECS.keys())
+def test_layers_that_wait_begin_as_if_training_began_with_them(fields: dict[str, Any]) -> None:
+    """A parameter k layers below the head starts with step 2 k, as a plain optimizer does with its first."""
+    model = gpt(torch.float64)
+    optimizers = Optimizers(spec_of(fields), model, CPU, Tuning(unfreeze_every=2))
+    before = weights_of(model)
+    steps, shares = drawn_gradients(model, 8), [*MULTIPLIERS, 0.5, 0.9]
+    for number, (step, share) in enumerate(zip(steps, shares, strict=True)):
+        set_gradients(model, step)
+        norm = optimizers.update(share, 1.0, None, number)
+        learning = [g for name, g in step.items() if number >= 2 * (3 - depth_of(name))]
+        assert norm == pytest.approx(math.sqrt(sum(float((g**2).sum()) for g in learning)))
+    for name, w in weights_of(model).items():
+        first = 2 * (3 - depth_of(name))
+        wanted = plain(fields, before[name], [step[name] for step in steps[first:]], shares[first:])
+        np.testing.assert_allclose(w, wanted, rtol=1e-6, atol=1e-8, err_msg=name)
+
+
+def test_muon_has_rates_by_layer_as_well() -> None:
+    """With decay d, a step is that of the same gradients at d^k times both rates."""
+    models = [gpt(), gpt()]
+    steps = drawn_gradients(models[0], 1)
+    before = weights_of(models[0])
+    moved = []
+    for model, tuning in zip(models, (Tuning(), Tuning(layer_decay=0.5)), strict=True):
+        set_gradients(model, steps[0])
+        Optimizers(spec_of(MUON), model, CPU, tuning).update(1.0, 1.0, None)
+        moved.append({name: w - before[name] for name, w in weights_of(model).items()})
+    for name, move in moved[1].items():
+        np.testing.assert_allclose(move, moved[0][name] * 0.5 ** (3 - depth_of(name)), rtol=2e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("read_before", [0, 1, 3, 5])
+@pytest.mark.parametrize("fields", [SPECS["adamw"], SPECS["momentum"], MUON], ids=["adamw", "momentum", "muon"])
+def test_resumed_steps_are_equal_while_layers_wait(fields: dict[str, Any], read_before: int) -> None:
+    tuning = Tuning(unfreeze_every=2, layer_decay=0.7)
+    model = gpt()
+    optimizers = Optimizers(spec_of(fields), model, CPU, tuning)
+    gradients = drawn_gradients(model, 8)
+    for number, step in enumerate(gradients[:read_before]):
+        set_gradients(model, step)
+        optimizers.update(0.7, 1.0, 1.0, number)
+    other = gpt()
+    other.load_state_dict(model.state_dict())
+    resumed = Optimizers(spec_of(fields), other, CPU, tuning)
+    resumed.load_state(optimizers.state(), read_before)
+    for number, step in enumerate(gradients[read_before:], read_before):
+        for m, o in ((model, optimizers), (other, resumed)):
+            set_gradients(m, step)
+            o.update(0.3, 1.0, 1.0, number)
+    for (name, a), b in zip(model.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_state_that_lacks_what_has_learnt_is_refused() -> None:
+    model = gpt()
+    optimizers = Optimizers(spec_of(SPECS["adamw"]), model, CPU, Tuning(unfreeze_every=2))
+    for number, step in enumerate(drawn_gradients(model, 2)):
+        set_gradients(model, step)
+        optimizers.update(1.0, 1.0, None, number)
+    state = optimizers.state()
+    fresh = Optimizers(spec_of(SPECS["adamw"]), gpt(), CPU, Tuning(unfreeze_every=2))
+    fresh.load_state(state, 2)
+    # after a third step the upper layer would have learnt as well
+    with pytest.raises(KeyError, match="no moments of stack"):
+        fresh.load_state(state, 3)
+
+
+def test_what_does_not_learn_has_no_optimizer() -> None:
+    model = gpt()
+    model.get_submodule("stack").requires_grad_(False)
+    optimizers = Optimizers(spec_of(MUON), model, CPU)
+    before = weights_of(model)
+    set_gradients(model, drawn_gradients(model, 1)[0])
+    optimizers.update(1.0, 1.0, None)
+    changed = {name for name, w in weights_of(model).items() if not np.array_equal(w, before[name])}
+    assert changed == {name for name in before if not name.startswith("stack.")}
+
+
+@pytest.mark.parametrize("compute", [CPU, HALF], ids=["float32", "float16"])
+def test_an_optimizer_all_of_whose_layers_wait_rests(compute: Compute) -> None:
+    """Muon's matrices are all in layers, which begin after the head."""
+    model = gpt()
+    optimizers = Optimizers(spec_of(MUON), model, compute, Tuning(unfreeze_every=2))
+    for number in range(3):
+        before = weights_of(model)
+        optimizers.backward(model.logits(model(Batch(tiny.tokens(2, 5)))).square().mean())
+        assert optimizers.update(1.0, 1.0, None, number) > 0
+        changed = {name for name, w in weights_of(model).items() if not np.array_equal(w, before[name])}
+        assert any("mixer" in name for name in changed) == (number == 2)
+        assert "head.own" in changed

@@ -1,0 +1,70 @@
+"""Each small recipe learns one batch by heart, which it cannot when its loss, gradients or rates are wrong."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lmtool.objective import Example
+from lmtool.recipe.load import Setting, load, shipped
+from lmtool.recipe.spec import NGram
+from lmtool.tables.rows import RowExamples
+from lmtool.training import session
+from lmtool.training.windows import Examples
+from tests.training.test_recipes import TABLES, kind_of_objective, small
+from tests.training.tiny import Work, metrics, no_report
+
+STEPS = {"lstm": 500, "lstm-attention": 500, **dict.fromkeys(("elmo-tiny", "gru", "t5-tiny", "dan", "linear"), 300)}
+"""Of those that need more than 150, the most where a batch has to be kept in gates."""
+QUIET: dict[str, Any] = {"command": [], "report": no_report, "stop": lambda: False}
+PAPERS = {"gpt1", "bert-base", "bert-large", "roberta-base", "t5-small", "prefix-lm", "transformer-base"}
+"""Their rates are for hundreds of thousands of steps, as are those of each gpt2."""
+
+HARD = {
+    "skipgram": 0.5,  # the noise holds true neighbours too
+}
+"""How much of its first loss a recipe keeps, where that is more than the fifth that others keep."""
+
+
+def trained_by_steps() -> list[str]:
+    names = [name for name in sorted(shipped()) if not name.startswith("gpt2") and name not in PAPERS]
+    return [name for name in names if not isinstance(load(name).recipe.model, NGram)]
+
+
+@pytest.fixture
+def one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step reads the first samples, corrupted in the same way."""
+    for source in (Examples, RowExamples):
+
+        def read(self: Any, sample_S: NDArray[np.int64], genuine: Any = source.read) -> list[Example]:
+            return list(genuine(self, np.arange(len(sample_S))))
+
+        monkeypatch.setattr(source, "read", read)
+
+
+@pytest.mark.parametrize("name", trained_by_steps())
+def test_a_small_recipe_learns_one_batch_by_heart(name: str, work: Work, one_batch: None) -> None:
+    recipe = load(name).recipe
+    steps = STEPS.get(name, 150)
+    settings = [*small(name), f"training.steps={steps}", f"evaluation.every={steps}", f"checkpoint.every={steps}"]
+    own = type(recipe.objective).model_fields
+    settings += [f"model.{key}=0" for key in ("dropout", "word_dropout") if key in type(recipe.model).model_fields]
+    settings += [f"objective.{key}=0" for key in ("dropout", "label_smoothing") if key in own]
+    if recipe.model.kind != "averaging" or not recipe.model.one_hot:
+        settings.append("model.d_model=64")
+    if kind_of_objective(name) in TABLES:
+        columns = "source,target" if kind_of_objective(name) == "seq2seq" else "text,label"
+        rows = [f"the cat {i} sat on a mat,{'dog ran' if i % 2 else 'a mat'}" for i in range(40)]
+        table = work.folder / "table.csv"
+        table.write_text("\n".join([columns, *rows]) + "\n")
+        given = load(name, [*settings, "training.epochs=null"], [Setting("data.train", [str(table)], "TABLE")])
+        events = session.finetune(
+            given, source=None, output=work.run(), command=[], report=no_report, stop=lambda: False
+        )
+    else:
+        given = load(name, settings, [Setting("data.train", [str(work.text)], "TEXT")])
+        events = session.pretrain(given, output=work.run(), **QUIET)
+    assert list(events)
+    losses = [line["loss"] for line in metrics(work.run())]
+    assert losses[-1] < HARD.get(name, 0.2) * losses[0]

@@ -1,0 +1,82 @@
+"""Two processes, started by torchrun, train as one does."""
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from lmtool.run.checkpoint import listed, verify
+from lmtool.run.directory import Run
+from tests.training.programs import TORCHRUN, output, pretraining, saved, start, wait_until
+from tests.training.tiny import Work, ended, metrics, warnings_in
+
+# No dropout: every process draws its own.
+TOGETHER = ("model.dropout=0", "training.micro_batch=3", "evaluation.every=5", "checkpoint.every=5")
+
+
+def rank(parent: int, number: int) -> int:
+    """Process id of a rank that torchrun started."""
+    for folder in Path("/proc").iterdir():
+        try:
+            if not folder.name.isdigit() or f"\nPPid:\t{parent}\n" not in (folder / "status").read_text():
+                continue
+            if f"RANK={number}" in (folder / "environ").read_text().split("\0"):
+                return int(folder.name)
+        except OSError:
+            continue
+    raise AssertionError(f"no process of rank {number}")
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the ranks through /proc")
+def test_two_processes(work: Work) -> None:
+    """SIGTERM to one stops both and saves; resumed by two or by one, losses are those of one process all along."""
+    long = ("training.steps=100000", *TOGETHER)
+    process = start(work, [*TORCHRUN, *pretraining(work, *long)])
+    wait_until(saved(work.run(), 5), process, work)
+    os.kill(rank(process.pid, 1), signal.SIGTERM)
+    assert process.wait() != 0
+    stdout, stderr = output(work)
+    (step, _) = listed(work.run() / "checkpoints")[-1]
+    assert f"interrupted and saved at step {step}" in stderr
+    assert stdout == f"{work.run()}\n", "one process prints"
+    assert stderr.count("plan: steps 1 to") == 1
+    assert "2 processes" in stderr
+    assert [record["step"] for record in metrics(work.run())] == list(range(1, step + 1))
+    assert Run.open(work.run()).state == "stopped"
+    assert "lmtool.errors" not in stderr
+
+    shutil.copytree(work.run(), work.run("one process"))
+    more = f"training.steps={step + 10}"
+    process = start(work, [*TORCHRUN, "resume", str(work.run()), "-s", more])
+    assert process.wait() == 0, output(work)
+    assert "not bit for bit" not in output(work)[1]
+    (warning,) = warnings_in(work.resume(more, name="one process"))
+    assert "processes 2 -> 1" in warning
+
+    # One process from the start, whose schedule is changed at the same step.
+    asked = iter(range(1, 10**6))
+    work.pretrain(*long, name="whole", stop=lambda: next(asked) == step)
+    assert ended(work.resume(more, name="whole")).step == step + 10
+    expected = metrics(work.run("whole"))
+    for name in ("run", "one process"):
+        found = metrics(work.run(name))
+        for key in ("step", "tokens", "lr"):
+            assert [record[key] for record in found] == [record[key] for record in expected]
+        for key in ("loss", "valid_loss", "grad_norm"):
+            assert [record[key] for record in found] == pytest.approx([record[key] for record in expected], abs=1e-5)
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the ranks through /proc")
+def test_a_process_that_dies_ends_the_others(work: Work) -> None:
+    process = start(work, [*TORCHRUN, *pretraining(work, "training.steps=100000", *TOGETHER)])
+    wait_until(saved(work.run(), 5), process, work)
+    os.kill(rank(process.pid, 1), signal.SIGKILL)
+    assert process.wait() != 0
+    found = listed(work.run() / "checkpoints")
+    assert found
+    for step, path in found:
+        assert verify(path).step == step
+    assert Run.open(work.run()).state == "stopped"
+    assert ended(work.resume(f"training.steps={found[-1][0] + 2}")).reason == "finished"

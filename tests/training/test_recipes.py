@@ -1,0 +1,148 @@
+"""Invariant 5: every recipe that comes with lmtool trains, measures and writes, when it is made small."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from lmtool.cli import app
+from lmtool.inference.load import build_model, load_run
+from lmtool.model import LanguageModel
+from lmtool.recipe.load import Setting, load, shipped
+from lmtool.training import session, train
+from lmtool.training.optimizer import Optimizers
+from tests.training.tiny import Work, ended, metrics, no_report
+
+SMALL = (
+    "model.n_layers=2",
+    "model.d_model=16",
+    "model.n_heads=2",
+    "model.d_ff=32",
+    "model.context=16",
+    "training.steps=2",
+    "training.batch_size=4",
+    "training.precision=float32",
+    "training.device=cpu",
+    "data.valid_fraction=0.2",
+    "evaluation.tokens=200",
+)
+
+
+TABLES = ("classification", "seq2seq")
+"""Objectives that learn from tables."""
+
+
+def kind_of_objective(name: str) -> str:
+    return load(name).recipe.objective.kind
+
+
+def small(name: str) -> list[str]:
+    """Settings that make a recipe small."""
+    model = load(name).recipe.model
+    # what stands at 0 is not there, such as layers above one_hot words
+    own = {f"model.{field}" for field in type(model).model_fields if getattr(model, field) != 0}
+    settings = [text for text in SMALL if not text.startswith("model.") or text.partition("=")[0] in own]
+    if hasattr(load(name).recipe.tokenizer, "vocab_size"):
+        sentinels = load(name).recipe.tokenizer.sentinels
+        settings.append(f"tokenizer.vocab_size={300 + sentinels}")
+    return settings
+
+
+@pytest.fixture
+def without_gradient(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Names of the parameters that no gradient reached in some step."""
+    found: set[str] = set()
+    genuine = Optimizers.update
+
+    def update(self: Optimizers, *arguments: Any) -> float:
+        found.update(key for p, key in self._names.items() if p.grad is None or not bool(p.grad.any()))
+        return genuine(self, *arguments)
+
+    monkeypatch.setattr(Optimizers, "update", update)
+    return found
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The models that sessions train."""
+    models: list[Any] = []
+    monkeypatch.setattr(train, "build_model", lambda *a: models.append(build_model(*a)) or models[-1])
+    return models
+
+
+def assert_loads(run: Path, model: Any) -> LanguageModel:
+    """A run's weights are those of the model that was trained, each time they are loaded."""
+    loaded, again = load_run(str(run)), load_run(str(run))
+    for key, weight in model.state_dict().items():
+        assert torch.equal(weight, loaded.model.state_dict()[key])
+        assert torch.equal(weight, again.model.state_dict()[key])
+    return loaded.model
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(shipped()) if kind_of_objective(name) in TABLES])
+def test_a_shipped_recipe_for_tables_trains_and_answers(
+    name: str, work: Work, without_gradient: set[str], built: list[Any]
+) -> None:
+    table = work.folder / "table.csv"
+    columns = "source,target" if kind_of_objective(name) == "seq2seq" else "text,label"
+    rows = [f"the cat {i} sat on a mat,{'dog ran' if i % 2 else 'a mat'}" for i in range(40)]
+    table.write_text("\n".join([columns, *rows]) + "\n")
+    resolved = load(name, [*small(name), "training.epochs=null"], [Setting("data.train", [str(table)], "TABLE")])
+    events = list(
+        session.finetune(resolved, source=None, output=work.run(), command=[], report=no_report, stop=lambda: False)
+    )
+    assert [event.step for event in events if isinstance(event, train.Ended)] == [2]
+    assert without_gradient == set()
+    assert_loads(work.run(), built[0])
+    for command in (["eval", str(work.run()), str(table), "--json"], ["predict", str(work.run()), str(table)]):
+        first, second = (CliRunner().invoke(app, command) for _ in range(2))
+        assert first.exit_code == 0, first.output
+        assert first.stdout == second.stdout
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(shipped()) if kind_of_objective(name) not in TABLES])
+def test_a_shipped_recipe_trains_measures_and_writes(
+    name: str, work: Work, without_gradient: set[str], built: list[Any]
+) -> None:
+    resolved = load(name, small(name), [Setting("data.train", [str(work.text)], "TEXT")])
+    events = list(session.pretrain(resolved, output=work.run(), command=[], report=no_report, stop=lambda: False))
+    assert ended(events).step == 2
+    assert without_gradient == set()
+    assert metrics(work.run())[-1]["valid_loss"] > 0
+    model = assert_loads(work.run(), built[0])
+
+    measured = CliRunner().invoke(app, ["eval", str(work.run()), str(work.text), "--json"])
+    assert measured.exit_code == 0, measured.output
+    if resolved.recipe.model.kind == "skipgram":  # has pairs in place of tokens, and neighbours in place of a next one
+        assert list(json.loads(measured.stdout)) == ["loss", "pairs", "context"]
+        near = CliRunner().invoke(app, ["neighbors", str(work.run()), "cat", "--json"])
+        assert near.exit_code == 0, near.output
+        return
+    assert list(json.loads(measured.stdout)) == [
+        "loss",
+        "perplexity",
+        "word_perplexity",
+        "bits_per_byte",
+        "tokens",
+        "context",
+        "stride",
+        "limit_bits_per_byte",
+    ]
+    # what reads both sides fills masks
+    wanted = "--length" if model.reads == "both" else "--max-new-tokens"
+    asked = ["generate", "the cat", "--run", str(work.run()), wanted, "10", "--seed", "1", "--json"]
+    first, second = (CliRunner().invoke(app, asked) for _ in range(2))
+    assert first.exit_code == 0, first.output
+    assert first.stdout == second.stdout
+    assert json.loads(first.stdout)["tokens"]
+
+
+def test_there_are_recipes() -> None:
+    papers = "gpt1 gpt2-124m gpt2-355m gpt2-774m gpt2-1.5b bert-base bert-large roberta-base t5-small prefix-lm"
+    small = "tiny shakespeare-char bert-tiny roberta-tiny longformer-tiny t5-tiny prefix-tiny transformer-tiny"
+    families = "ngram skipgram elman gru lstm lstm-attention elmo-tiny seq2seq seq2seq-luong seq2seq-bahdanau"
+    tables = "linear dan naive-bayes"
+    assert {*papers.split(), "transformer-base", *small.split(), *families.split(), *tables.split()} <= set(shipped())

@@ -1,0 +1,96 @@
+"""Learning rates against their formulas, at every step."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from lmtool.recipe.spec import Schedule
+from lmtool.training.schedule import multiplier
+from tests.reference import schedules as reference
+
+
+def rates(steps: int, d_model: int = 64, **fields: Any) -> list[float]:
+    spec: Schedule = TypeAdapter(Schedule).validate_python(fields)
+    return [multiplier(spec, step, steps, d_model) for step in range(steps)]
+
+
+SIZES = [(1, 0), (2, 0), (7, 0), (7, 1), (20, 5), (20, 19), (100, 10)]
+sizes = pytest.mark.parametrize(("steps", "warmup"), SIZES)
+
+
+@sizes
+def test_constant(steps: int, warmup: int) -> None:
+    wanted = [reference.constant(t, warmup) for t in range(1, steps + 1)]
+    assert rates(steps, kind="constant", warmup_steps=warmup) == pytest.approx(wanted)
+
+
+@sizes
+@pytest.mark.parametrize("final", [0.0, 0.1, 1.0])
+def test_linear(steps: int, warmup: int, final: float) -> None:
+    wanted = [reference.linear(t, steps, warmup, final) for t in range(1, steps + 1)]
+    found = rates(steps, kind="linear", warmup_steps=warmup, final_fraction=final)
+    assert found == pytest.approx(wanted)
+
+
+@sizes
+@pytest.mark.parametrize("final", [0.0, 0.1, 1.0])
+def test_cosine(steps: int, warmup: int, final: float) -> None:
+    wanted = [reference.cosine(t, steps, warmup, final) for t in range(1, steps + 1)]
+    found = rates(steps, kind="cosine", warmup_steps=warmup, final_fraction=final)
+    assert found == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("steps", [1, 50, 200])
+@pytest.mark.parametrize("warmup", [1, 20])
+@pytest.mark.parametrize("d_model", [1, 64, 512])
+def test_inverse_square_root(steps: int, warmup: int, d_model: int) -> None:
+    wanted = [reference.inverse_square_root(t, d_model, warmup) for t in range(1, steps + 1)]
+    found = rates(steps, d_model, kind="inverse-square-root", warmup_steps=warmup)
+    assert found == pytest.approx(wanted)
+    assert found.index(max(found)) == min(warmup, steps) - 1
+
+
+def test_the_base_transformer_of_2017() -> None:
+    """Section 5.3: d_model 512, 4,000 warm-up steps; the peak is 7e-4."""
+    found = rates(5000, 512, kind="inverse-square-root", warmup_steps=4000)
+    assert max(found) == found[3999] == pytest.approx(6.99e-4, rel=1e-3)
+
+
+SHARES = st.fixed_dictionaries(
+    {
+        "kind": st.sampled_from(["linear", "cosine"]),
+        "warmup_steps": st.integers(0, 150),
+        "final_fraction": st.floats(0, 1),
+    }
+) | st.fixed_dictionaries({"kind": st.just("constant"), "warmup_steps": st.integers(0, 150)})
+
+
+@given(fields=SHARES, steps=st.integers(1, 120))
+def test_shares_of_the_peak(fields: dict[str, Any], steps: int) -> None:
+    """Above 0 to the last step, never above 1, up during the warm-up and never up after it."""
+    found = rates(steps, **fields)
+    assert all(0 < rate <= 1 for rate in found)
+    warmup = fields["warmup_steps"]
+    assert found[:warmup] == sorted(found[:warmup])
+    # equal but for rounding
+    assert all(later <= rate + 1e-12 for rate, later in zip(found[warmup:], found[warmup + 1 :], strict=False))
+    if steps >= warmup:
+        assert max(found) == pytest.approx(1)
+
+
+@given(fields=SHARES, steps=st.integers(1, 120))
+def test_decay_stays_above_its_final_share(fields: dict[str, Any], steps: int) -> None:
+    after = rates(steps, **fields)[fields["warmup_steps"] :]
+    assert all(rate >= fields.get("final_fraction", 0) - 1e-12 for rate in after)
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+@pytest.mark.parametrize("final", [0.0, 0.25])
+def test_the_end_of_the_decay(kind: str, final: float) -> None:
+    """The last of many steps is close to the final share, and not zero."""
+    last = rates(10_000, kind=kind, warmup_steps=10, final_fraction=final)[-1]
+    assert final < last
+    assert last == pytest.approx(final, abs=2e-4)

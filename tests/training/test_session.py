@@ -1,0 +1,521 @@
+"""Training sessions in one process: what they tell and keep, and how a resumed one goes on."""
+
+import errno
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from typer.testing import CliRunner
+
+from lmtool import durable
+from lmtool.batch import Batch
+from lmtool.cli import app
+from lmtool.compute.device import Compute
+from lmtool.compute.processes import World
+from lmtool.errors import CheckpointError, DataError, NumericalError, ResourceError, UsageError
+from lmtool.inference.load import build_model, load_run
+from lmtool.run.checkpoint import listed, verify
+from lmtool.run.directory import Run
+from lmtool.text.tokenizer import Tokenizer
+from lmtool.training import data as material
+from lmtool.training import session, train
+from tests.training.tiny import Work, after, documents, ended, lasting, metrics, warnings_in, words
+
+MUON = "optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.003}}"
+PROMPTS = "evaluation.prompts=[the, a cat]"
+
+
+def kept(run: Path) -> list[int]:
+    return [step for step, _ in listed(run / "checkpoints")]
+
+
+# What a run tells and keeps
+
+
+def test_metrics_have_the_names_that_other_programs_read(work: Work) -> None:
+    work.pretrain()
+    records = metrics(work.run())
+    assert [record["step"] for record in records] == list(range(1, 13))
+    for record in records:
+        assert list(record) == [
+            "step",
+            "loss",
+            "valid_loss",
+            "lr",
+            "grad_norm",
+            "tokens",
+            "tokens_per_second",
+            "seconds",
+        ]
+        assert (record["valid_loss"] is None) == (record["step"] % 4 != 0)
+    tokens = [record["tokens"] for record in records]
+    # targets of whole rows, less those that nobody is asked to predict
+    assert all(0.8 * 8 * 16 < after - before <= 8 * 16 for before, after in zip([0, *tokens], tokens, strict=False))
+    assert [record["lr"] for record in records[:4]] == pytest.approx([0.001, 0.002, 0.003, 0.003])
+    assert records[-1]["seconds"] == max(record["seconds"] for record in records)
+
+
+def test_the_events_of_a_run(work: Work) -> None:
+    events = work.pretrain(PROMPTS, "evaluation.sample_tokens=5")
+    assert isinstance(events[0], session.Started)
+    assert isinstance(events[1], train.Plan)
+    plan = events[1]
+    assert (plan.steps, plan.first_step, plan.batch_units) == (12, 0, 128)
+    assert [event.step.step for event in events if isinstance(event, train.Stepped)] == list(range(1, 13))
+    samples = [event for event in events if isinstance(event, train.Sampled)]
+    assert [(event.step, event.prompt) for event in samples] == [
+        (step, prompt) for step in (4, 8, 12) for prompt in ("the", "a cat")
+    ]
+    logged = [json.loads(line) for line in (work.run() / "samples.jsonl").read_text().splitlines()]
+    assert [(record["step"], record["prompt"], record["text"]) for record in logged] == [
+        (event.step, event.prompt, event.text) for event in samples
+    ]
+    assert ended(events).reason == "finished"
+    assert Run.open(work.run()).state == "finished"
+
+
+Script = Callable[..., None]
+
+
+@pytest.fixture
+def validations(monkeypatch: pytest.MonkeyPatch) -> Script:
+    """Decides what the validations of a run say."""
+
+    def script(*losses: float) -> None:
+        said = iter(losses)
+        monkeypatch.setattr(material, "mean_loss", lambda *_: next(said))
+
+    return script
+
+
+def test_the_last_and_the_best_checkpoints_stay(work: Work, validations: Script) -> None:
+    validations(2.0, 3.0, 2.5)
+    events = work.pretrain()
+    assert (ended(events).best_step, ended(events).best_value) == (4, 2.0)
+    assert kept(work.run()) == [4, 10, 12]
+    assert load_run(str(work.run())).step == 4
+    saved = [int(event.path.name[-6:]) for event in events if isinstance(event, train.Saved)]
+    assert saved == [2, 4, 6, 8, 10, 12]
+
+
+def test_a_new_best_is_saved_between_the_steps_that_are_saved_anyway(work: Work, validations: Script) -> None:
+    validations(2.0, 3.0, 1.0, 1.5)
+    work.pretrain("evaluation.every=3", "checkpoint.every=100", "checkpoint.keep_last=9")
+    assert kept(work.run()) == [3, 9, 12]
+
+
+def test_training_stops_when_patience_runs_out(work: Work, validations: Script) -> None:
+    validations(3.0, 2.0, 2.1, 2.0, 2.2)
+    patient = ("training.steps=100", "evaluation.every=2", "evaluation.patience=3")
+    last = ended(work.pretrain(*patient))
+    assert (last.reason, last.step, last.best_step) == ("early", 10, 4)
+    assert kept(work.run()) == [4, 8, 10]
+    assert Run.open(work.run()).state == "finished"
+    assert work.resume() == [session.Nothing(work.run(), 10, early=True)]
+    validations(2.3)
+    last = ended(work.resume("evaluation.patience=4"))
+    assert (last.reason, last.step, last.best_step) == ("early", 12, 4)
+
+
+def test_patience_counts_on_when_resumed(work: Work, validations: Script) -> None:
+    patient = ("training.steps=100", "evaluation.every=2", "evaluation.patience=3")
+    validations(2.0, 3.0, 3.0)
+    assert ended(work.pretrain(*patient, stop=after(7))).step == 7
+    validations(3.0)
+    last = ended(work.resume())
+    assert (last.reason, last.step, last.best_step, last.best_value) == ("early", 8, 2, 2.0)
+
+
+def test_numerical_errors_leave_the_last_checkpoint(work: Work) -> None:
+    ruin = (
+        "optimizer={kind: sgd, lr: 1e30}",
+        "training.clip_norm=null",
+        "checkpoint.every=1",
+        "schedule.warmup_steps=0",
+    )
+    with pytest.raises(NumericalError, match=r"step \d+ is (nan|inf)") as caught:
+        work.pretrain(*ruin)
+    (step,) = map(int, re.findall(r"step (\d+)", caught.value.what))
+    assert kept(work.run())[-1] == step - 1
+    for _, path in listed(work.run() / "checkpoints"):
+        weights = verify(path).model()
+        assert all(bool(tensor.isfinite().all()) for tensor in weights.values())
+    assert Run.open(work.run()).state == "stopped"
+    assert metrics(work.run())[-1]["step"] == step - 1
+
+
+@pytest.mark.parametrize("first", [1, 5])
+def test_out_of_memory_is_told_from_the_first_step_on(work: Work, monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+    calls = 0
+
+    def tight(*arguments: Any) -> Any:
+        model = build_model(*arguments)
+        genuine = model.forward
+
+        def forward(batch: Batch) -> Tensor:
+            nonlocal calls
+            calls += torch.is_grad_enabled()
+            if torch.is_grad_enabled() and calls >= first and batch.tokens_BT.shape[0] > 2:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return genuine(batch)
+
+        model.forward = forward  # type: ignore[method-assign]
+        return model
+
+    monkeypatch.setattr(train, "build_model", tight)
+    events = work.pretrain(stop=after(6))
+    assert [text for text in warnings_in(events) if "memory" in text] == [
+        "out of memory: 2 rows at once from now on; the batch stays the same"
+    ]
+    rows = [event.step.micro_batch for event in events if isinstance(event, train.Stepped)]
+    assert rows == [8] * (first - 1) + [2] * (7 - first)
+    monkeypatch.setattr(train, "build_model", build_model)
+    resumed = work.resume()
+    assert {event.step.micro_batch for event in resumed if isinstance(event, train.Stepped)} == {2}
+
+
+# Invariant 4 and 8
+
+
+VARIANTS = {
+    "adamw": (),
+    "muon, samples": (MUON, PROMPTS, "evaluation.sample_tokens=5"),
+    "patience, micro-batches": ("evaluation.patience=2", "training.micro_batch=3", "evaluation.every=1"),
+    "one text, bfloat16": (
+        "data.split=slice",
+        "training.precision=bfloat16",
+        "optimizer={kind: sgd, lr: 0.1, momentum: 0.9}",
+    ),
+    "float16": ("training.precision=float16",),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=list(VARIANTS))
+def test_stopping_and_resuming_changes_no_bit(work: Work, variant: tuple[str, ...]) -> None:
+    """Twice, once where nothing would have been saved."""
+    work.pretrain(*variant, name="whole")
+    first = work.pretrain(*variant, stop=after(3))
+    assert ended(first).reason == "interrupted"
+    assert Run.open(work.run()).state == "stopped"
+    assert kept(work.run())[-1] == 3
+    assert ended(work.resume(stop=after(4))).step == 7
+    last = ended(work.resume())
+    assert last.reason == "finished"
+    assert warnings_in(work.resume()) == []
+    assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
+
+
+def test_a_checkpoint_is_the_model_in_memory(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its logits and its samples, to the bit."""
+    built: list[Any] = []
+
+    def remember(*arguments: Any) -> Any:
+        built.append(build_model(*arguments))
+        return built[-1]
+
+    monkeypatch.setattr(train, "build_model", remember)
+    events = work.pretrain(PROMPTS, "evaluation.sample_tokens=12", "optimizer.lr=0.02")
+    loaded = load_run(str(work.run() / "checkpoints" / "step-000012"))
+    batch = Batch(torch.randint(7, loaded.model.vocab_size, (3, 16)))
+    (model,) = built
+    model.eval()
+    with torch.no_grad():
+        assert torch.equal(model.logits(model(batch)), loaded.model.logits(loaded.model(batch)))
+    for event in (event for event in events if isinstance(event, train.Sampled) and event.step == 12):
+        options = ["--max-new-tokens", "12", "--seed", "1", "--json"]
+        named = str(work.run() / "checkpoints" / "step-000012")
+        done = CliRunner().invoke(app, ["generate", event.prompt, "--run", named, *options])
+        assert json.loads(done.stdout)["text"] == event.text
+
+
+# Resuming
+
+
+def test_more_steps(work: Work) -> None:
+    work.pretrain()
+    events = work.resume("training.steps=+3")
+    started = events[0]
+    assert isinstance(started, session.Started)
+    assert started.changes == ("training.steps 12 -> 15",)
+    assert ended(events).step == 15
+    assert [record["step"] for record in metrics(work.run())] == list(range(1, 16))
+    assert "steps: 15" in (work.run() / "recipe.yaml").read_text()
+    assert ended(work.resume("training.steps=+2")).step == 17
+
+
+def test_a_finished_run_says_so(work: Work) -> None:
+    work.pretrain()
+    before = lasting(work.run(), 12)
+    assert work.resume() == [session.Nothing(work.run(), 12, early=False)]
+    done = CliRunner().invoke(app, ["resume", str(work.run())])
+    assert done.exit_code == 0
+    assert "has done all its 12 steps" in done.stderr
+    assert "training.steps=+" in done.stderr
+    assert lasting(work.run(), 12) == before
+
+
+REFUSED = {
+    "optimizer.lr=0.5": "optimizer.lr 0.003 -> 0.5",
+    "seed=2": "seed 1 -> 2",
+    "model.dropout=0": "model.dropout 0.1 -> 0.0",
+    "training.batch_size=4": "training.batch_size 8 -> 4",
+    "data.valid_fraction=0.2": "data.valid_fraction 0.1 -> 0.2",
+    "data.split=slice": "data.split document -> slice",
+    "schedule.kind=cosine": "schedule.kind linear -> cosine",
+    "objective.label_smoothing=0.1": "objective.label_smoothing 0.0 -> 0.1",
+    "tokenizer={kind: bpe, vocab_size: 300}": "tokenizer.kind char -> bpe",
+}
+
+
+def test_other_recipes_are_refused_with_the_differences(work: Work) -> None:
+    work.pretrain(stop=after(4))
+    before = (work.run() / "recipe.yaml").read_text()
+    for override, difference in REFUSED.items():
+        with pytest.raises(CheckpointError) as caught:
+            work.resume(override)
+        assert difference in caught.value.what
+        assert caught.value.exit_code == 4
+    with pytest.raises(CheckpointError) as caught:
+        work.resume("seed=2", "optimizer.lr=0.5", "training.steps=+1")
+    assert caught.value.what.endswith(": seed 1 -> 2; optimizer.lr 0.003 -> 0.5")
+    assert len(caught.value.lines()) == 3
+    assert (work.run() / "recipe.yaml").read_text() == before
+    assert Run.open(work.run()).state == "stopped"
+
+
+def test_a_recipe_that_was_edited_in_the_run_is_refused(work: Work) -> None:
+    work.pretrain(stop=after(4))
+    recipe = work.run() / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("dropout: 0.1", "dropout: 0.2"))
+    with pytest.raises(CheckpointError, match=r"model.dropout 0.1 -> 0.2"):
+        work.resume()
+
+
+def test_how_a_run_goes_on_may_change(work: Work) -> None:
+    work.pretrain("evaluation.prompts=the", stop=after(4))
+    overrides = ("evaluation.every=1", "checkpoint.every=1", "evaluation.prompts=[]", "description=again")
+    events = work.resume(*overrides)
+    assert len(events[0].changes) == 4
+    assert ended(events).step == 12
+    assert all(record["valid_loss"] is not None for record in metrics(work.run())[4:])
+
+
+def test_another_text_is_refused(work: Work) -> None:
+    work.pretrain(stop=after(4))
+    before = lasting(work.run(), 4)
+    work.text.write_text(documents(61), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="its text has changed") as caught:
+        work.resume()
+    assert str(work.text) in caught.value.where
+    assert lasting(work.run(), 4) == before
+
+
+def test_the_same_text_may_have_moved(work: Work) -> None:
+    work.pretrain(name="whole")
+    work.pretrain(stop=after(4))
+    moved = work.text.rename(work.folder / "moved.txt")
+    with pytest.raises(DataError, match=r"text\.txt"):
+        work.resume()
+    work.resume(f"data.train={moved}")
+    found, expected = lasting(work.run(), 12), lasting(work.run("whole"), 12)
+    del found["state"]["recipe"], expected["state"]["recipe"]
+    assert found == expected
+
+
+def test_another_tokenizer_is_refused(work: Work) -> None:
+    work.pretrain(stop=after(4))
+    other = Work(work.folder / "other")
+    other.text.write_text("xyz " + words(2000, seed=5), encoding="utf-8")
+    other.pretrain("training.steps=1", "data.split=slice")
+    (work.run() / "tokenizer.json").write_bytes((other.run() / "tokenizer.json").read_bytes())
+    assert Tokenizer.load(work.run() / "tokenizer.json").vocab_size > 0
+    with pytest.raises(CheckpointError, match="tokenizer does not fit the model"):
+        work.resume()
+
+
+def test_a_changed_setup_is_told(work: Work) -> None:
+    work.pretrain(stop=after(4))
+    events = work.resume("training.precision=bfloat16", "training.micro_batch=3")
+    (warning,) = warnings_in(events)
+    assert "precision float32 -> bfloat16" in warning
+    assert "micro_batch auto -> 3" in warning
+    assert {event.step.micro_batch for event in events if isinstance(event, train.Stepped)} == {3}
+
+
+def test_other_threads_are_told(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    work.pretrain(stop=after(4))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+    (warning,) = warnings_in(work.resume())
+    assert "threads" in warning
+    assert "-> 64" in warning
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("how", ["bit", "cut", "missing"])
+def test_a_damaged_checkpoint_is_passed_over(work: Work, how: str) -> None:
+    work.pretrain(name="whole")
+    work.pretrain(stop=after(5))
+    assert kept(work.run()) == [4, 5]
+    weights = work.run() / "checkpoints" / "step-000005" / "model.safetensors"
+    match how:
+        case "bit":
+            damage(weights)
+        case "cut":
+            weights.write_bytes(weights.read_bytes()[:-1])
+        case "missing":
+            weights.unlink()
+    with pytest.raises(CheckpointError, match=r"model\.safetensors") as caught:
+        list(session.resume(str(weights.parent), (), command=[], report=lambda *_: None, stop=lambda: False))
+    assert caught.value.exit_code == 4
+    (warning,) = warnings_in(work.resume())
+    assert "step-000005" in warning
+    assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
+
+
+def test_all_checkpoints_damaged(work: Work) -> None:
+    work.pretrain()
+    for _, path in listed(work.run() / "checkpoints"):
+        damage(path / "optimizer.safetensors")
+    with pytest.raises(CheckpointError, match="no checkpoint of this run is whole"):
+        work.resume()
+
+
+def test_a_checkpoint_that_is_named_is_gone_on_from(work: Work) -> None:
+    work.pretrain("checkpoint.keep_last=9")
+    whole = lasting(work.run(), 12)
+    named = work.run() / "checkpoints" / "step-000006"
+    events = list(session.resume(str(named), (), command=[], report=lambda *_: None, stop=lambda: False))
+    assert [event.step.step for event in events if isinstance(event, train.Stepped)] == list(range(7, 13))
+    assert lasting(work.run(), 12) == whole
+
+
+def test_a_second_process_is_refused(work: Work) -> None:
+    work.pretrain(stop=after(4))
+    with Run.open(work.run()) as run:
+        run.lock()
+        with pytest.raises(CheckpointError, match=f"another process is using this run: pid {os.getpid()}"):
+            work.resume()
+    assert ended(work.resume()).step == 12
+
+
+def test_a_run_that_was_killed_after_its_last_checkpoint_becomes_finished(work: Work) -> None:
+    work.pretrain()
+    info = work.run() / "run.json"
+    content = json.loads(info.read_text())
+    content["sessions"][-1] |= {"ended": None, "outcome": None}
+    info.write_text(json.dumps(content))
+    assert Run.open(work.run()).state == "stopped"
+    assert work.resume() == [session.Nothing(work.run(), 12, early=False)]
+    assert Run.open(work.run()).state == "finished"
+
+
+# What the machine refuses
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[set[int]], None]:
+    """The disk is full while a checkpoint of the given steps is written."""
+
+    def fill(steps: set[int]) -> None:
+        genuine = durable.write_new
+
+        def write_new(path: Path, chunks: Any) -> None:
+            if any(path.parent.name == f".tmp-step-{step:06d}" for step in steps) and path.name.startswith("opt"):
+                path.write_bytes(b"half of it")
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            genuine(path, chunks)
+
+        monkeypatch.setattr(durable, "write_new", write_new)
+
+    return fill
+
+
+def test_a_full_disk_is_survived(work: Work, full_disk: Callable[[set[int]], None]) -> None:
+    work.pretrain(name="whole")
+    full_disk({4, 6, 8})
+    events = work.pretrain()
+    told = warnings_in(events)
+    assert len(told) == 3
+    assert all("No space left on device" in text and "training goes on" in text for text in told)
+    assert "step 4" in told[0]
+    assert ended(events).reason == "finished"
+    assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
+    assert not list((work.run() / "checkpoints").glob(".tmp*"))
+
+
+def test_a_full_disk_at_the_end_is_an_error(
+    work: Work, full_disk: Callable[[set[int]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work.pretrain(name="whole")
+    full_disk({12})
+    with pytest.raises(ResourceError, match="cannot save the checkpoint of step 12: No space left") as caught:
+        work.pretrain()
+    assert caught.value.exit_code == 5
+    assert "disk space" in caught.value.fix
+    assert kept(work.run()) == [8, 10]
+    assert Run.open(work.run()).state == "stopped"
+    monkeypatch.undo()
+    work.resume()
+    assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
+
+
+def test_a_log_that_cannot_be_written_is_survived(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lmtool.run.log import Log
+
+    genuine = Log.append
+
+    def append(self: Log, record: Any) -> None:
+        if 3 <= record["step"] <= 5:
+            raise ResourceError("cannot write the log: No space left on device", where=str(self.path))
+        genuine(self, record)
+
+    monkeypatch.setattr(Log, "append", append)
+    events = work.pretrain()
+    assert len(warnings_in(events)) == 1
+    assert ended(events).reason == "finished"
+    assert [record["step"] for record in metrics(work.run())] == [1, 2, *range(6, 13)]
+
+
+def test_a_device_that_is_not_there(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    done = CliRunner().invoke(
+        app, ["pretrain", str(work.text), "--recipe", str(work.recipe), "-s", "training.device=cuda"]
+    )
+    assert isinstance(done.exception, ResourceError)
+    assert done.exception.exit_code == 5
+    assert len(done.exception.lines()) == 3
+    assert not list((work.folder / "runs").glob("*")), "nothing is made before the device is found"
+
+
+def test_a_batch_that_processes_cannot_share(work: Work) -> None:
+    from lmtool.recipe.load import load
+
+    recipe = load(work.recipe).recipe
+    with pytest.raises(UsageError, match="a batch of 8 rows cannot be shared by 3 processes") as caught:
+        session._check(recipe, Compute(torch.device("cpu"), "float32"), World(0, 3), {})
+    assert caught.value.where == "training.batch_size"
+    session._check(recipe, Compute(torch.device("cpu"), "float32"), World(0, 4), {})
+
+
+# torch.compile imports parts of torch that torch itself has deprecated.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.slow
+def test_a_compiled_model_trains_like_one_that_is_not(work: Work) -> None:
+    plain = work.pretrain("model.dropout=0", name="plain")
+    compiled = work.pretrain("model.dropout=0", "training.compile=true", name="compiled")
+    losses = [[event.step.loss for event in events if isinstance(event, train.Stepped)] for events in (plain, compiled)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    (warning,) = warnings_in(work.resume("training.compile=false", "training.steps=+1", name="compiled"))
+    assert "compile True -> False" in warning
+    assert load_run(str(work.run("compiled"))).step > 0

@@ -1,0 +1,100 @@
+"""Signals to a training program, and a disk that is full."""
+
+import signal
+import sys
+import time
+
+import pytest
+
+from lmtool.run.checkpoint import listed, verify
+from lmtool.run.directory import Run
+from tests.training.programs import LMTOOL, output, pretraining, saved, start, wait_until
+from tests.training.tiny import Work, after, ended, lasting, metrics
+
+LONG = ("training.steps=100000", "evaluation.every=7", "checkpoint.every=5")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_finishes_the_step_and_saves(work: Work, number: signal.Signals, code: int) -> None:
+    process = start(work, [*LMTOOL, *pretraining(work, *LONG)])
+    wait_until(saved(work.run(), 5), process, work)
+    process.send_signal(number)
+    assert process.wait() == code
+    stdout, stderr = output(work)
+    assert stdout == f"{work.run()}\n"
+    assert "Traceback" not in stderr
+    step = listed(work.run() / "checkpoints")[-1][0]
+    assert f"interrupted and saved at step {step}" in stderr
+    assert metrics(work.run())[-1]["step"] == step
+    assert Run.open(work.run()).state == "stopped"
+    # and it is the run that a session in this process makes, which two of them then both go on with
+    work.pretrain(*LONG, name="here", stop=after(step))
+    assert lasting(work.run(), step) == lasting(work.run("here"), step)
+    for name in ("run", "here"):
+        assert ended(work.resume(name=name, stop=after(9))).step == step + 9
+    assert lasting(work.run(), step + 9) == lasting(work.run("here"), step + 9)
+
+
+STUCK = """
+import time
+import lmtool.training.data as material
+material.mean_loss = lambda *_: time.sleep(1e6)
+from lmtool.cli import main
+main()
+"""
+
+
+def test_a_second_signal_leaves_at_once(work: Work) -> None:
+    """While a validation hangs."""
+    process = start(work, [sys.executable, "-c", STUCK, *pretraining(work, "training.steps=50", "evaluation.every=6")])
+    wait_until(lambda: len(metrics(work.run())) == 5 if saved(work.run(), 4)() else False, process, work)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert process.poll() is None, "the first signal waits for the step"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 143
+    (*_, (step, path)) = listed(work.run() / "checkpoints")
+    assert (step, verify(path).step) == (4, 4)
+    assert ended(work.resume("training.steps=8")).step == 8
+
+
+FULL = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)), -1))
+from lmtool.cli import main
+main()
+"""
+
+
+def test_a_disk_that_takes_no_checkpoint(work: Work) -> None:
+    """A limit on the size of files stands for the full disk: the system refuses the same calls in the same way."""
+    work.pretrain("training.steps=1", name="first")
+    process = start(work, [sys.executable, "-c", FULL, "20000", *pretraining(work, "model.d_model=64")])
+    assert process.wait() == 5
+    _, stderr = output(work)
+    assert stderr.count("training goes on") == 6
+    *_, what, where, fix = stderr.splitlines()
+    assert "cannot save the checkpoint of step 12" in what
+    assert str(work.run()) in where
+    assert fix
+    assert "Traceback" not in stderr
+    assert [record["step"] for record in metrics(work.run())] == list(range(1, 13))
+    assert list((work.run() / "checkpoints").iterdir()) == []
+
+
+def test_a_signal_ends_all_seeds(work: Work) -> None:
+    """The run that is trained is saved; none is begun after it."""
+    work.pretrain("training.steps=1", name="base")
+    rows = "".join(f"the cat {'ran' if i % 2 else 'sat'} {i},{'ab'[i % 2]}\n" for i in range(60))
+    (work.folder / "table.csv").write_text("text,label\n" + rows)
+    settings = ("-s", "checkpoint.every=5", "-s", "training.device=cpu", "-s", "training.precision=float32")
+    seeds = ("--seeds", "3", "--epochs", "100000", "-o", str(work.run()))
+    process = start(work, [*LMTOOL, "finetune", "table.csv", "--from", str(work.run("base")), *seeds, *settings])
+    wait_until(saved(work.run() / "seed-1", 5), process, work)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 143
+    stdout, stderr = output(work)
+    assert "interrupted and saved at step" in stderr
+    assert stdout == f"{work.run() / 'seed-1'}\n"
+    assert [path.name for path in work.run().iterdir()] == ["seed-1"]
+    assert Run.open(work.run() / "seed-1").state == "stopped"

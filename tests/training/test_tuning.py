@@ -1,0 +1,251 @@
+"""Runs of which only some weights learn: what changes, what is kept, and what the kept part belongs to."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lmtool.compute.device import Compute
+from lmtool.errors import CheckpointError, NumericalError, RecipeError, UsageError
+from lmtool.inference.load import load_run, open_base, read_run, trained_model
+from lmtool.model import LanguageModel
+from lmtool.model.lora import adapters
+from lmtool.recipe.load import load
+from lmtool.recipe.spec import AdamW
+from lmtool.run.checkpoint import listed, verify
+from lmtool.run.directory import Run
+from lmtool.tables.finetuning import PART_RATE, RATE, recipe_from_run
+from lmtool.training import session, train
+from tests.training.tiny import Work, after, ended, lasting, warnings_in
+
+CPU = Compute(torch.device("cpu"), "float32")
+LORA = "tuning.lora={rank: 3, dropout: 0.1}"
+HOT = "optimizer.lr=0.01"
+
+
+@pytest.fixture
+def base(work: Work) -> Path:
+    work.pretrain("model.n_layers=2", "training.steps=4", name="base")
+    return work.run("base")
+
+
+def weights(run: Path, step: int) -> dict[str, Tensor]:
+    return verify(run / "checkpoints" / f"step-{step:06d}").model()
+
+
+def model_of(run: Path) -> LanguageModel:
+    """The model of a run's best checkpoint, as it trains."""
+    recipe, tokenizer = read_run(Run.open(run))
+    return trained_model(Run.open(run), recipe, tokenizer, open_base(str(run))[0].checkpoint, CPU)
+
+
+def changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
+    assert before.keys() == after.keys()
+    return {name for name in before if not torch.equal(before[name], after[name])}
+
+
+# Invariant 4
+
+TUNED = {
+    "adapters": (LORA,),
+    "adapters, muon, layer by layer": (
+        LORA,
+        "optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.003}}",
+        "tuning.unfreeze_every=3",
+    ),
+    "head": ("tuning.freeze=body",),
+    "layer by layer": ("tuning.unfreeze_every=4", "training.micro_batch=3"),
+    "rates by layer": ("tuning.layer_decay=0.5",),
+    "micro-batches of few tokens": ("training.micro_tokens=64",),
+}
+
+
+@pytest.mark.parametrize("variant", TUNED.values(), ids=list(TUNED))
+def test_stopping_and_resuming_changes_no_bit(work: Work, base: Path, variant: tuple[str, ...]) -> None:
+    work.finetune(*variant, source=base, name="whole")
+    assert ended(work.finetune(*variant, source=base, name="run", stop=after(3))).reason == "interrupted"
+    assert ended(work.resume(stop=after(4))).step == 7
+    last = work.resume()
+    assert warnings_in(last) == []
+    assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
+
+
+def test_a_language_model_with_adapters_goes_on_bit_for_bit(work: Work, base: Path) -> None:
+    on = ("model.n_layers=2", LORA)
+    work.pretrain(*on, source=base, name="whole")
+    assert ended(work.pretrain(*on, source=base, stop=after(5))).reason == "interrupted"
+    assert ended(work.resume()).step == 12
+    assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
+    assert all(name.endswith(("down_RI", "up_OR")) for name in weights(work.run(), 12))
+
+
+def test_a_loss_that_is_not_finite_leaves_the_last_checkpoint(work: Work, base: Path) -> None:
+    ruin = (
+        "optimizer={kind: sgd, lr: 1e30}",
+        "training.clip_norm=null",
+        "checkpoint.every=1",
+        "schedule.kind=constant",
+    )
+    with pytest.raises(NumericalError, match=r"is (nan|inf)"):
+        work.finetune(LORA, *ruin, "schedule.warmup_steps=0", source=base)
+    (*_, (step, path)) = listed(work.run("tuned") / "checkpoints")
+    assert all(bool(tensor.isfinite().all()) for tensor in verify(path).model().values())
+    assert load_run(str(work.run("tuned"))).step <= step
+
+
+# What learns
+
+
+def test_only_the_head_learns_on_a_frozen_body(work: Work, base: Path) -> None:
+    events = work.finetune("tuning.freeze=body", "objective.pool=attention", "checkpoint.keep_last=9", source=base)
+    (plan,) = (event for event in events if isinstance(event, train.Plan))
+    run = work.run("tuned")
+    learnt = changed(weights(run, 10), weights(run, 12))
+    assert learnt == {"head.weight", "head.bias", "pool.key.weight", "pool.key.bias", "pool.query.weight"}
+    assert plan.learning == sum(weights(run, 12)[name].numel() for name in learnt)
+    body = {name.removeprefix("body."): t for name, t in weights(run, 12).items() if name.startswith("body.")}
+    assert changed(body, weights(base, 4)) == set()
+
+
+def test_layers_begin_to_learn_from_the_top(work: Work, base: Path) -> None:
+    """One layer of the two after each 3 steps, and the embeddings last."""
+    work.finetune("tuning.unfreeze_every=3", "checkpoint.every=1", "checkpoint.keep_last=20", HOT, source=base)
+    run = work.run("tuned")
+    wanted = {4: 2, 6: 2, 7: 1, 9: 1, 10: 0, 12: 0}
+    for step, lowest in ({2: 3, 3: 3} | wanted).items():
+        learnt = changed(weights(run, step - 1), weights(run, step))
+        top = {name for name in learnt if name.startswith(("body.stack.sublayers.2.", "body.stack.sublayers.3."))}
+        bottom = {name for name in learnt if name.startswith(("body.stack.sublayers.0.", "body.stack.sublayers.1."))}
+        embeddings = {name for name in learnt if name.startswith("body.inputs.")}
+        assert {"head.weight", "head.bias"} <= learnt
+        assert bool(top) == (lowest <= 2)
+        assert bool(bottom) == (lowest <= 1)
+        assert bool(embeddings) == (lowest == 0)
+        if lowest == 3:
+            assert learnt == {"head.weight", "head.bias"}
+
+
+# Adapters
+
+
+@pytest.fixture
+def tuned(work: Work, base: Path) -> Path:
+    work.finetune(LORA, HOT, source=base)
+    return work.run("tuned")
+
+
+def test_only_adapters_and_the_head_are_kept(base: Path, tuned: Path) -> None:
+    kept, model = weights(tuned, 12), model_of(tuned)
+    assert set(kept) == set(adapters(model)) | {"head.weight", "head.bias"}
+    assert sum(t.numel() for t in kept.values()) < 0.2 * sum(p.numel() for p in model.parameters())
+    assert all(bool(tensor.any()) for tensor in kept.values()), "all of them have learnt"
+    # the rest is the base's
+    body = {name: t for name, t in model.state_dict().items() if name not in kept}
+    assert changed({name.removeprefix("body."): t for name, t in body.items()}, weights(base, 4)) == set()
+
+
+def test_a_run_says_what_it_was_trained_on_from(base: Path, tuned: Path) -> None:
+    told = Run.open(tuned).info["base"]
+    assert (told["run"], told["checkpoint"]) == ("base", "step-000004")
+    assert Run.open(base).info["base"] is None
+
+
+def refused(run: Path, what: str) -> None:
+    with pytest.raises(CheckpointError, match=what) as caught:
+        load_run(str(run))
+    assert len(caught.value.lines()) == 3
+
+
+def test_adapters_without_their_base_are_refused(work: Work, base: Path, tuned: Path) -> None:
+    base.rename(work.run("elsewhere"))
+    refused(tuned, "holds adapters only, to step-000004 of base: no run called 'base'")
+    with pytest.raises(CheckpointError, match="no run called"):
+        work.resume("training.steps=+1", name="tuned")
+
+
+def test_a_base_that_has_moved_with_all_runs_is_found_by_its_name(work: Work, base: Path, tuned: Path) -> None:
+    before = model_of(tuned).state_dict()
+    (work.folder / "runs").mkdir(exist_ok=True)
+    base.rename(work.folder / "runs" / "base")
+    assert changed(before, model_of(tuned).state_dict()) == set()
+
+
+def test_a_base_that_has_changed_is_refused(work: Work, base: Path, tuned: Path) -> None:
+    shutil.rmtree(base)
+    work.pretrain("model.n_layers=2", "training.steps=4", "seed=2", name="base")
+    refused(tuned, "to step-000004 of base, which has changed")
+
+
+def test_a_base_whose_checkpoint_is_damaged_is_refused(base: Path, tuned: Path) -> None:
+    file = base / "checkpoints/step-000004/model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    refused(tuned, r"of base: model.safetensors has changed")
+
+
+def test_adapters_are_trained_on_from_as_if_they_were_merged(work: Work, tuned: Path) -> None:
+    """Their head is kept, and adapters to adapters go on bit for bit."""
+    events = work.finetune(LORA, source=tuned, name="again", stop=after(5))
+    assert "the head is kept, since the labels are the same" in warnings_in(events)
+    assert set(weights(work.run("again"), 5)) == set(weights(tuned, 12))
+    work.resume(name="again")
+    work.finetune(LORA, source=tuned, name="whole")
+    assert lasting(work.run("again"), 12) == lasting(work.run("whole"), 12)
+    base, _ = open_base(str(tuned))
+    model = model_of(work.run("again"))
+    merged = base.tensors()
+    for name, tensor in model.state_dict().items():
+        if name in merged and name.startswith("body."):
+            assert torch.equal(tensor, merged[name])
+
+
+def test_adapters_need_weights_to_stand_beside(work: Work) -> None:
+    with pytest.raises(UsageError, match="none to begin with"):
+        work.pretrain(LORA)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["tuning.freeze=body"], "leaves nothing to learn"),
+        (["model={kind: recurrent, d_model: 8, context: 8}", LORA], "adapts the matrices of a Transformer"),
+        (["model={kind: ngram}", "tuning.layer_decay=0.5"], "for models with layers"),
+        (["objective.kind=classification", "tuning.freeze=body", LORA], "not under freeze body"),
+        (["objective.kind=classification", "tuning.freeze=body", "tuning.unfreeze_every=2"], "would end"),
+        (["objective.kind=classification", "tuning.freeze=body", "objective.lm_weight=0.5"], "nothing to teach"),
+        (["tuning.lora={targets: []}"], "targets"),
+    ],
+)
+def test_what_cannot_learn_so_is_refused(settings: list[str], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        load("tiny", settings)
+
+
+def test_what_learns_is_no_matter_of_resuming(work: Work, base: Path) -> None:
+    work.finetune(source=base, stop=after(4), name="run")
+    with pytest.raises(CheckpointError, match=r"tuning.freeze none -> body"):
+        work.resume("tuning.freeze=body")
+
+
+def test_events_of_a_session(work: Work, base: Path) -> None:
+    events: list[Any] = work.finetune(LORA, source=base)
+    assert isinstance(events[0], session.Started)
+    (plan,) = (event for event in events if isinstance(event, train.Plan))
+    kept = weights(work.run("tuned"), 12)
+    assert plan.learning == sum(tensor.numel() for tensor in kept.values())
+    assert plan.parameters > 5 * plan.learning
+
+
+def test_what_learns_decides_the_rate_unless_it_is_given(base: Path) -> None:
+    def rate(*settings: str) -> float:
+        optimizer = recipe_from_run(str(base), 100, False, settings, []).recipe.optimizer
+        assert isinstance(optimizer, AdamW)
+        return optimizer.lr
+
+    assert rate() == rate("tuning.layer_decay=0.8") == RATE
+    assert rate(LORA) == rate("tuning.freeze=body") == PART_RATE > RATE
+    assert rate(LORA, "optimizer.lr=0.1") == rate("optimizer.lr=0.1") == 0.1

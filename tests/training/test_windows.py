@@ -1,0 +1,115 @@
+"""Pairs of texts: where they are cut from, that half of them follow each other, and that nothing else tells which."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmtool.errors import DataError
+from lmtool.objective import Cut
+from lmtool.training.windows import Examples
+from tests.training.tiny import MemoryStore
+
+BOS, EOS, FIRST = 1, 2, 10
+
+
+def store_of(lengths: list[int], marks: bool = True) -> MemoryStore:
+    """Documents of so many tokens, each token another number, between marks."""
+    starts = FIRST + np.cumsum([0, *lengths])
+    rows = [list(range(start, start + n)) for start, n in zip(starts, lengths, strict=False)]
+    return MemoryStore([[BOS, *row, EOS] for row in rows] if marks else rows)
+
+
+def pairs(store: MemoryStore, length: int = 9, seed: int = 1) -> Examples:
+    return Examples(store, Cut("pair", length, length), seed)  # type: ignore[arg-type]
+
+
+def documents_of(lengths: list[int]) -> list[range]:
+    """The tokens of each document."""
+    starts = FIRST + np.cumsum([0, *lengths])
+    return [range(start, start + n) for start, n in zip(starts, lengths, strict=False)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 30), max_size=6).map(lambda more: [5, *more, 2]),
+    length=st.integers(2, 12),
+    seed=st.integers(0, 100),
+    marks=st.booleans(),
+)
+def test_a_pair_is_cut_from_one_document_or_from_two(lengths: list[int], length: int, seed: int, marks: bool) -> None:
+    lengths = lengths if marks else [n for n in lengths if n]
+    examples = pairs(store_of(lengths, marks), length, seed)
+    documents = documents_of(lengths)
+    for number in range(40):
+        (example,) = examples.read(np.array([number]))
+        assert example.other is not None
+        first, second = example.tokens.tolist(), example.other.tolist()
+        assert len(first) >= 1
+        assert len(second) >= 1
+        assert len(first) + len(second) <= length
+        (own,) = [i for i, document in enumerate(documents) if first[0] in document]
+        (other,) = [i for i, document in enumerate(documents) if second[0] in document]
+        assert example.follows == (own == other)
+        for part, document in ((first, documents[own]), (second, documents[other])):
+            assert part == list(range(part[0], part[0] + len(part)))
+            assert part[-1] in document
+        if example.follows:
+            assert second[0] == first[-1] + 1
+        assert set(examples.documents(np.array([number]))) == {own, other}
+
+
+def test_any_sample_is_a_function_of_its_number_and_the_seed() -> None:
+    store = store_of([20] * 8)
+
+    def read(numbers: list[int], seed: int = 1) -> list[Any]:
+        found = pairs(store, seed=seed).read(np.array(numbers))
+        return [(e.tokens.tolist(), e.other.tolist(), e.follows, e.rng.random()) for e in found]  # type: ignore[union-attr]
+
+    assert read([3, 700, 5]) == [*read([3]), *read([700]), *read([5])]
+    assert read([3, 5]) != read([3, 5], seed=2)
+
+
+def test_nothing_but_what_it_says_tells_a_second_text_from_another() -> None:
+    """Documents of quite unequal lengths: how long both are, and whether the second ends its document."""
+    lengths = np.random.default_rng(0).choice([9, 12, 20, 45], 60).tolist()
+    ends = {document[-1] for document in documents_of(lengths)}
+    begins = {document[0] for document in documents_of(lengths)}
+    n = 6000
+    found: dict[bool, list[tuple[int, int, bool, bool]]] = {True: [], False: []}
+    for example in pairs(store_of(lengths)).read(np.arange(n)):
+        assert example.other is not None
+        ending = int(example.other[-1]) in ends
+        found[example.follows].append((len(example.tokens), len(example.other), ending, example.other[0] in begins))
+    assert len(found[True]) / n == pytest.approx(0.5, abs=0.03)
+    assert all(first + second == 9 for part in found.values() for first, second, _, _ in part)
+    for column in range(4):
+        true, false = ([row[column] for row in part] for part in (found[True], found[False]))
+        assert np.mean(true) == pytest.approx(np.mean(false), rel=0.08)
+    assert not any(begin for part in found.values() for *_, begin in part)
+
+
+def test_an_epoch_goes_through_the_text_once() -> None:
+    """Long documents give first texts in proportion to their lengths, in each epoch others."""
+    lengths = [900, 300, 600]
+    examples = pairs(store_of(lengths), length=10)
+    assert examples.per_epoch == (sum(lengths) + 6) // 10
+    epochs = []
+    for epoch in range(2):
+        found = examples.read(np.arange(examples.per_epoch) + epoch * examples.per_epoch)
+        starts = [int(example.tokens[0]) for example in found]
+        share = Counter(next(i for i, d in enumerate(documents_of(lengths)) if start in d) for start in starts)
+        assert [share[i] for i in range(3)] == pytest.approx([90, 30, 60], abs=2)
+        assert np.diff(sorted(starts)).max() <= 20
+        epochs.append(starts)
+    assert set(epochs[0]) != set(epochs[1])
+
+
+@pytest.mark.parametrize("lengths", [[40], [40, 1, 1]])
+def test_a_second_document_is_needed(lengths: list[int]) -> None:
+    with pytest.raises(DataError, match="two documents") as caught:
+        pairs(store_of(lengths))
+    assert "data.documents" in caught.value.fix

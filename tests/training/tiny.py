@@ -1,0 +1,168 @@
+"""Runs small enough for tests: a text, a recipe, and training sessions in this process."""
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtool.recipe.load import Setting, load
+from lmtool.tables.finetuning import recipe_from_run
+from lmtool.training import session, train
+
+RECIPE = """\
+model: {kind: transformer, n_layers: 1, d_model: 16, n_heads: 2, context: 16, dropout: 0.1}
+tokenizer: {kind: char}
+training: {steps: 12, batch_size: 8, device: cpu, precision: float32}
+optimizer: {kind: adamw, lr: 0.003}
+schedule: {kind: linear, warmup_steps: 3}
+evaluation: {every: 4, tokens: 200}
+checkpoint: {every: 2}
+"""
+WITHOUT_CLOCK = ("tokens_per_second", "seconds")
+"""Names in metrics.jsonl that differ from one run to the next."""
+
+Stop = Callable[[], bool]
+
+
+def words(n: int, seed: int = 0) -> str:
+    """A text of `n` words that repeat, so that there is something to learn."""
+    rng = random.Random(seed)
+    stock = ["a", "cat", "dog", "sat", "on", "the", "mat", "naïve", "and", "ran", "away", "home"]
+    return " ".join(rng.choice(stock) for _ in range(n))
+
+
+def documents(n: int, seed: int = 0) -> str:
+    """`n` documents of some words each, as lmtool tells them apart: a line each, blank lines between."""
+    rng = random.Random(seed)
+    return "\n\n".join(words(rng.randint(5, 30), rng.randrange(1000)) for _ in range(n)) + "\n"
+
+
+class MemoryStore:
+    """Tokens in memory with the interface of a token store; each document starts with token 1."""
+
+    def __init__(self, rows: Sequence[Sequence[int]]) -> None:
+        self._tokens = np.array([token for row in rows for token in row], dtype=np.int64)
+        self._ends = np.cumsum([len(row) for row in rows])
+        self.n_documents = len(rows)
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def read(self, start: int, stop: int) -> NDArray[np.int64]:
+        return self._tokens[start:stop].copy()
+
+    def document(self, i: int) -> tuple[int, int]:
+        return int(self._ends[i - 1]) if i else 0, int(self._ends[i])
+
+    def document_at(self, token: int) -> NDArray[np.int64]:
+        return np.searchsorted(self._ends, token, side="right")
+
+
+def no_report(stage: str, done: int, total: int) -> None:
+    pass
+
+
+def after(steps: int) -> Stop:
+    """A signal that comes in the given step of a session."""
+    asked = iter(range(1, 1_000_000))
+    return lambda: next(asked) >= steps
+
+
+@dataclass
+class Work:
+    """A folder with text.txt and tiny.yaml, and the sessions in it."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.text = self.folder / "text.txt"
+        self.text.write_text(documents(60), encoding="utf-8")
+        self.recipe = self.folder / "tiny.yaml"
+        self.recipe.write_text(RECIPE, encoding="utf-8")
+
+    def run(self, name: str = "run") -> Path:
+        return self.folder / name
+
+    def pretrain(
+        self,
+        *overrides: str,
+        name: str = "run",
+        stop: Stop = lambda: False,
+        valid: Path | None = None,
+        source: Path | None = None,
+    ) -> list[Any]:
+        flags = [Setting("data.train", [str(self.text)], "TEXT")]
+        if valid:
+            flags.append(Setting("data.valid", [str(valid)], "--valid"))
+        resolved = load(self.recipe, overrides, flags)
+        start = session.pretrain(
+            resolved,
+            output=self.run(name),
+            command=["test"],
+            report=no_report,
+            stop=stop,
+            source=None if source is None else str(source),
+        )
+        return list(start)
+
+    def finetune(
+        self,
+        *overrides: str,
+        source: Path,
+        table: Path | None = None,
+        name: str = "tuned",
+        stop: Stop = lambda: False,
+    ) -> list[Any]:
+        """12 steps on a table, by default of texts that are good or bad, from a run."""
+        if table is None:
+            table = self.folder / "table.csv"
+            rows = (f"the cat {words(i % 7)} {'ran home' if i % 2 else 'sat'},{'ab'[i % 2]}" for i in range(60))
+            table.write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
+        settings = ("training.epochs=null", "training.steps=12", "training.batch_size=8", "training.device=cpu")
+        every = ("evaluation.every=4", "checkpoint.every=2", "schedule.warmup_steps=3")
+        flags = [Setting("data.train", [str(table)], "TABLE")]
+        resolved = recipe_from_run(str(source), 54, False, (*settings, *every, *overrides), flags)
+        start = session.finetune(
+            resolved, source=str(source), output=self.run(name), command=["test"], report=no_report, stop=stop
+        )
+        return list(start)
+
+    def resume(self, *overrides: str, name: str = "run", stop: Stop = lambda: False) -> list[Any]:
+        return list(session.resume(str(self.run(name)), overrides, command=["test"], report=no_report, stop=stop))
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def lasting(run: Path, step: int) -> dict[str, Any]:
+    """All that a run has made by its checkpoint at `step`, to the last bit, but for what a clock said."""
+    checkpoint = run / "checkpoints" / f"step-{step:06d}"
+    state = json.loads((checkpoint / "state.json").read_text())
+    del state["seconds"]
+    samples = run / "samples.jsonl"
+    return {
+        "model": (checkpoint / "model.safetensors").read_bytes(),
+        "optimizer": (checkpoint / "optimizer.safetensors").read_bytes(),
+        "state": state,
+        "metrics": [
+            {key: value for key, value in record.items() if key not in WITHOUT_CLOCK} for record in metrics(run)
+        ],
+        "samples": samples.read_text() if samples.exists() else "",
+    }
+
+
+def warnings_in(events: Sequence[Any]) -> list[str]:
+    return [event.text for event in events if isinstance(event, train.Warned)]
+
+
+def ended(events: Sequence[Any]) -> train.Ended:
+    last = events[-1]
+    assert isinstance(last, train.Ended)
+    return last
