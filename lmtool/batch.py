@@ -3,10 +3,13 @@
 Shapes: B rows, T positions of the tokens, Q query positions, S key or source positions, K noise words, C labels.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 IGNORE = -100
@@ -62,6 +65,17 @@ class Batch:
         """The same batch in page-locked memory, from which copies to a GPU run beside its work."""
         pinned = {f.name: t.pin_memory() for f in fields(self) if (t := getattr(self, f.name)) is not None}
         return replace(self, **pinned)
+
+
+def padded(rows: Sequence[NDArray[np.int64]], filler: int) -> tuple[Tensor, Tensor | None]:
+    """Rows of ids padded behind to one length (B, T), and which positions are text; None where all are."""
+    T = max(len(row) for row in rows)
+    tokens_BT = torch.full((len(rows), T), filler)
+    keep_BT = torch.zeros(len(rows), T, dtype=torch.bool)
+    for i, row in enumerate(rows):
+        tokens_BT[i, : len(row)] = torch.from_numpy(row)
+        keep_BT[i, : len(row)] = True
+    return tokens_BT, None if keep_BT.all() else keep_BT
 
 
 @dataclass(frozen=True)

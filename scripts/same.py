@@ -38,7 +38,7 @@ ON_TABLE = "--epochs 1 -s evaluation.every=4 -s checkpoint.every=4 -q"
 SAMPLED = "--max-new-tokens 24 --seed 1 -n 2 --temperature 0.9 --top-k 40 --top-p 0.95 --json -q"
 
 LEFT_TO_RIGHT = [
-    'generate "One day" "The" --run {run} --greedy --max-new-tokens 24 --json -q',
+    'generate "One day" "The" --run {run} --greedy --seed 1 --max-new-tokens 24 --json -q',
     f'generate "One day" --run {{run}} {SAMPLED}',
     'generate "One day" --run {run} --num-beams 3 --num-return 2 --max-new-tokens 16 --seed 1 --json -q',
     'generate "One day" --run {run} --greedy --max-new-tokens 16 --precision int8 --show-probs -q',

@@ -1,5 +1,6 @@
 """Arguments that several commands share."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -8,9 +9,14 @@ DEFAULT_RECIPE = "tiny"
 TEXT_HELP = "Files, folders or globs (.txt .jsonl .csv .parquet, also .gz), or hf:NAME."
 
 Text = Annotated[list[str], typer.Argument(metavar="TEXT", help=TEXT_HELP, show_default=False)]
-RecipeName = Annotated[
-    str, typer.Option("--recipe", "-r", metavar="NAME", help="A shipped recipe (lmtool recipes ls) or a YAML file.")
-]
+RECIPE_OPTION = typer.Option(
+    "--recipe",
+    "-r",
+    metavar="NAME",
+    help="A shipped recipe (lmtool recipes ls) or a YAML file.",
+    show_default=DEFAULT_RECIPE,
+)
+RecipeName = Annotated[str, RECIPE_OPTION]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
@@ -21,7 +27,9 @@ Overrides = Annotated[
         show_default=False,
     ),
 ]
-Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's name or directory, a checkpoint directory, or last.")]
+RunName = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run's name or directory, a checkpoint directory, or last.")
+]
 Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to compute.")]
 Precision = Annotated[
     Literal["auto", "float32", "bfloat16", "bf16", "float16", "int8"],
@@ -33,3 +41,21 @@ Column = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON for other programs.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="Print results and warnings only.")]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="DIR", help="The run directory; a new one in runs/ by default."),
+]
+Task = Annotated[
+    str, typer.Option("--task", metavar="NAME", help="One of the tasks that the run has learned.", show_default=False)
+]
+NumBeams = Annotated[
+    int | None,
+    typer.Option(
+        "--num-beams", metavar="N", min=1, help="Width of the beam search that writes answers.", show_default=False
+    ),
+]
+Encoding = Annotated[
+    str | None,
+    typer.Option("--encoding", metavar="NAME", help="Of .csv and .tsv files; UTF-8 by default.", show_default=False),
+]
+SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", metavar="", help="Skip bad rows and count them.")]

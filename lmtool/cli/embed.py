@@ -1,21 +1,15 @@
 """`lmtool embed`: vectors of words in their context, or of whole texts."""
 
-import json
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from lmtool.cli.arguments import Column, Device, Precision, Quiet, Run
-from lmtool.cli.output import plain
-
-if TYPE_CHECKING:
-    from lmtool.inference.embedding import Embedded
+from lmtool.cli.arguments import Column, Device, Precision, Quiet, RunName
 
 
 def embed(
-    run: Run,
+    run: RunName,
     text: Annotated[
         list[str] | None,
         typer.Argument(
@@ -50,73 +44,22 @@ def embed(
 
     Each line of a .txt file and each row of a table is a text.
     """
-    from lmtool.decoding.prompts import read_prompts
-    from lmtool.errors import UsageError
-    from lmtool.inference import embedding as engine
+    from lmtool.cli.output import describe, plain
+    from lmtool.compute.processes import is_main
+    from lmtool.inference import embedding
     from lmtool.inference.load import load_packed
-    from lmtool.text.disk import refusing_disk
 
-    if output is not None and output.suffix not in (".npz", ".jsonl"):
-        raise UsageError(
-            "the output is neither .npz nor .jsonl", where=str(output), fix="end its name with one of them"
-        )
-    if output is not None and output.exists():
-        raise UsageError("the output exists already", where=str(output), fix="choose another name with -o")
+    if output is not None:
+        embedding.check_output(output)
     loaded = load_packed(run, device=device, precision=precision)
-    for warning in loaded.warnings:
-        typer.echo(plain(f"warning: {warning}"), err=True)
-    if text:
-        texts = engine.read_texts(text, column or loaded.recipe.data.column)
-    else:
-        texts = (line for line in read_prompts("-") if line.strip())
-    found = engine.embed(loaded, texts, layer, pool, truncate=truncate)
-    if output is None:
-        for line in _lines(found, pool != "none"):
-            typer.echo(line)
+    if is_main():
+        describe(loaded, quiet or output is None)
+    texts = embedding.read_texts(text or [], column or loaded.recipe.data.column)
+    found = embedding.embed(loaded, texts, layer, pool, truncate=truncate)
+    if output is None or not is_main():
+        for line in embedding.as_lines(found):
+            if is_main():
+                typer.echo(line)
         return
-    with refusing_disk(output):
-        if output.suffix == ".npz":
-            _write_arrays(output, found, pool != "none")
-        else:
-            _write(output, (f"{line}\n".encode() for line in _lines(found, pool != "none")))
-    if not quiet:
-        typer.echo(plain(f"{loaded.run_path}, step {loaded.step}, {loaded.compute.describe()}"), err=True)
+    embedding.save(output, found)
     typer.echo(plain(str(output)))
-
-
-def _lines(found: "Iterable[Embedded]", pooled: bool) -> Iterator[str]:
-    """A JSON object for each text."""
-    for one in found:
-        vectors = one.vectors.tolist()
-        own = {"vector": vectors[0]} if pooled else {"words": one.words, "vectors": vectors}
-        yield json.dumps({"text": one.text, **own})
-
-
-def _write_arrays(path: Path, found: "Iterable[Embedded]", pooled: bool) -> None:
-    """vectors (N, D), texts (N): the number of the text of each, and words (N) unless texts are pooled."""
-    import io
-
-    import numpy as np
-
-    every = list(found)
-    arrays = {
-        "vectors": np.concatenate([one.vectors for one in every]),
-        "texts": np.repeat([one.text for one in every], [len(one.vectors) for one in every]),
-    }
-    if not pooled:
-        arrays["words"] = np.array([word for one in every for word in one.words])
-    buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **arrays)
-    _write(path, [buffer.getbuffer()])
-
-
-def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
-    """Under another name first, so that the file is whole as soon as it is there."""
-    from lmtool import durable
-
-    temporary = path.with_name(f"{durable.TEMPORARY}{path.name}")
-    try:
-        durable.write_new(temporary, chunks)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

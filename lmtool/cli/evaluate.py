@@ -1,21 +1,14 @@
 """`lmtool eval`: how well a model predicts a text."""
 
-from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from lmtool.cli.arguments import Column, Device, Json, Precision, Quiet, Run, Text
-from lmtool.cli.output import plain
-
-if TYPE_CHECKING:
-    from lmtool.compute.device import InferenceName
-    from lmtool.inference.perplexity import Perplexity
-    from lmtool.recipe.spec import DeviceName
+from lmtool.cli.arguments import Column, Device, Json, NumBeams, Precision, Quiet, RunName, Task, Text
 
 
 def evaluate(
-    run: Run,
+    run: RunName,
     text: Text,
     stride: Annotated[
         int | None,
@@ -31,13 +24,8 @@ def evaluate(
         typer.Option(metavar="RUN", help="Another run to show beside it, such as an n-gram model.", show_default=False),
     ] = None,
     column: Column = None,
-    task: Annotated[
-        str, typer.Option(metavar="NAME", help="One of the tasks that the run has learnt.", show_default=False)
-    ] = "",
-    num_beams: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Width of the beam search that writes answers.", show_default=False),
-    ] = None,
+    task: Task = "",
+    num_beams: NumBeams = None,
     device: Device = "auto",
     precision: Precision = "float32",
     as_json: Json = False,
@@ -52,69 +40,33 @@ def evaluate(
     """
     import json
 
-    from lmtool.tables.results import answers_tables
+    from lmtool.cli.output import describe, plain
+    from lmtool.cli.progress import Display
+    from lmtool.compute.processes import is_main
+    from lmtool.inference.load import load_packed
+    from lmtool.inference.perplexity import measure
+    from lmtool.tables.predict import answers_tables, measure_tables
 
     if answers_tables(run):
-        _tables(run, text, task, num_beams, device, precision, as_json)
+        model = load_packed(run, device=device, precision=precision).with_beams(num_beams)
+        for results in measure_tables(model, text, task):
+            for line in [json.dumps(results.record())] if as_json else results.lines():
+                if is_main():
+                    typer.echo(plain(line))
         return
-
-    from lmtool.cli.progress import Display
-    from lmtool.errors import UsageError
-    from lmtool.inference.measure import measure
-
-    with Display(shown=True, quiet=quiet) as display:
-        ask = partial(measure, sources=text, column=column, device=device, precision=precision, report=display.report)
-        measured = ask(run, context=context, stride=stride)
-        beside = None if baseline is None else ask(baseline, context=None, stride=None)
-    if beside is not None and "pair" in (measured.perplexity.unit, beside.perplexity.unit):
-        raise UsageError("pairs of words cannot be compared with tokens", fix="leave out --baseline")
-    loaded, result = measured.loaded, measured.perplexity
-    for warning in loaded.warnings:
-        typer.echo(plain(f"warning: {warning}"), err=True)
-    if not quiet:
-        typer.echo(plain(f"{loaded.run_path}, step {loaded.step}, {loaded.compute.describe()}"), err=True)
-    if as_json:
-        limits = {"limit_bits_per_byte": measured.limit} if result.unit == "token" else {}
-        others = {} if beside is None else {"baseline": beside.perplexity.record()}
-        typer.echo(json.dumps(result.record() | limits | others))
-        return
-    if result.unit == "pair":
-        typer.echo(f"loss             {result.loss:.4f} nats per pair")
-        typer.echo(f"pairs            {result.tokens:,}")
-        return
-    typer.echo(f"loss             {result.loss:.4f} nats per token")
-    typer.echo(f"perplexity       {result.perplexity:.6g} per token, {_per_word(result)}")
-    limit = "" if measured.limit is None else f"; the best possible model: {measured.limit:.4f}"
-    typer.echo(f"bits per byte    {result.bits_per_byte:.4f}{limit}")
-    if beside is not None:
-        what = plain(f"{beside.loaded.run_path.name}, {beside.loaded.recipe.model.kind}")
-        typer.echo(f"baseline         {beside.perplexity.bits_per_byte:.4f} bits per byte ({what})")
-    typer.echo(f"tokens           {result.tokens:,} in {result.n_bytes:,} bytes")
-    typer.echo(f"context, stride  {result.context}, {result.stride}")
-
-
-def _tables(
-    run: str,
-    tables: list[str],
-    task: str,
-    num_beams: int | None,
-    device: "DeviceName",
-    precision: "InferenceName",
-    as_json: bool,
-) -> None:
-    """How well a fine-tuned run answers tables."""
-    import json
-
-    from lmtool.inference.load import load_packed
-    from lmtool.tables.results import measure_table
-
-    loaded = load_packed(run, device=device, precision=precision).with_beams(num_beams)
-    for table in tables:
-        results = measure_table(loaded, table, task)
-        lines = [json.dumps(results.record())] if as_json else results.lines()
-        for line in lines:
+    with Display(shown=is_main(), quiet=quiet) as display:
+        measured = measure(
+            run,
+            text,
+            context=context,
+            stride=stride,
+            baseline=baseline,
+            column=column,
+            device=device,
+            precision=precision,
+            report=display.report,
+        )
+    if is_main():
+        describe(measured.loaded, quiet)
+        for line in [json.dumps(measured.record())] if as_json else measured.lines():
             typer.echo(plain(line))
-
-
-def _per_word(result: "Perplexity") -> str:
-    return f"{result.word_perplexity:.6g} per word" if result.n_words else "no words"

@@ -2,17 +2,12 @@
 
 import os
 import sys
-from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from lmtool.cli.arguments import Overrides, Quiet
-
-if TYPE_CHECKING:
-    from lmtool.recipe.load import Resolved, Setting
+from lmtool.cli.arguments import Encoding, Output, Overrides, Quiet, SkipBadRows
 
 
 def finetune(
@@ -23,8 +18,9 @@ def finetune(
         ),
     ] = None,
     source: Annotated[
-        str, typer.Option("--from", metavar="RUN", help="The run whose weights are trained on; the last by default.")
-    ] = "last",
+        str | None,
+        typer.Option("--from", metavar="RUN", help="The run to fine-tune.", show_default="last"),
+    ] = None,
     recipe: Annotated[
         str | None,
         typer.Option("--recipe", "-r", metavar="NAME", help="Train from scratch by this recipe.", show_default=False),
@@ -47,7 +43,7 @@ def finetune(
         list[str] | None,
         typer.Option(
             metavar="NAME:FILE[:WEIGHT]",
-            help="In place of TABLE: one of several, learnt together as text to text. May be repeated.",
+            help="In place of TABLE: one of several, learned together as text to text. May be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -57,7 +53,7 @@ def finetune(
     ] = None,
     labels: Annotated[
         Literal["auto", "class", "multi", "number"],
-        typer.Option(help="One class a row, any number of labels (a;b), or a number; told by the table itself."),
+        typer.Option(help="One class a row, any number of labels (a;b), or a number; inferred from the table."),
     ] = "auto",
     valid: Annotated[
         str | None,
@@ -96,29 +92,22 @@ def finetune(
     seeds: Annotated[
         int, typer.Option(metavar="N", min=1, help="Train N runs of different seeds, and show how far they lie apart.")
     ] = 1,
-    encoding: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of .csv and .tsv files; UTF-8 by default.", show_default=False)
-    ] = None,
+    encoding: Encoding = None,
     delimiter: Annotated[
         str | None,
-        typer.Option(metavar="C", help="The character between fields; told by the table itself.", show_default=False),
+        typer.Option(metavar="C", help="The character between fields; inferred from the table.", show_default=False),
     ] = None,
-    skip_bad_rows: Annotated[
-        bool, typer.Option("--skip-bad-rows", metavar="", help="Leave bad rows out and count them.")
-    ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="DIR", help="The run directory; a new one in runs/ by default."),
-    ] = None,
+    skip_bad_rows: SkipBadRows = False,
+    output: Output = None,
     quiet: Quiet = False,
 ) -> None:
     """Train a model on a table of labels or of answers, and measure it.
 
-    Columns and the kind of labels are found and said. Prints the results and the run directory at the end. Ctrl-C
-    saves and stops; `lmtool resume` goes on.
+    Columns and the kind of labels are inferred and shown. Prints the results and the run directory at the end. Ctrl-C
+    saves and stops; `lmtool resume` continues.
     """
     from lmtool.errors import UsageError
-    from lmtool.recipe.load import Setting
+    from lmtool.recipe.load import Setting, load
 
     given: list[tuple[str, object, str]] = [
         ("data.train", table and [table], "TABLE"),
@@ -146,39 +135,29 @@ def finetune(
         raise UsageError("no table to train on", fix="name one: lmtool finetune TABLE")
     if table and task:
         raise UsageError("--task is in place of TABLE", fix="leave out one or the other")
-    from_scratch = recipe is not None
-    if from_scratch and source != "last":
-        raise UsageError("--from trains a run on, --recipe starts from scratch", fix="leave out one or the other")
-
-    resolved = _resolve(recipe, source, overrides or (), flags)
-    if recipe is None:
-        from lmtool.run.find import find
-
-        # found once, because each run that is begun is the last one from then on
-        found = find(source)
-        source = str(found.named or found.run.path)
-    if merge and resolved.recipe.tuning.lora is None:
-        raise UsageError("--merge is for adapters, and there are none", fix="add --lora-rank 8, or leave it out")
+    if recipe is not None and source is not None:
+        raise UsageError("--from fine-tunes a run, --recipe trains from scratch", fix="leave out one or the other")
+    if seeds > 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UsageError(
+            "--seeds trains one run after the other in one process", fix="start torchrun for each -s seed=N"
+        )
+    scratch = None if recipe is None else load(recipe, overrides or (), flags)
 
     from lmtool.cli.output import plain
     from lmtool.cli.training import follow
     from lmtool.inference.merging import merge as make_merged
     from lmtool.tables.results import spread
-    from lmtool.training.session import finetune as start
+    from lmtool.training.start import finetune as start
+    from lmtool.training.start import plan_finetuning
 
-    if seeds > 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UsageError(
-            "--seeds trains one run after the other in one process", fix="start torchrun for each -s seed=N"
-        )
-    first = resolved.recipe.seed
+    plan = plan_finetuning(source or "last", scratch, overrides or (), flags)
+    if merge and plan.resolved.recipe.tuning.lora is None:
+        raise UsageError("--merge is for adapters, and there are none", fix="add --lora-rank 8, or leave it out")
+    first = plan.resolved.recipe.seed
     measured = []
     for seed in range(first, first + seeds):
-        folder = output
-        if seeds > 1:
-            resolved = _resolve(recipe, source, overrides or (), [*flags, Setting("seed", seed, "--seeds")])
-            folder = output / f"seed-{seed}" if output is not None else None
-        session = partial(start, resolved, source=None if from_scratch else source, output=folder)
-        run, results = follow(session, quiet, brief=seeds > 1)
+        folder = output / f"seed-{seed}" if output is not None and seeds > 1 else output
+        run, results = follow(partial(start, plan.with_seed(seed), output=folder), quiet, brief=seeds > 1)
         if run is not None:
             measured.append(results)
             if merge:
@@ -186,23 +165,3 @@ def finetune(
                 typer.echo(plain(str(make_merged(str(run), merged, ["lmtool", *sys.argv[1:]]))))
     for line in spread(measured) if seeds > 1 else []:
         typer.echo(plain(line))
-
-
-def _resolve(recipe: str | None, source: str, overrides: "Sequence[str]", flags: "Sequence[Setting]") -> "Resolved":
-    """The recipe of a run: from scratch by a recipe, or from the run `source`."""
-    from lmtool.errors import UsageError
-    from lmtool.recipe.load import load
-
-    if recipe is None:
-        from lmtool.recipe.spec import Data
-        from lmtool.tables.finetuning import look_at, recipe_from_run
-
-        named = {flag.key.removeprefix("data."): flag.value for flag in flags if flag.key.startswith("data.")}
-        return recipe_from_run(source, *look_at(Data.model_validate(named)), overrides, flags)
-    resolved = load(recipe, overrides, flags)
-    if resolved.recipe.objective.kind not in ("classification", "seq2seq"):
-        raise UsageError(
-            f"recipe {recipe} is not for tables: its objective is {resolved.recipe.objective.kind}",
-            fix="add -s objective.kind=classification or seq2seq, or train it with lmtool pretrain",
-        )
-    return resolved

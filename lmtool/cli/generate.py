@@ -297,8 +297,8 @@ def generate(
         print(visible(where), file=sys.stderr)
     shown = visible if sys.stdout.isatty() else str
     whole = settings.name == "mask-predict"
-    echoes = not whole and (echo if echo is not None else not writer.form.answers)
-    parting = "\n" if writer.form.answers else ""
+    echoes = not whole and (echo if echo is not None else not loaded.framing.answers)
+    parting = "\n" if loaded.framing.answers else ""
     several = len(prompts) * n > 1 or settings.name in ("beam", "mask-predict")
     n_tokens = 0
     began = time.perf_counter()

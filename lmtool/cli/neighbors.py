@@ -4,12 +4,12 @@ from typing import Annotated
 
 import typer
 
-from lmtool.cli.arguments import Device, Json, Quiet, Run
-from lmtool.cli.output import plain
+from lmtool.cli.arguments import Device, Json, Quiet, RunName
+from lmtool.cli.output import describe, plain
 
 
 def neighbors(
-    run: Run,
+    run: RunName,
     word: Annotated[str, typer.Argument(metavar="WORD", help="A word that is one token of the run.")],
     k: Annotated[int, typer.Option("-k", metavar="N", min=1, help="How many to show.")] = 10,
     device: Device = "auto",
@@ -25,10 +25,7 @@ def neighbors(
     from lmtool.inference.neighbors import neighbors as find
 
     found = find(run, word, k, device=device)
-    for warning in found.loaded.warnings:
-        typer.echo(plain(f"warning: {warning}"), err=True)
-    if not quiet:
-        typer.echo(plain(f"{found.loaded.run_path}, step {found.loaded.step}"), err=True)
+    describe(found.loaded, quiet)
     if as_json:
         nearest = [{"word": neighbor.word, "similarity": neighbor.similarity} for neighbor in found.nearest]
         typer.echo(json.dumps({"word": found.word, "neighbors": nearest}))

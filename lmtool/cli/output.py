@@ -3,6 +3,12 @@
 import io
 import os
 import sys
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from lmtool.inference.load import Loaded
 
 
 def plain(text: str) -> str:
@@ -19,3 +25,11 @@ def prepare_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def describe(loaded: "Loaded", quiet: bool) -> None:
+    """Say on stderr what was skipped on the way to a model; and, unless quiet, which one it is."""
+    for warning in loaded.warnings:
+        typer.echo(plain(f"warning: {warning}"), err=True)
+    if not quiet:
+        typer.echo(plain(f"{loaded.run_path}, step {loaded.step}, {loaded.compute.describe()}"), err=True)

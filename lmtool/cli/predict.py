@@ -5,32 +5,25 @@ from typing import Annotated
 
 import typer
 
-from lmtool.cli.arguments import Device, Precision, Quiet, Run
+from lmtool.cli.arguments import Device, NumBeams, Precision, Quiet, RunName, SkipBadRows, Task
 
 
 def predict(
-    run: Run,
+    run: RunName,
     table: Annotated[str, typer.Argument(metavar="TABLE", help="A .csv, .tsv, .jsonl or .parquet file, or hf:NAME.")],
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="The .csv file to write; stdout by default."),
     ] = None,
-    task: Annotated[
-        str, typer.Option(metavar="NAME", help="One of the tasks that the run has learnt.", show_default=False)
-    ] = "",
-    num_beams: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Width of the beam search that writes answers.", show_default=False),
-    ] = None,
+    task: Task = "",
+    num_beams: NumBeams = None,
     guard_formulas: Annotated[
         bool,
         typer.Option(
             "--guard-formulas", metavar="", help="Put an apostrophe before what a spreadsheet takes for a formula."
         ),
     ] = False,
-    skip_bad_rows: Annotated[
-        bool, typer.Option("--skip-bad-rows", metavar="", help="Leave bad rows out and count them.")
-    ] = False,
+    skip_bad_rows: SkipBadRows = False,
     device: Device = "auto",
     precision: Precision = "float32",
     quiet: Quiet = False,
@@ -39,16 +32,20 @@ def predict(
 
     Tables of any size pass in bounded memory.
     """
-    from lmtool.cli.output import plain
+    from lmtool.cli.output import describe, plain
+    from lmtool.compute.processes import is_main
     from lmtool.inference.load import load_packed
-    from lmtool.tables.results import predict as answers
+    from lmtool.tables.predict import predict as answers
     from lmtool.text.table import Skipped, table_lines, write_table
 
     loaded = load_packed(run, device=device, precision=precision)
-    for warning in loaded.warnings:
-        typer.echo(plain(f"warning: {warning}"), err=True)
     skipped = Skipped() if skip_bad_rows else None
     found = answers(loaded.with_beams(num_beams), table, skipped=skipped, task=task)
+    if not is_main():
+        # its share of the rows is computed all the same
+        for _ in found.rows:
+            pass
+        return
     if output is None:
         for line in table_lines(found.table, found.added, found.rows, guard_formulas=guard_formulas):
             typer.echo(line, nl=False)
@@ -56,5 +53,4 @@ def predict(
         write_table(output, found.table, found.added, found.rows, guard_formulas=guard_formulas)
     if skipped is not None and skipped.count:
         typer.echo(plain(f"warning: {skipped}"), err=True)
-    if not quiet:
-        typer.echo(plain(f"{loaded.run_path}, step {loaded.step}, {loaded.compute.describe()}"), err=True)
+    describe(loaded, quiet)

@@ -1,17 +1,16 @@
 """`lmtool pretrain`: train a model on text."""
 
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lmtool.cli.arguments import DEFAULT_RECIPE, Column, Overrides, Quiet, RecipeName, Text
+from lmtool.cli.arguments import DEFAULT_RECIPE, RECIPE_OPTION, Column, Output, Overrides, Quiet, Text
 
 
 def pretrain(
     text: Text,
-    recipe: RecipeName = DEFAULT_RECIPE,
+    recipe: Annotated[str | None, RECIPE_OPTION] = None,
     overrides: Overrides = None,
     valid: Annotated[
         list[str] | None,
@@ -23,19 +22,16 @@ def pretrain(
         typer.Option(
             "--from",
             metavar="RUN",
-            help="Train this run's weights on, with its model and tokenizer.",
+            help="Continue to train this run's weights, with its model and tokenizer.",
             show_default=False,
         ),
     ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="DIR", help="The run directory; a new one in runs/ by default."),
-    ] = None,
+    output: Output = None,
     quiet: Quiet = False,
 ) -> None:
     """Train a model on text, from scratch or from a run.
 
-    Prints the run directory at the end. Ctrl-C saves and stops; `lmtool resume` goes on.
+    Prints the run directory at the end. Ctrl-C saves and stops; `lmtool resume` continues.
     """
     from lmtool.recipe.load import Setting, load
 
@@ -44,14 +40,13 @@ def pretrain(
         flags.append(Setting("data.valid", valid, "--valid"))
     if column is not None:
         flags.append(Setting("data.column", column, "--column"))
-    if source is None:
-        resolved = load(recipe, overrides or (), flags)
-    else:
-        from lmtool.tables.finetuning import recipe_continued
-
-        resolved = recipe_continued(source, None if recipe == DEFAULT_RECIPE else recipe, overrides or (), flags)
+    named = None if source is not None and recipe is None else load(recipe or DEFAULT_RECIPE, overrides or (), flags)
 
     from lmtool.cli.training import follow
-    from lmtool.training.session import pretrain as start
+    from lmtool.training.start import pretrain as start
+    from lmtool.training.start import to_continue
 
-    follow(partial(start, resolved, output=output, source=source), quiet)
+    if source is not None:
+        follow(partial(start, *to_continue(source, named, overrides or (), flags), output=output), quiet)
+    elif named is not None:
+        follow(partial(start, named, None, output=output), quiet)

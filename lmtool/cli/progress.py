@@ -15,12 +15,11 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
+    from lmtool.inference.evaluation import Validation
     from lmtool.recipe.spec import TokenizerFile, TokenizerSpec
     from lmtool.text.tokenizer import Tokenizer
-    from lmtool.training.data import Validation
+    from lmtool.training.events import AlreadyFinished, Ended, Event, Plan, Sampled
     from lmtool.training.fit import Step
-    from lmtool.training.session import Nothing, Started
-    from lmtool.training.train import Ended, Event, Plan, Sampled
 
 LINE_SECONDS = 10
 """Longest silence between two lines where there is no bar."""
@@ -30,7 +29,7 @@ NUMBERS_WIDTH = 66
 
 
 class Display:
-    """Shows how a command goes on. `show` takes each event of a run as it comes, `report` what happens before.
+    """Shows how a command proceeds. `show` takes each event of a run as it comes, `report` what happens before.
 
     shown: False in processes that only compute. quiet: warnings only. run: its directory, as soon as there is one.
     """
@@ -69,25 +68,27 @@ class Display:
             self._say(f"{stage}: {100 * done / total:.0f} %" if total else f"{stage}: {done:,} characters")
             self._last_line = now
 
-    def show(self, event: "Event | Started | Nothing") -> None:
-        from lmtool.training import session, train
+    def show(self, event: "Event") -> None:
+        from lmtool.training import events
 
         match event:
-            case session.Started():
+            case events.Started():
                 self._close_bar()
-                self._say(*_started(event), *(f"changed: {change}" for change in event.changes))
-            case session.Nothing():
-                self._warn(*_nothing(event))
-            case train.Plan():
+                tokenizer = f"tokenizer: {entries(event.tokenizer, event.recipe.tokenizer)}"
+                self._say(f"run {event.path}", *event.data, tokenizer)
+                self._say(*(f"changed: {change}" for change in event.changes))
+            case events.AlreadyFinished():
+                self._warn(*_already_finished(event))
+            case events.Plan():
                 self._say(*_plan(event))
                 self._begin(event)
-            case train.Stepped():
+            case events.Stepped():
                 self._step(event.step, event.validation, event.is_best)
-            case train.Sampled():
+            case events.Sampled():
                 self._say(_sampled(event))
-            case train.Warned():
+            case events.Warned():
                 self._warn(f"warning: {event.text}")
-            case train.Ended():
+            case events.Ended():
                 self._close_bar()
                 self._say(_ended(event, time.monotonic() - self._began))
 
@@ -172,38 +173,12 @@ def _working_bar(console: "Console") -> "Progress":
     )
 
 
-def _started(event: "Started") -> list[str]:
-    from lmtool.training.data import TextMaterial
-
-    data = event.recipe.data
-    if not isinstance(event.material, TextMaterial):
-        return [f"run {event.path}", *event.material.lines, f"tokenizer: {_entries(event)}"]
-    prepared = event.material.prepared
-    train, valid = prepared.train, prepared.valid
-    if data.valid:
-        held_out = ", ".join(data.valid)
-    elif data.split == "slice":
-        held_out = f"the last {100 * data.valid_fraction:g} % of the text"
-    else:
-        held_out = count(valid.n_documents, "document")
-    text = "one text" if data.split == "slice" else count(train.n_documents, "document")
-    return [
-        f"run {event.path}",
-        f"text: {text}, {len(train):,} tokens; validation: {held_out}, {len(valid):,} tokens",
-        f"tokenizer: {_entries(event)}",
-    ]
-
-
-def _entries(event: "Started") -> str:
-    return entries(event.material.tokenizer, event.recipe.tokenizer)
-
-
-def _nothing(event: "Nothing") -> list[str]:
+def _already_finished(event: "AlreadyFinished") -> list[str]:
     how = f"stopped early, at step {event.step}" if event.early else f"has done all its {event.step} steps"
     more = "evaluation.patience=+5" if event.early else "training.steps=+500"
     return [
         f"finished: {event.path} {how}",
-        f"  {shlex.join(['lmtool', 'resume', str(event.path)])} -s {more} trains on",
+        f"  {shlex.join(['lmtool', 'resume', str(event.path)])} -s {more} trains longer",
     ]
 
 
@@ -233,7 +208,7 @@ def _plan(plan: "Plan") -> list[str]:
 def _learning(plan: "Plan") -> str:
     if plan.learning == plan.parameters:
         return ""
-    return f", of which {plan.learning:,} learn ({100 * plan.learning / plan.parameters:.3g} %)"
+    return f", of which {plan.learning:,} are trained ({100 * plan.learning / plan.parameters:.3g} %)"
 
 
 def _sampled(event: "Sampled") -> str:
@@ -250,7 +225,7 @@ def _ended(event: "Ended", seconds: float) -> str:
             return f"finished at step {event.step} after {_clock(seconds)}{best}"
         case "early":
             return f"stopped early at step {event.step} after {_clock(seconds)}: validation got no better{best}"
-    return f"interrupted and saved at step {event.step}{best}; lmtool resume goes on"
+    return f"interrupted and saved at step {event.step}{best}; lmtool resume continues"
 
 
 def _valid(validation: "Validation") -> str:

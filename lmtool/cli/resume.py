@@ -1,4 +1,4 @@
-"""`lmtool resume`: go on with a run."""
+"""`lmtool resume`: continue a run."""
 
 from functools import partial
 from typing import Annotated
@@ -15,11 +15,11 @@ def resume(
     overrides: Overrides = None,
     quiet: Quiet = False,
 ) -> None:
-    """Go on with a run from its newest whole checkpoint, exactly as if it had never stopped.
+    """Continue a run from its newest whole checkpoint, exactly as if it had never stopped.
 
-    `-s training.steps=+500` trains longer. A checkpoint that is named is gone on from instead of the newest.
+    `-s training.steps=+500` trains longer. Name a checkpoint to continue from that instead of the newest.
     """
     from lmtool.cli.training import follow
-    from lmtool.training.session import resume as start
+    from lmtool.training.start import resume as start
 
     follow(partial(start, run, overrides or ()), quiet)

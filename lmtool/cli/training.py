@@ -13,12 +13,11 @@ from lmtool.cli.signals import StopAtStep
 
 if TYPE_CHECKING:
     from lmtool.tables.results import Results
-    from lmtool.training.session import Nothing, Started
-    from lmtool.training.train import Event
+    from lmtool.training.events import Event
 
 
 def follow(
-    start: "Callable[..., Iterator[Event | Started | Nothing | Results]]",
+    start: "Callable[..., Iterator[Event]]",
     quiet: bool,
     *,
     brief: bool = False,
@@ -30,8 +29,7 @@ def follow(
     """
     from lmtool.compute.processes import is_main
     from lmtool.tables.results import Results
-    from lmtool.training.session import Nothing, Started
-    from lmtool.training.train import Ended, Plan
+    from lmtool.training.events import AlreadyFinished, Ended, Plan, Started
 
     stop = StopAtStep(told=is_main() and not quiet)
     reason = "finished"
@@ -42,9 +40,7 @@ def follow(
                 case Plan():
                     # every process comes by here, not only the one that writes
                     stop.open()
-                case Started():
-                    display.run = event.path
-                case Nothing():
+                case Started() | AlreadyFinished():
                     display.run = event.path
                 case Ended():
                     reason = event.reason

@@ -5,18 +5,23 @@ by DistributedDataParallel (Li et al. 2020), over nccl between GPUs and gloo bet
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import DTypeLike, NDArray
 from torch import distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lmtool.compute.device import Compute
 from lmtool.errors import ResourceError
+
+Made = TypeVar("Made")
 
 PATIENCE = timedelta(hours=6)
 """How long a process waits for the others, which may have a large corpus to tokenize."""
@@ -49,15 +54,61 @@ class World:
         if self.size == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=compute.sum_dtype, device=compute.device)
-        with peers_may_end():
-            dist.all_reduce(tensor)
-        return [float(value) for value in tensor.tolist()]
+        return [float(value) for value in _all_reduced(tensor).tolist()]
+
+    def share(self, n: int) -> range:
+        """Which of n items this process computes."""
+        return range(self.rank, n, self.size)
+
+    def gather(
+        self, found: Mapping[int, NDArray[Any]], n: int, dtype: DTypeLike, compute: Compute
+    ) -> list[NDArray[Any]]:
+        """The arrays of items 0 to n - 1, of which each process has found those of its share; one or two dimensions."""
+        if self.size == 1:
+            return [found[i] for i in range(n)]
+        # every number is given by one process, so that sums are copies
+        shapes_N2 = np.zeros((n, 2), dtype=np.int64)
+        for i, array in found.items():
+            shapes_N2[i] = array.shape if array.ndim == 2 else (-1, len(array))
+        shapes_N2 = _all_reduced(torch.from_numpy(shapes_N2).to(compute.device)).cpu().numpy()
+        stops_N = np.cumsum(np.abs(shapes_N2).prod(1))
+        flat = np.zeros(stops_N[-1] if n else 0, dtype=dtype)
+        for i, array in found.items():
+            flat[stops_N[i] - array.size : stops_N[i]] = array.reshape(-1)
+        flat = _all_reduced(torch.from_numpy(flat).to(compute.device)).cpu().numpy()
+        parts = np.split(flat, stops_N[:-1])
+        return [
+            part if rows < 0 else part.reshape(rows, columns)
+            for part, (rows, columns) in zip(parts, shapes_N2.tolist(), strict=True)
+        ]
+
+    def from_main(self, text: str, compute: Compute) -> str:
+        """The text that the main process has."""
+        given = {0: np.frombuffer(text.encode(), dtype=np.uint8)} if self.is_main else {}
+        (found,) = self.gather(given, 1, np.uint8, compute)
+        return found.tobytes().decode()
+
+    def main_first(self, make: Callable[[], Made]) -> Made:
+        """What `make` gives: in the main process first, so that the others find in the cache what takes long."""
+        if not self.is_main:
+            self.wait()
+        made = make()
+        if self.is_main:
+            self.wait()
+        return made
 
     def wait(self) -> None:
         """Go on when all processes have come here."""
         if self.size > 1:
             with peers_may_end():
                 dist.barrier()
+
+
+def _all_reduced(tensor: torch.Tensor) -> torch.Tensor:
+    """The sum of a tensor over all processes, in its place."""
+    with peers_may_end():
+        dist.all_reduce(tensor)
+    return tensor
 
 
 def local_rank() -> int:
@@ -73,8 +124,7 @@ def is_main() -> bool:
 @contextmanager
 def joined(compute: Compute) -> Iterator[World]:
     """Join the processes that torchrun started, and leave them at the end; alone when there are none."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1:
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield World()
         return
     dist.init_process_group("nccl" if compute.device.type == "cuda" else "gloo", timeout=PATIENCE)

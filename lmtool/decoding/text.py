@@ -5,15 +5,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from lmtool.decoding.framing import Framing
 from lmtool.decoding.generate import Event, Generation, generate
 from lmtool.decoding.maskpredict import Filled, fill
-from lmtool.decoding.prompts import Form, frame, frame_masks
 from lmtool.decoding.reader import Overflow, Prompt
 from lmtool.decoding.settings import Beam, Greedy, MaskPredict, Sample, Settings
 from lmtool.errors import UsageError
 from lmtool.model.language_model import LanguageModel
 from lmtool.text.decoder import StreamDecoder
-from lmtool.text.tokenizer import Tokenizer
 
 FinishReason = Literal["end", "stop", "length", "time", "filled"]
 
@@ -97,36 +96,34 @@ class Options:
 
 def write(
     model: LanguageModel,
-    tokenizer: Tokenizer,
-    prompts: Sequence[str],
+    framing: Framing,
+    prompts: Sequence[str | Prompt],
     settings: Settings,
     options: Options | None = None,
-    *,
-    form: Form,
 ) -> Iterator[Piece]:
     """Continue or answer each prompt, or fill its masks; text as it comes about, the requests in turns.
 
     Pieces hold whole characters, and never a part of what may become a stop string. Special tokens other than the end
     are never chosen, nor ids that the tokenizer does not have. A beam search and mask-predict give whole texts.
 
-    form: how the model saw text in training. Documents and answers end with [EOS].
+    prompts: texts; or what the model reads, as `framing` makes it, of which completions do not show the text.
 
     Raises UsageError as `generate` and `fill` do, and when options contradict the strategy.
     """
     options = options or Options()
+    tokenizer = framing.tokenizer
     without_text = {*range(tokenizer.n_specials), *range(tokenizer.vocab_size, model.vocab_size)}
     if isinstance(settings, MaskPredict):
-        return _fill(model, tokenizer, prompts, settings, options, form, without_text)
-    return _write(model, tokenizer, prompts, settings, options, form, without_text)
+        return _fill(model, framing, prompts, settings, options, without_text)
+    return _write(model, framing, prompts, settings, options, without_text)
 
 
 def _write(
     model: LanguageModel,
-    tokenizer: Tokenizer,
-    prompts: Sequence[str],
+    framing: Framing,
+    prompts: Sequence[str | Prompt],
     settings: Greedy | Sample | Beam,
     options: Options,
-    form: Form,
     without_text: set[int],
 ) -> Iterator[Piece]:
     if options.mask is not None or options.length:
@@ -134,11 +131,11 @@ def _write(
             f"masks are not for {settings.name}, which writes from left to right",
             fix="leave --mask and --length out, or choose --strategy mask-predict",
         )
-    framed = [frame(tokenizer, prompt, form, reads=model.reads, prefix=options.prefix) for prompt in prompts]
-    end_ids = {tokenizer.eos_id} if form.documents or form.answers else set()
+    framed = [p if isinstance(p, Prompt) else framing.prompt(p, options.prefix) for p in prompts]
+    end_ids = framing.end_ids
 
     def stream_after(prompt: Prompt) -> StreamDecoder:
-        stream = tokenizer.stream()
+        stream = framing.tokenizer.stream()
         for token in prompt.text:  # so that a space between prompt and text becomes part of the text
             stream.push(token)
         stream.flush()
@@ -167,18 +164,17 @@ def _write(
     def begin(event: Event) -> _Writer:
         stop = StopStrings(options.stop)
         stream = stream_after(framed[event.prompt])
-        return _Writer(prompts[event.prompt], settings.seed, options.prefix, stream, stop)
+        return _Writer(_shown(prompts[event.prompt]), settings.seed, options.prefix, stream, stop)
 
     return _pieces(generation, begin, settings.num_return if isinstance(settings, Beam) else options.n)
 
 
 def _fill(
     model: LanguageModel,
-    tokenizer: Tokenizer,
-    prompts: Sequence[str],
+    framing: Framing,
+    prompts: Sequence[str | Prompt],
     settings: MaskPredict,
     options: Options,
-    form: Form,
     without_text: set[int],
 ) -> Iterator[Piece]:
     if options.stop or options.prefix:
@@ -187,11 +183,12 @@ def _fill(
             fix="leave them out",
         )
     texts = []
-    for prompt in prompts:
-        ids = frame_masks(tokenizer, prompt, form, placeholder=options.mask, length=options.length)
+    tokenizer = framing.tokenizer
+    for prompt in map(_shown, prompts):
+        ids = framing.masks(prompt, placeholder=options.mask, length=options.length)
         if options.overflow != "refuse" and model.context is not None and len(ids) > model.context:
             length = max(1, options.length - (len(ids) - model.context))
-            ids = frame_masks(tokenizer, prompt, form, placeholder=options.mask, length=length)
+            ids = framing.masks(prompt, placeholder=options.mask, length=length)
         texts.append(ids)
     filled = fill(
         model,
@@ -209,7 +206,7 @@ def _fill(
         coming, stream = iter(tokens), tokenizer.stream()
         ids = [next(coming) if token == tokenizer.mask_id else token for token in texts[result.prompt]]
         return Completion(
-            prompt=prompts[result.prompt],
+            prompt=_shown(prompts[result.prompt]),
             sample=result.sample,
             draw=result.draw,
             text="".join(map(stream.push, ids)) + stream.flush(),
@@ -229,6 +226,11 @@ def _fill(
             yield Piece(result.prompt * options.n + result.sample, completion.text, completion)
 
     return pieces()
+
+
+def _shown(prompt: str | Prompt) -> str:
+    """The text of a prompt; none of ids."""
+    return prompt if isinstance(prompt, str) else ""
 
 
 def complete(pieces: Iterable[Piece]) -> Iterator[Completion]:

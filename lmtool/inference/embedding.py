@@ -3,9 +3,13 @@
 Shapes: B rows, T positions, D model width, N words.
 """
 
+import io
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -13,10 +17,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lmtool.batch import Batch
+from lmtool import durable
+from lmtool.batch import Batch, padded
+from lmtool.compute.processes import joined
+from lmtool.decoding.prompts import read_prompts
 from lmtool.errors import DataError, UsageError
+from lmtool.inference.evaluation import evaluate
 from lmtool.inference.load import Loaded
 from lmtool.text.corpus import open_corpus
+from lmtool.text.disk import refusing_disk
 from lmtool.text.prepare import default_cache
 from lmtool.text.tokenizer import find_words
 
@@ -35,18 +44,18 @@ Vectors = NDArray[np.float32]
 class Embedded:
     """Vectors of one text.
 
-    text: its number, from 0. words: as they stand in the text. vectors: (N, D), one for each word; when pooled (1, D)
-    without words.
+    text: its number, from 0. words: as they stand in the text. vectors: (N, D), one for each word; when pooled (1, D),
+    and words None.
     """
 
     text: int
-    words: list[str]
+    words: list[str] | None
     vectors: Vectors
 
 
 @dataclass(frozen=True)
-class _Row:
-    """A text as the model reads it. first: index of its first own token, behind the marks that a model wants.
+class _Text:
+    """A text as the model reads it. first, last: where its own tokens begin and end between the special ones.
 
     words: what of the text each word is. pieces: for each word, the indices of its tokens in the row.
     """
@@ -60,7 +69,10 @@ class _Row:
 
 
 def read_texts(sources: list[str], column: str) -> Iterator[str]:
-    """The lines of .txt files, and the rows of tables, that are not blank."""
+    """The lines of .txt files, and the rows of tables, that are not blank; those of standard input without files."""
+    if not sources:
+        yield from (line for line in read_prompts("-") if line.strip())
+        return
     corpus = open_corpus(sources, column=column, documents="line", cache=default_cache())
     begun = ""
     for chunk in corpus.chunks():
@@ -69,6 +81,53 @@ def read_texts(sources: list[str], column: str) -> Iterator[str]:
             if chunk.ends or i < len(chunk.texts) - 1:
                 yield begun
                 begun = ""
+
+
+def check_output(path: Path) -> None:
+    """Refuse a file early that `save` would refuse. Raises UsageError."""
+    if path.suffix not in (".npz", ".jsonl"):
+        raise UsageError("the output is neither .npz nor .jsonl", where=str(path), fix="end its name with one of them")
+    if path.exists():
+        raise UsageError("the output exists already", where=str(path), fix="choose another name with -o")
+
+
+def save(path: Path, found: Iterable[Embedded]) -> None:
+    """Write vectors to a new file, which is whole as soon as it is there. Raises ResourceError.
+
+    .jsonl: `as_lines`. .npz: vectors (N, D), texts (N), the number of the text of each, and words (N) unless pooled.
+    """
+    temporary = path.with_name(f"{durable.TEMPORARY}{path.name}")
+    with refusing_disk(path):
+        try:
+            durable.write_new(temporary, _arrays(found) if path.suffix == ".npz" else _encoded(as_lines(found)))
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def as_lines(found: Iterable[Embedded]) -> Iterator[str]:
+    """A JSON object for each text."""
+    for one in found:
+        vectors = one.vectors.tolist()
+        own = {"vector": vectors[0]} if one.words is None else {"words": one.words, "vectors": vectors}
+        yield json.dumps({"text": one.text, **own})
+
+
+def _encoded(lines: Iterable[str]) -> Iterator[bytes]:
+    return (f"{line}\n".encode() for line in lines)
+
+
+def _arrays(found: Iterable[Embedded]) -> list[memoryview]:
+    every = list(found)
+    arrays = {
+        "vectors": np.concatenate([one.vectors for one in every]),
+        "texts": np.repeat([one.text for one in every], [len(one.vectors) for one in every]),
+    }
+    if every[0].words is not None:
+        arrays["words"] = np.array([word for one in every for word in one.words or ()])
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **arrays)
+    return [buffer.getbuffer()]
 
 
 def embed(
@@ -85,23 +144,25 @@ def embed(
     """
     waiting = enumerate(texts)
     read = False
-    while group := [_row(loaded, number, text, truncate) for number, text in islice(waiting, TEXTS)]:
-        read = True
-        found: dict[int, Vectors] = {}
-        for rows in _batches(group):
-            for row, vectors in zip(rows, _read(loaded, rows, layer, pool), strict=True):
-                found[row.number] = vectors
-        for row in group:
-            yield Embedded(row.number, row.words if pool == "none" else [], found[row.number])
+    with joined(loaded.compute) as world:
+        while group := [_laid_out(loaded, number, text, truncate) for number, text in islice(waiting, TEXTS)]:
+            read = True
+            lengths = [(len(text.tokens),) for text in group]
+            reader = partial(_read, loaded, group, layer, pool)
+            vectors = evaluate(
+                loaded.model, lengths, reader, loaded.compute, world, tokens=BATCH_TOKENS, dtype=np.float32
+            ).found
+            for text, own in zip(group, vectors, strict=True):
+                yield Embedded(text.number, text.words if pool == "none" else None, own)
     if not read:
         raise DataError("there is no text", fix="name a file with lines of text, or write some to standard input")
 
 
-def _row(loaded: Loaded, number: int, text: str, truncate: bool) -> _Row:
-    """A text with the marks between which the model saw texts in training."""
+def _laid_out(loaded: Loaded, number: int, text: str, truncate: bool) -> _Text:
+    """A text between the special tokens with which the model saw texts in training."""
     tokenizer = loaded.tokenizer
     ids, places = tokenizer.encode_with_places(text)
-    before, after = _marks(loaded)
+    before, after = loaded.framing.before, loaded.framing.after
     room = (loaded.model.context or len(ids) + 2) - len(before) - len(after)
     if len(ids) > room:
         if not truncate:
@@ -124,7 +185,7 @@ def _row(loaded: Loaded, number: int, text: str, truncate: bool) -> _Row:
                 break
             pieces[touched].append(token)
     kept = [i for i, own in enumerate(pieces) if own]
-    return _Row(
+    return _Text(
         number,
         [*before, *ids, *after],
         len(before),
@@ -134,48 +195,20 @@ def _row(loaded: Loaded, number: int, text: str, truncate: bool) -> _Row:
     )
 
 
-def _marks(loaded: Loaded) -> tuple[list[int], list[int]]:
-    """What stands before and behind a text in training."""
-    tokenizer = loaded.tokenizer
-    if loaded.recipe.objective.kind == "masked":
-        return [tokenizer.cls_id], [tokenizer.sep_id]
-    if loaded.recipe.data.split == "document":
-        return [tokenizer.bos_id], [tokenizer.eos_id]
-    return [], []
-
-
-def _batches(rows: list[_Row]) -> Iterator[list[_Row]]:
-    group: list[_Row] = []
-    for row in sorted(rows, key=lambda row: len(row.tokens)):
-        if group and (len(group) + 1) * len(row.tokens) > BATCH_TOKENS:
-            yield group
-            group = []
-        group.append(row)
-    if group:
-        yield group
-
-
-@torch.inference_mode()
-def _read(loaded: Loaded, rows: list[_Row], layer: int, pool: Pool) -> list[Vectors]:
-    """The vectors of some texts, read together."""
-    longest = max(len(row.tokens) for row in rows)
-    tokens_BT = torch.full((len(rows), longest), loaded.tokenizer.pad_id)
-    keep_BT = torch.zeros(tokens_BT.shape, dtype=torch.bool)
-    for i, row in enumerate(rows):
-        tokens_BT[i, : len(row.tokens)] = torch.tensor(row.tokens)
-        keep_BT[i, : len(row.tokens)] = True
-    batch = Batch(tokens_BT, keep_BT=None if bool(keep_BT.all()) else keep_BT).to(loaded.device)
-    with loaded.compute.autocast():
-        layers = loaded.model.layers(batch)
+def _read(loaded: Loaded, texts: list[_Text], layer: int, pool: Pool, chosen: list[int]) -> tuple[None, list[Vectors]]:
+    """The vectors of some of the texts, read together."""
+    rows = [texts[i] for i in chosen]
+    tokens_BT, keep_BT = padded([np.array(row.tokens) for row in rows], loaded.tokenizer.pad_id)
+    layers = loaded.model.layers(Batch(tokens_BT, keep_BT=keep_BT).to(loaded.device))
     if not -len(layers) <= layer < len(layers):
         raise UsageError(
             f"there is no layer {layer}", fix=f"take 0, the embeddings, to {len(layers) - 1}, the last layer, or -1"
         )
     hidden_BTD = layers[layer].float().cpu()
-    return [_pooled(hidden_TD, row, pool).numpy() for hidden_TD, row in zip(hidden_BTD, rows, strict=True)]
+    return None, [_pooled(hidden_TD, row, pool).numpy() for hidden_TD, row in zip(hidden_BTD, rows, strict=True)]
 
 
-def _pooled(hidden_TD: Tensor, row: _Row, pool: Pool) -> Tensor:
+def _pooled(hidden_TD: Tensor, row: _Text, pool: Pool) -> Tensor:
     own_TD = hidden_TD[row.first : row.last]
     match pool:
         case "none":

@@ -1,6 +1,7 @@
 """From a recipe, or from a run, to a model that is ready to use."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from lmtool import model, objective
 from lmtool.compute.device import Compute, InferenceName, resolve
+from lmtool.compute.processes import local_rank
+from lmtool.decoding.framing import Framing
 from lmtool.errors import CheckpointError
 from lmtool.model import LanguageModel, NGramModel, SkipGramModel, lora
 from lmtool.model.classifier import Classifier
@@ -51,9 +54,15 @@ class Loaded:
         evaluation = self.recipe.evaluation.model_copy(update={"num_beams": num_beams})
         return replace(self, recipe=self.recipe.model_copy(update={"evaluation": evaluation}))
 
-    @property
+    @cached_property
     def objective(self) -> Objective:
+        """What the model has learned."""
         return build_objective(self.recipe, self.tokenizer, counts_of(self.model))
+
+    @cached_property
+    def framing(self) -> Framing:
+        """How the model saw text in training."""
+        return Framing.of(self.recipe, self.tokenizer)
 
 
 def build_model(recipe: Recipe, tokenizer: Tokenizer, compute: Compute) -> LanguageModel:
@@ -114,7 +123,7 @@ def load_run(reference: str, *, device: DeviceName = "auto", precision: Inferenc
     """
     found = find(reference)
     checkpoint, warnings = found.best(optimizer=False)
-    compute = resolve(device, precision)
+    compute = resolve(device, precision, local_rank())
     recipe, tokenizer = read_run(found.run)
     lm = trained_model(found.run, recipe, tokenizer, checkpoint, compute)
     lm.eval()
@@ -146,13 +155,14 @@ class Base:
 
     run: Run
     checkpoint: Checkpoint
+    recipe: Recipe
+    tokenizer: Tokenizer
 
     def tensors(self) -> dict[str, Tensor]:
         """All its weights by name, with adapters added to what they stand beside. Raises CheckpointError."""
-        recipe, tokenizer = read_run(self.run)
-        if recipe.tuning.lora is None:
+        if self.recipe.tuning.lora is None:
             return self.checkpoint.model()
-        lm = trained_model(self.run, recipe, tokenizer, self.checkpoint, resolve("cpu", "float32"))
+        lm = trained_model(self.run, self.recipe, self.tokenizer, self.checkpoint, resolve("cpu", "float32"))
         lora.merge(lm)
         return lm.state_dict()
 
@@ -166,11 +176,11 @@ class Base:
         }
 
 
-def open_base(reference: str) -> tuple[Base, Tokenizer]:
-    """The best checkpoint and the tokenizer of a run whose weights are trained on."""
+def open_base(reference: str) -> Base:
+    """The best checkpoint of a run whose weights another run begins with, or the checkpoint that is named."""
     found = find(reference)
     checkpoint, _ = found.best(optimizer=False)
-    return Base(found.run, checkpoint), read_run(found.run)[1]
+    return Base(found.run, checkpoint, *read_run(found.run))
 
 
 def base_of(run: Run) -> Base:
@@ -197,7 +207,7 @@ def base_of(run: Run) -> Base:
             where=str(checkpoint.path),
             fix="put the checkpoint back as it was, or train anew",
         )
-    return Base(found.run, checkpoint)
+    return Base(found.run, checkpoint, *read_run(found.run))
 
 
 def tune(lm: LanguageModel, recipe: Recipe) -> None:
@@ -251,8 +261,8 @@ def load_body(lm: LanguageModel, base: Base, same_labels: bool) -> str | None:
     """
     tensors, checkpoint = base.tensors(), base.checkpoint
     body, head = tensors, {}
-    if isinstance(read_run(base.run)[0].objective, Classification):
-        # told by the recipe, as a body that only counts words has no weights
+    if isinstance(base.recipe.objective, Classification):
+        # seen from the recipe, as a body that only counts words has no weights
         body = {name.removeprefix("body."): t for name, t in tensors.items() if name.startswith("body.")}
         head = {name: t for name, t in tensors.items() if not name.startswith("body.")}
     if not isinstance(lm, Classifier):

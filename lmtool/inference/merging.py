@@ -2,17 +2,12 @@
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 
 from lmtool.errors import UsageError
-from lmtool.inference.load import Base, read_run
+from lmtool.inference.load import open_base
 from lmtool.recipe.dump import dump
-from lmtool.run.directory import Run, describe_environment
-from lmtool.run.find import find
-from lmtool.tables.results import METRICS
-from lmtool.tables.tables import SPLIT
-from lmtool.training.train import Progress
+from lmtool.run.directory import RESULTS, SPLIT, Run, describe_environment
 
 
 def merge(reference: str, output: Path | None, command: Sequence[str]) -> Path:
@@ -22,34 +17,31 @@ def merge(reference: str, output: Path | None, command: Sequence[str]) -> Path:
     when None. command: as typed, for run.json.
     Raises UsageError for a run without adapters, and CheckpointError when what they belong to is not there.
     """
-    found = find(reference)
-    recipe, tokenizer = read_run(found.run)
+    adapted = open_base(reference)
+    old, recipe, step = adapted.run, adapted.recipe, adapted.checkpoint.step
     if recipe.tuning.lora is None:
         raise UsageError(
             "this run has no adapters: it needs no other run as it is",
-            where=str(found.run.path),
+            where=str(old.path),
             fix="name a run that was trained with tuning.lora",
         )
-    checkpoint, _ = found.best(optimizer=False)
-    adapted = Base(found.run, checkpoint)
-    weights = adapted.tensors()
     plain = recipe.model_copy(update={"tuning": recipe.tuning.model_copy(update={"lora": None})})
-    progress = replace(Progress.read(checkpoint), stale=0, recipe=plain.model_dump(mode="json"))
-    step = checkpoint.step
+    weights, state = adapted.tensors(), adapted.checkpoint.state()
     run = Run.create(
         output,
-        name=f"{found.run.info['recipe']}-merged",
-        summary=found.run.info["summary"],
+        name=f"{old.info['recipe']}-merged",
+        summary=old.info["summary"],
         recipe=dump(plain),
-        tokenizer=tokenizer.to_json().encode(),
-        fingerprints=found.run.fingerprints,
+        tokenizer=adapted.tokenizer.to_json().encode(),
+        fingerprints=old.fingerprints,
         base=adapted.record(),
     )
     with run:
         run.start(step=step, command=command, environment=describe_environment("cpu"))
-        for name in (SPLIT, METRICS):
-            if (found.run.path / name).exists():
-                shutil.copyfile(found.run.path / name, run.path / name)
-        run.save(step, weights, {}, asdict(progress), best_step=step, keep_last=1)
+        for name in (SPLIT, RESULTS):
+            if (old.path / name).exists():
+                shutil.copyfile(old.path / name, run.path / name)
+        state |= {"stale": 0, "pending": None, "recipe": plain.model_dump(mode="json")}
+        run.save(step, weights, {}, state, best_step=step, keep_last=1)
         run.end("finished")
     return run.path

@@ -1,30 +1,35 @@
-"""Perplexity of a model on a token store: sliding windows over each document, sums over all of them."""
+"""Perplexity of a model on a text: sliding windows over each document, sums over all of them.
+
+`measure` is `eval`: from a run and files to a perplexity.
+"""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from lmtool.batch import Batch
-from lmtool.compute.device import Compute
-from lmtool.compute.processes import World
-from lmtool.errors import DataError
+from lmtool.compute.device import Compute, InferenceName
+from lmtool.compute.processes import World, joined
+from lmtool.errors import DataError, UsageError
+from lmtool.inference.evaluation import Evaluated, evaluate, not_reported
+from lmtool.inference.load import Loaded, load_packed
 from lmtool.model import LanguageModel
 from lmtool.objective import Loss, Objective
+from lmtool.recipe.spec import Data, DeviceName
 from lmtool.run.order import hash_key, permute
+from lmtool.text import bundled
+from lmtool.text.files import find_files
+from lmtool.text.hub import PREFIX
+from lmtool.text.prepare import Report, default_cache, encode_files
 from lmtool.text.store import TokenStore
 from lmtool.text.tokenizer import Tokenizer
-from lmtool.training.windows import Examples
 
-Report = Callable[[str, int, int], None]
-"""Called with what is being done, and how much is done and to do."""
-
-BATCH_TOKENS = 16_384
-"""Positions computed at once."""
+Spans = Sequence[tuple[NDArray[np.int64], int]]
+"""Tokens of a row, and the index of the first one that is scored; those before it are context."""
 
 
 @dataclass(frozen=True)
@@ -128,45 +133,28 @@ def sample_spans(store: TokenStore, context: int, tokens: int | None, seed: int)
     return sorted(chosen, key=lambda span: span.start)
 
 
-def mean_loss(
+def evaluate_spans(
     model: LanguageModel,
     store: TokenStore,
     wanted: Sequence[Span],
-    objective: Objective,
+    collate: Callable[[Spans], Batch],
+    score: Callable[[LanguageModel, Batch], Loss],
     compute: Compute,
     world: World,
-) -> float:
-    """Nats per target of the spans, without label smoothing, computed by all processes together."""
-    share = wanted[world.rank :: world.size]
-    nats = _nats(model, store, share, compute, objective.collate_validation, objective.score)
-    total, count = world.sum(nats, compute)
-    return total / max(1, count)
+    report: Report = not_reported,
+) -> Evaluated:
+    """The sum of the losses of some spans of a store, as `collate` makes a batch of them and `score` its loss."""
+
+    def read(items: list[int]) -> tuple[Loss, Sequence[NDArray[np.int64]]]:
+        group = [wanted[i] for i in items]
+        rows = [(store.read(span.start, span.stop), span.first - span.start) for span in group]
+        return score(model, collate(rows).to(compute.device)), ()
+
+    lengths = [(span.stop - span.start,) for span in wanted]
+    return evaluate(model, lengths, read, compute, world, report=report)
 
 
-@torch.inference_mode()
-def mean_scores(
-    model: LanguageModel, examples: Examples, n: int, objective: Objective, compute: Compute, world: World
-) -> tuple[float, dict[str, float]]:
-    """Nats per target of the first n examples, and the means of the metrics; computed by all processes together."""
-    was_training = model.training
-    model.eval()
-    names = objective.metrics
-    sums = [0.0] * (2 + 2 * len(names))
-    rows = max(1, BATCH_TOKENS // examples.length)
-    share = np.arange(n)[world.rank :: world.size]
-    for start in range(0, len(share), rows):
-        batch = objective.collate(examples.read(share[start : start + rows])).to(compute.device)
-        with compute.autocast():
-            loss = objective.score(model, batch)
-        found = [loss.total, loss.count, *(part for name in names for part in loss.metrics[name])]
-        sums = [one + float(other) for one, other in zip(sums, found, strict=True)]
-    model.train(was_training)
-    total, count, *metrics = world.sum(sums, compute)
-    pairs = zip(names, metrics[::2], metrics[1::2], strict=True)
-    return total / max(1, count), {name: part / max(1, number) for name, part, number in pairs}
-
-
-def evaluate(
+def perplexity(
     model: LanguageModel,
     store: TokenStore,
     tokenizer: Tokenizer,
@@ -174,12 +162,13 @@ def evaluate(
     compute: Compute,
     context: int,
     stride: int,
-    report: Report = lambda stage, done, total: None,
+    world: World = World(),  # noqa: B008 - it is frozen
+    report: Report = not_reported,
 ) -> Perplexity:
-    """The perplexity of the whole store.
+    """The perplexity of the whole store, computed by all processes together.
 
-    The text counts without the first token of a document, unless that is the mark of its beginning.
-    report: told the tokens that are done and to do. Raises DataError when there is no token to predict.
+    The text counts without the first token of a document, unless that is [BOS].
+    report: told how many tokens are done and to do. Raises DataError when there is no token to predict.
     """
     longest = objective.window(context)
     wanted = spans(store, longest, min(stride, longest))
@@ -190,49 +179,122 @@ def evaluate(
         n_bytes -= len(tokenizer.decode([first]).encode()) if first != tokenizer.bos_id else 0
     if not wanted:
         raise DataError(f"the text has {len(store)} tokens, so there is none to predict", fix="give more text")
-    nats, n_targets = _nats(model, store, wanted, compute, objective.collate_spans, objective.measure, report)
-    if not n_targets:
+    found = evaluate_spans(model, store, wanted, objective.collate_spans, objective.measure, compute, world, report)
+    if not found.count:
         raise DataError(f"the text has {len(store)} tokens, but no {objective.unit} to predict", fix="give more text")
-    return Perplexity(nats, n_targets, n_bytes, n_words, context, stride, objective.unit)
+    return Perplexity(found.total, found.count, n_bytes, n_words, context, stride, objective.unit)
 
 
-@torch.inference_mode()
-def _nats(
-    model: LanguageModel,
-    store: TokenStore,
-    wanted: Sequence[Span],
-    compute: Compute,
-    collate: Callable[[Sequence[tuple[NDArray[np.int64], int]]], Batch],
-    score: Callable[[LanguageModel, Batch], Loss],
-    report: Report = lambda stage, done, total: None,
-) -> tuple[float, int]:
-    """The sum of -log p over the targets of the spans, and their number."""
-    was_training = model.training
-    model.eval()
-    total = torch.zeros(
-        (), dtype=torch.float32 if compute.device.type == "mps" else torch.float64, device=compute.device
+@dataclass(frozen=True)
+class Measured:
+    """The perplexity of a text, and the model that was asked.
+
+    limit: bits per byte of the best possible model, where the text is a bundled one whose entropy is known. baseline:
+    the same of another run, where one was named.
+    """
+
+    perplexity: Perplexity
+    loaded: Loaded
+    limit: float | None
+    baseline: "Measured | None" = None
+
+    def record(self) -> dict[str, object]:
+        """The names that other programs read."""
+        record: dict[str, object] = dict(self.perplexity.record())
+        if self.perplexity.unit == "token":
+            record["limit_bits_per_byte"] = self.limit
+        if self.baseline is not None:
+            record["baseline"] = self.baseline.perplexity.record()
+        return record
+
+    def lines(self) -> list[str]:
+        """All of it for people."""
+        found = self.perplexity
+        if found.unit == "pair":
+            return [f"loss             {found.loss:.4f} nats per pair", f"pairs            {found.tokens:,}"]
+        words = f"{found.word_perplexity:.6g} per word" if found.n_words else "no words"
+        limit = "" if self.limit is None else f"; the best possible model: {self.limit:.4f}"
+        lines = [
+            f"loss             {found.loss:.4f} nats per token",
+            f"perplexity       {found.perplexity:.6g} per token, {words}",
+            f"bits per byte    {found.bits_per_byte:.4f}{limit}",
+        ]
+        if self.baseline is not None:
+            other = self.baseline.loaded
+            named = f"{other.run_path.name}, {other.recipe.model.kind}"
+            lines.append(f"baseline         {self.baseline.perplexity.bits_per_byte:.4f} bits per byte ({named})")
+        return [
+            *lines,
+            f"tokens           {found.tokens:,} in {found.n_bytes:,} bytes",
+            f"context, stride  {found.context}, {found.stride}",
+        ]
+
+
+def measure(
+    reference: str,
+    sources: Sequence[str],
+    *,
+    context: int | None,
+    stride: int | None,
+    baseline: str | None = None,
+    column: str | None = None,
+    device: DeviceName = "auto",
+    precision: InferenceName = "float32",
+    report: Report = not_reported,
+) -> Measured:
+    """Perplexity of the text in `sources` under a run, computed by all processes together.
+
+    context, stride: tokens; by default the model's context, and a stride of the same, so that windows do not overlap. A
+        context may be as long as the model's positions go, which but for learned ones have no end.
+    baseline: another run to measure beside it, in windows of its own context.
+    column: of the text in tables; that of the training text by default. report: told how it goes.
+    Raises UsageError when the stride is longer than the context, when the context is longer than the model can read,
+    and when a run is to be compared that predicts pairs of words.
+    """
+    loaded = load_packed(reference, device=device, precision=precision)
+    with joined(loaded.compute) as world:
+        measured = _measure(loaded, sources, context, stride, column, world, report)
+        if baseline is None:
+            return measured
+        other = load_packed(baseline, device=device, precision=precision)
+        if "pair" in (loaded.objective.unit, other.objective.unit):
+            raise UsageError("pairs of words cannot be compared with tokens", fix="leave out --baseline")
+        return replace(measured, baseline=_measure(other, sources, None, None, column, world, report))
+
+
+def _measure(
+    loaded: Loaded,
+    sources: Sequence[str],
+    context: int | None,
+    stride: int | None,
+    column: str | None,
+    world: World,
+    report: Report,
+) -> Measured:
+    context = context or loaded.model.context or loaded.recipe.model.context
+    stride = stride or context
+    longest = loaded.model.longest
+    if longest is not None and context > longest:
+        raise UsageError(
+            f"a context of {context} is longer than the model's, which has {longest} learned positions",
+            fix=f"take {longest} or less",
+        )
+    if stride > context:
+        raise UsageError(f"a stride of {stride} skips tokens", fix=f"take at most the context, {context}")
+    data = loaded.recipe.data
+    if column is not None:
+        data = data.model_copy(update={"column": column})
+    store = world.main_first(
+        lambda: encode_files(sources, data, loaded.tokenizer, cache=default_cache(), progress=report)
     )
-    n_targets = torch.zeros((), dtype=torch.int64, device=compute.device)
-    done, whole = 0, sum(span.n_scored for span in wanted)
-    for group in _batches(wanted):
-        rows = [(store.read(span.start, span.stop), span.first - span.start) for span in group]
-        with compute.autocast():
-            loss = score(model, collate(rows).to(compute.device))
-        total += loss.total
-        n_targets += loss.count
-        done += sum(span.n_scored for span in group)
-        report("measuring", done, whole)
-    model.train(was_training)
-    return float(total), int(n_targets)
+    result = perplexity(
+        loaded.model, store, loaded.tokenizer, loaded.objective, loaded.compute, context, stride, world, report
+    )
+    return Measured(result, loaded, _limit(sources, data))
 
 
-def _batches(wanted: Sequence[Span]) -> Iterator[list[Span]]:
-    """Spans of like length together, so that little is padding."""
-    group: list[Span] = []
-    for span in sorted(wanted, key=lambda span: span.stop - span.start):
-        if group and (len(group) + 1) * (span.stop - span.start) > BATCH_TOKENS:
-            yield group
-            group = []
-        group.append(span)
-    if group:
-        yield group
+def _limit(sources: Sequence[str], data: Data) -> float | None:
+    """The limit of bundled texts, which counts documents and their ends, as models trained on documents do."""
+    if data.split != "document" or any(source.startswith(PREFIX) for source in sources):
+        return None
+    return bundled.limit([file for source in sources for file in find_files(source)])

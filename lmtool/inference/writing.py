@@ -10,7 +10,6 @@ import torch
 
 import lmtool
 from lmtool.compute.device import InferenceName
-from lmtool.decoding.prompts import Form, form_of
 from lmtool.decoding.settings import MaskPredict, Sample, Settings, from_record, to_record, within
 from lmtool.decoding.text import Completion, Options, Piece, complete, write
 from lmtool.errors import CheckpointError, DataError
@@ -34,12 +33,6 @@ class Writer:
     def __init__(self, loaded: build.Loaded) -> None:
         self.loaded = loaded
 
-    @property
-    def form(self) -> Form:
-        """How the model saw text in training."""
-        recipe = self.loaded.recipe
-        return form_of(recipe, documents=recipe.data.split == "document")
-
     def generate(
         self,
         prompts: str | Sequence[str],
@@ -57,8 +50,7 @@ class Writer:
         prompts = [prompts] if isinstance(prompts, str) else prompts
         settings = settings or (MaskPredict() if self.loaded.model.reads == "both" else Sample())
         options = replace(options or Options(), **changes)
-        pieces = write(self.loaded.model, self.loaded.tokenizer, prompts, settings, options, form=self.form)
-        return self._computed(pieces)
+        return self._computed(write(self.loaded.model, self.loaded.framing, prompts, settings, options))
 
     def complete(self, prompts: str | Sequence[str], settings: Settings | None = None, **changes: Any) -> list[str]:
         """The texts alone, in the order of the prompts and of their samples."""

@@ -3,13 +3,14 @@
 Shapes: B rows, T positions, D width of the states, C classes, labels or 1 number, L layers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from lmtool.batch import Batch
+from lmtool.errors import UsageError
 from lmtool.model.averaging import AveragingModel, RatioHead
 from lmtool.model.bidirectional import BidirectionalModel
 from lmtool.model.dropout import drop
@@ -106,6 +107,21 @@ class Classifier(LanguageModel):
         if self.pool is not None and not spec.lm_weight:
             for parameter in self._beside_states():
                 parameter.requires_grad_(False)
+
+    def count(self, batches: Iterable[Batch]) -> None:
+        """Let a head that begins as naive Bayes count the words of labelled texts; others do not look at them.
+
+        Raises UsageError where the texts have numbers, of which there are no ratios.
+        """
+        if not isinstance(self.body, AveragingModel) or not self.body.log_ratios:
+            return
+        if not isinstance(self.head, RatioHead):
+            raise UsageError(
+                "log ratios are of classes or labels, and this table has numbers",
+                where="model.log_ratios",
+                fix="take -s model.log_ratios=false, or --labels class",
+            )
+        self.head.count(self.body, list(batches))
 
     def answer(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Scores (B, C) of the rows in float32, and the states (B, T, D) that they come from, if there are any."""

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import Parameter
 
 from lmtool.batch import Batch
 from lmtool.model import LanguageModel
@@ -126,6 +127,10 @@ class Objective(ABC):
     def count(self, batch: Batch) -> int:
         """How many things of a batch have a loss, as `loss` counts them, known before it is computed."""
         return batch.n_targets
+
+    def idle(self, model: LanguageModel) -> list[Parameter]:
+        """Parameters that no loss depends on, such as a head for another objective: they are not trained."""
+        return []
 
     def measure(self, model: LanguageModel, batch: Batch) -> Loss:
         """The summed -log p of a text's targets, of rows from `collate_spans`."""

@@ -1,4 +1,4 @@
-"""Classification and regression: answer each row of a labelled table (O9; F1, F2).
+"""Classification and regression: answer each row of a labelled table.
 
 Shapes: B rows, T positions, C classes or labels.
 """
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from lmtool.batch import IGNORE, Batch
+from lmtool.batch import IGNORE, Batch, padded
 from lmtool.model import LanguageModel
 from lmtool.model.classifier import Classifier
 from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
@@ -42,29 +42,18 @@ class ClassificationObjective(Objective):
 
     def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
         """Rows padded behind. Examples without a label give a batch without labels."""
-        B, T = len(examples), max(len(example.tokens) for example in examples)
-        tokens_BT = torch.full((B, T), self.vocabulary.pad)
-        keep_BT = torch.zeros(B, T, dtype=torch.bool)
-        segments_BT = torch.zeros(B, T, dtype=torch.int64)
-        for row, example in enumerate(examples):
-            n = len(example.tokens)
-            tokens_BT[row, :n] = torch.from_numpy(example.tokens)
-            keep_BT[row, :n] = True
-            if example.segments is not None:
-                segments_BT[row, :n] = torch.from_numpy(example.segments)
-        has_segments = examples[0].segments is not None
+        tokens_BT, keep_BT = padded([example.tokens for example in examples], self.vocabulary.pad)
+        segments = [example.segments for example in examples if example.segments is not None]
         targets_BT = None
         if self.spec.lm_weight:
-            targets_BT = F.pad(tokens_BT[:, 1:], (0, 1), value=IGNORE).masked_fill(
-                ~F.pad(keep_BT[:, 1:], (0, 1)), IGNORE
-            )
+            targets_BT, _ = padded([np.append(example.tokens[1:], IGNORE) for example in examples], IGNORE)
         labels = [example.label for example in examples if example.label is not None]
         answers = torch.from_numpy(np.stack(labels)) if labels else None
         return Batch(
             tokens_BT,
             targets_BT,
-            keep_BT=None if keep_BT.all() else keep_BT,
-            segments_BT=segments_BT if has_segments else None,
+            keep_BT=keep_BT,
+            segments_BT=padded(segments, 0)[0] if segments else None,
             labels_B=answers[:, 0].long() if answers is not None and self.spec.task == "class" else None,
             values_BC=answers.float() if answers is not None and self.spec.task != "class" else None,
         )

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import Parameter
 from torch.nn import functional as F
 
 from lmtool.batch import IGNORE, Batch
@@ -93,6 +94,12 @@ class MaskedObjective(Objective):
             rng = np.random.Generator(np.random.PCG64(tokens.astype(np.uint64)))
             rows.append(self._corrupted(tokens, rng))
         return self._rows(rows)
+
+    def idle(self, model: LanguageModel) -> list[Parameter]:
+        if self.spec.next_sentence or not isinstance(model, TransformerEncoder):
+            return []
+        heads = (model.pooler, model.next_sentence)
+        return [parameter for head in heads if head is not None for parameter in head.parameters()]
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
         loss, hidden_BTD = self._of_chosen(model, batch)

@@ -10,9 +10,8 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from lmtool.batch import IGNORE, Batch
+from lmtool.batch import IGNORE, Batch, padded
 from lmtool.model import LanguageModel
 from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
 from lmtool.objective.cross_entropy import summed_loss
@@ -41,25 +40,14 @@ def batch_of(pairs: Sequence[Pair], form: Form, pad: int) -> Batch:
     """The pairs as a batch for a model of this form, padded behind."""
     rows = [np.concatenate(([pair.given], np.where(pair.targets == IGNORE, pad, pair.targets)[:-1])) for pair in pairs]
     if form == "encoder-decoder":
-        tokens_BT, keep_BT = _padded(rows, pad)
-        source_BS, source_keep_BS = _padded([pair.source for pair in pairs], pad)
-        targets_BT, _ = _padded([pair.targets for pair in pairs], IGNORE)
+        tokens_BT, keep_BT = padded(rows, pad)
+        source_BS, source_keep_BS = padded([pair.source for pair in pairs], pad)
+        targets_BT, _ = padded([pair.targets for pair in pairs], IGNORE)
         return Batch(tokens_BT, targets_BT, keep_BT, source_BS=source_BS, source_keep_BS=source_keep_BS)
-    tokens_BT, keep_BT = _padded([np.concatenate((p.source, row)) for p, row in zip(pairs, rows, strict=True)], pad)
-    targets_BT, _ = _padded([np.concatenate((np.full(len(p.source), IGNORE), p.targets)) for p in pairs], IGNORE)
+    tokens_BT, keep_BT = padded([np.concatenate((p.source, row)) for p, row in zip(pairs, rows, strict=True)], pad)
+    targets_BT, _ = padded([np.concatenate((np.full(len(p.source), IGNORE), p.targets)) for p in pairs], IGNORE)
     prefix_B = torch.tensor([len(pair.source) for pair in pairs])
     return Batch(tokens_BT, targets_BT, keep_BT, prefix_B=prefix_B)
-
-
-def _padded(rows: Sequence[Ints], filler: int) -> tuple[Tensor, Tensor | None]:
-    """Rows of one length, and which positions are text; None where all are."""
-    T = max(len(row) for row in rows)
-    tokens_BT = torch.full((len(rows), T), filler)
-    keep_BT = torch.zeros(len(rows), T, dtype=torch.bool)
-    for i, row in enumerate(rows):
-        tokens_BT[i, : len(row)] = torch.from_numpy(row)
-        keep_BT[i, : len(row)] = True
-    return tokens_BT, None if keep_BT.all() else keep_BT
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 import lmtool
 from lmtool.errors import RecipeError, ResourceError, UsageError
 from lmtool.recipe.check import check
-from lmtool.recipe.document import Mistake, Origin, Path, dotted, escaped, parse, plain, shown
+from lmtool.recipe.document import Document, Mistake, Origin, Path, dotted, escaped, parse, plain, shown
 from lmtool.recipe.dump import leaves
 from lmtool.recipe.grammar import chosen, did_you_mean, either, keys, kind_of, nearest, owners, parts, value_at
 from lmtool.recipe.spec import Recipe, Spec
@@ -87,22 +87,26 @@ def load(name: str | FilePath, overrides: Sequence[str] = (), flags: Sequence[Se
     """
     file = find(name)
     source = file.name if str(name) in shipped() else escaped(str(name), 200)
-    return lay_over(_read(file, source), source, file.stem, overrides, flags)
-
-
-def lay_over(
-    text: str, source: str, name: str, overrides: Sequence[str] = (), flags: Sequence[Setting] = ()
-) -> Resolved:
-    """`load` for a recipe that is there as YAML text.
-
-    source: what to call the text in messages. name: the recipe's.
-    """
-    document = parse(text, source)
+    document = parse(_read(file, source), source)
     if document.mistakes and document.value is None:
         raise RecipeError([str(mistake) for mistake in document.mistakes])
     if not isinstance(document.value, dict):
         what = "is empty" if document.value is None else f"holds {shown(document.value)}"
         raise RecipeError([f"{source}: {what}; a recipe is a mapping of keys such as model and training"])
+    return _laid_over(document, source, file.stem, overrides, flags)
+
+
+def lay_over(
+    recipe: Recipe, source: str, name: str, overrides: Sequence[str] = (), flags: Sequence[Setting] = ()
+) -> Resolved:
+    """`load` for a recipe that is there already. source: what to call it in messages. name: the recipe's."""
+    origins = {path: Origin(source) for path in leaves(recipe)}
+    return _laid_over(Document(recipe.model_dump(mode="json"), origins), source, name, overrides, flags)
+
+
+def _laid_over(
+    document: Document, source: str, name: str, overrides: Sequence[str], flags: Sequence[Setting]
+) -> Resolved:
     layers = _Layers(document.value, document.origins, source)
     for override in overrides:
         layers.override(override)

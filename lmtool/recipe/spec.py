@@ -177,6 +177,16 @@ class ModelSpec(Spec):
         """Most tokens that a row of a table may have; None where there is no limit."""
         return None
 
+    @property
+    def shares_row(self) -> bool:
+        """Whether a source and its answer stand in one row."""
+        return False
+
+    @property
+    def has_segments(self) -> bool:
+        """Whether tokens know which text of a row they belong to."""
+        return False
+
 
 class Transformer(ModelSpec):
     """A Transformer (Vaswani et al. 2017)."""
@@ -252,6 +262,14 @@ class Transformer(ModelSpec):
     @property
     def longest_row(self) -> int:
         return self.context
+
+    @property
+    def shares_row(self) -> bool:
+        return self.shape == "prefix"
+
+    @property
+    def has_segments(self) -> bool:
+        return self.n_segments > 1
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:
@@ -589,10 +607,10 @@ class Classification(Spec):
     """One class for each row, any number of labels, or a number; auto decides by the labels of the training table."""
     labels: Strings = ()
     """Names of the classes or labels, in the order of the scores; read off the training table when empty."""
-    center: float = 0.0
-    """Of numbers: the head answers (number - center) / scale. Read off the training table."""
-    scale: PositiveFloat = 1.0
-    """Of numbers: see center."""
+    center: float | None = None
+    """Of numbers: the head answers (number - center) / scale; the mean of the training table by default."""
+    scale: PositiveFloat | None = None
+    """Of numbers: see center; the standard deviation of the training table by default."""
     layers: Literal["last", "mix"] = "last"
     """The states that are pooled: of the last layer, or a trained mix of the embeddings and all layers (ELMo)."""
     pool: Literal["auto", "first", "last", "mean", "max", "attention"] = "auto"
@@ -922,7 +940,7 @@ class Evaluation(Spec):
         return self
 
 
-class Checkpoint(Spec):
+class Checkpointing(Spec):
     """What is kept while training."""
 
     every: PositiveInt = 250
@@ -956,7 +974,7 @@ class Recipe(Spec):
     """How the learning rate changes over the steps."""
     evaluation: Evaluation = Evaluation()
     """Validation while training."""
-    checkpoint: Checkpoint = Checkpoint()
+    checkpoint: Checkpointing = Checkpointing()
     """What is kept while training."""
 
     @model_validator(mode="after")
@@ -982,8 +1000,13 @@ class Recipe(Spec):
         if self.training.carry_state and self.data.isolate_documents:
             mistakes.append("training.carry_state reads on over the ends of documents; data.isolate_documents does not")
         mistakes += _tuning_mistakes(self.model, self.objective, self.tuning)
-        if self.evaluation.prompts and isinstance(self.model, SkipGram):
-            mistakes.append("evaluation.prompts are for models that write text, which a skipgram does not")
+        if self.evaluation.prompts and self.model.reads == "words":
+            mistakes.append(f"evaluation.prompts are for models that write text, which {self.model.kind} models do not")
+        if self.evaluation.prompts and self.model.reads == "both" and not isinstance(self.objective, Masked):
+            mistakes.append(
+                f"evaluation.prompts are for models that write text; a {self.model.title} fills masks, which objective "
+                f"{self.objective.kind} does not teach"
+            )
         if self.evaluation.metric != "loss" and not isinstance(self.objective, Classification):
             mistakes.append(
                 f"evaluation.metric {self.evaluation.metric} is for objective classification, not for objective "

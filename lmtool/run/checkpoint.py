@@ -43,8 +43,8 @@ class FileEntry:
 class Checkpoint:
     """A checkpoint whose files agree with its manifest.
 
-    path: its directory. step: optimizer steps done. best_step: the step with the lowest validation loss so far, None
-    before the first validation. digest: SHA-256 of the manifest, which stands for all content. verified: the files
+    path: its directory. step: optimizer steps done. best_step: the step of the best validation when it was saved,
+    None before the first one. digest: SHA-256 of the manifest, which stands for all content. verified: the files
     whose digests were compared; those of the others are compared when they are read.
     """
 

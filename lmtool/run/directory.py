@@ -1,7 +1,7 @@
 """Run directories: made, locked, written to.
 
     runs/2026-11-20-gpt-tiny-7f3a/
-      recipe.yaml  tokenizer.json  run.json  metrics.jsonl  samples.jsonl  checkpoints/
+      recipe.yaml  tokenizer.json  run.json  metrics.jsonl  samples.jsonl  validated.json  checkpoints/
 
 run.json is written last when a run is made, so a folder is a run exactly when it has one.
 """
@@ -15,6 +15,7 @@ import re
 import secrets
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +35,15 @@ if TYPE_CHECKING:
 FORMAT = 1
 RECIPE, TOKENIZER = "recipe.yaml", "tokenizer.json"
 METRICS, SAMPLES, CHECKPOINTS = "metrics.jsonl", "samples.jsonl", "checkpoints"
+
+SPLIT = "split.json"
+"""The numbers of the rows of tables that were held out."""
+
+VALIDATED = "validated.json"
+"""What came of the validation behind the newest checkpoint, and which one is the best."""
+
+RESULTS = "metrics.json"
+"""What the best checkpoint reached on a table."""
 
 State = Literal["running", "finished", "stopped"]
 
@@ -166,16 +176,25 @@ class Run:
             self._lock.release()
             self._lock = None
 
-    def start(self, *, step: int, command: Sequence[str], environment: Mapping[str, object]) -> None:
+    def start(
+        self,
+        *,
+        step: int,
+        command: Sequence[str],
+        environment: Mapping[str, object],
+        validated: Mapping[str, object] | None = None,
+        pending: bool = False,
+    ) -> None:
         """Begin a session after `step` steps: what a killed session left beyond that step is taken away.
 
         Later records leave metrics and samples; later checkpoints are set aside (renamed to step-....aside-1).
-        command: as typed. environment: as from `describe_environment`.
+        command: as typed. environment: as from `describe_environment`. validated: see `note_validation`. pending: the
+        step will be validated and logged anew.
         Raises ResourceError when the directory cannot be written.
         """
         self._require_lock()
-        self.metrics.rewind(step)
-        self.samples.rewind(step)
+        self.metrics.rewind(step - pending)
+        self.samples.rewind(step - pending)
         session = {
             "started": _now(),
             "step": step,
@@ -190,10 +209,48 @@ class Run:
             for later, path in checkpoints.listed(self.path / CHECKPOINTS):
                 if later > step:
                     checkpoints.set_aside(path)
+            if validated is None:
+                (self.path / VALIDATED).unlink(missing_ok=True)
+            else:
+                durable.replace(self.path / VALIDATED, _encode(dict(validated)))
             self._write_info(self.info | {"sessions": [*self.info["sessions"], session]})
         except OSError as error:
             raise _unwritable(self.path, error) from error
         remember(self.path)
+
+    def note_validation(self, validated: Mapping[str, object]) -> None:
+        """Keep what came of a validation that followed a checkpoint: "step", "best_step" and what the caller needs.
+
+        Raises ResourceError when it cannot be written.
+        """
+        self._require_lock()
+        try:
+            self.metrics.sync()
+            self.samples.sync()
+            durable.replace(self.path / VALIDATED, _encode(dict(validated)))
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+
+    @property
+    def validated(self) -> dict[str, Any] | None:
+        """What `note_validation` kept last; None before any validation.
+
+        Raises CheckpointError when the file is damaged.
+        """
+        file = self.path / VALIDATED
+        try:
+            noted = json.loads(file.read_bytes())
+            if isinstance(noted["step"], int) and isinstance(noted["best_step"], int | None):
+                return dict(noted)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            pass
+        raise CheckpointError(
+            f"{VALIDATED} of this run is damaged",
+            where=str(file),
+            fix="delete it: the last validation is then done again by lmtool resume",
+        )
 
     def write_recipe(self, recipe: str) -> None:
         """Replace recipe.yaml, when a resumed run goes on under a changed one. Raises ResourceError."""
@@ -240,18 +297,31 @@ class Run:
         """`checkpoint.newest_valid` of this run: the checkpoint to resume from, and warnings about damaged ones."""
         return checkpoints.newest_valid(self.path / CHECKPOINTS, optimizer=optimizer)
 
+    @property
+    def best_step(self) -> int | None:
+        """The step whose validation was the best one; None before any."""
+        if (noted := self.validated) is not None:
+            best: int | None = noted["best_step"]
+            return best
+        # where nothing is noted the newest manifest knows
+        for _, path in reversed(checkpoints.listed(self.path / CHECKPOINTS)):
+            with suppress(CheckpointError):
+                return checkpoints.inspect(path).best_step
+        return None
+
     def best(self, *, optimizer: bool = True) -> tuple[Checkpoint, list[str]]:
-        """The checkpoint with the lowest validation loss; the newest whole one, with a warning, when that is damaged.
+        """The checkpoint of the best validation; the newest whole one, with a warning, when that is damaged.
 
         Before any validation, the newest is the best. Raises CheckpointError when none is whole.
         """
-        newest, warnings = self.newest(optimizer=optimizer)
-        if newest.best_step is None or newest.best_step == newest.step:
-            return newest, warnings
-        path = newest.path.with_name(checkpoints.step_name(newest.best_step))
+        best_step = self.best_step
+        if best_step is None:
+            return self.newest(optimizer=optimizer)
+        path = self.path / CHECKPOINTS / checkpoints.step_name(best_step)
         try:
-            return checkpoints.verify(path, optimizer=optimizer), warnings
+            return checkpoints.verify(path, optimizer=optimizer), []
         except CheckpointError as error:
+            newest, warnings = self.newest(optimizer=optimizer)
             return newest, [*warnings, f"took {newest.path.name} instead of the best, {path.name}: {error.what}"]
 
     def _require_lock(self) -> None:
@@ -259,8 +329,12 @@ class Run:
             raise RuntimeError("only the process that holds the lock of a run writes to it")
 
     def _write_info(self, info: dict[str, Any]) -> None:
-        durable.replace(self.path / INFO, json.dumps(info, indent=1, allow_nan=False).encode("ascii") + b"\n")
+        durable.replace(self.path / INFO, _encode(info))
         self.info = info
+
+
+def _encode(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, indent=1, allow_nan=False).encode("ascii") + b"\n"
 
 
 def check_folder(folder: Path | None) -> None:
@@ -322,7 +396,7 @@ def _new_folder(name: str) -> Path:
 
 
 def _refuse_used(folder: Path) -> None:
-    for name in (INFO, RECIPE, TOKENIZER, METRICS, SAMPLES, CHECKPOINTS):
+    for name in (INFO, RECIPE, TOKENIZER, METRICS, SAMPLES, VALIDATED, CHECKPOINTS):
         if os.path.lexists(folder / name):
             raise UsageError(
                 f"the output folder already holds {name}",

@@ -63,7 +63,7 @@ def summarise(path: Path) -> Summary:
     step = 0
     losses = []
     try:
-        saved = _checkpoints(path / CHECKPOINTS)
+        saved = _checkpoints(path / CHECKPOINTS, run.best_step)
         for record in run.metrics.read():
             step = max(step, record["step"])
             if isinstance(loss := record.get("valid_loss"), int | float):
@@ -86,20 +86,16 @@ def summarise(path: Path) -> Summary:
     )
 
 
-def _checkpoints(folder: Path) -> tuple[CheckpointSummary, ...]:
-    best = None
+def _checkpoints(folder: Path, best_step: int | None) -> tuple[CheckpointSummary, ...]:
     found = []
     for step, path in checkpoints.listed(folder):
+        problem = ""
         try:
-            best = checkpoints.inspect(path).best_step
-            problem = ""
+            checkpoints.inspect(path)
         except CheckpointError as error:
             problem = error.what
-        found.append((step, path, problem))
-    # The newest readable manifest knows which is the best.
-    return tuple(
-        CheckpointSummary(path.name, step, _size(path), step == best, problem) for step, path, problem in found
-    )
+        found.append(CheckpointSummary(path.name, step, _size(path), step == best_step, problem))
+    return tuple(found)
 
 
 def _size(path: Path) -> int:

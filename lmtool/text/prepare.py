@@ -29,7 +29,7 @@ from lmtool.text.split import Everything, Part, choose_documents, cut_characters
 from lmtool.text.store import EncodedChunk, StoreWriter, TokenStore
 from lmtool.text.tokenizer import Tokenizer
 
-Progress = Callable[[str, int, int], None]
+Report = Callable[[str, int, int], None]
 """Called with what is being done, and the characters that are done and to do; 0 to do when that is unknown."""
 
 _VERSION = 1
@@ -85,7 +85,7 @@ def prepare(
     *,
     cache: Path,
     seed: int,
-    progress: Progress | None = None,
+    progress: Report | None = None,
     out: Path | None = None,
 ) -> Prepared:
     """Turn the text that `data` names into token stores for training and validation.
@@ -127,7 +127,7 @@ def prepare(
 
 
 def encode_files(
-    sources: Sequence[str], data: Data, tokenizer: Tokenizer, *, cache: Path, progress: Progress | None = None
+    sources: Sequence[str], data: Data, tokenizer: Tokenizer, *, cache: Path, progress: Report | None = None
 ) -> TokenStore:
     """The token store of all the text in `sources`, read as the settled `data` of a run says. Cached like `prepare`."""
     tell = progress or (lambda stage, done, total: None)
@@ -141,18 +141,18 @@ def _key(*parts: object) -> str:
     return hashlib.sha256(json.dumps([_VERSION, *parts]).encode()).hexdigest()
 
 
-def _open(sources: Sequence[str], data: Data, documents: Any, cache: Path, tell: Progress) -> _Surveyed:
+def _open(sources: Sequence[str], data: Data, documents: Any, cache: Path, tell: Report) -> _Surveyed:
     corpus = open_corpus(sources, column=data.column, documents=documents, cache=cache)
     return _survey(corpus, content_hash(corpus.files), cache, tell)
 
 
-def _streaming(opened: _Surveyed, cache: Path, tell: Progress) -> _Surveyed:
+def _streaming(opened: _Surveyed, cache: Path, tell: Report) -> _Surveyed:
     """The same corpus, its documents run on as one text."""
     corpus = replace(opened.corpus, stream=True)
     return _survey(corpus, opened.content, cache, tell) if corpus.adds_line_ends else replace(opened, corpus=corpus)
 
 
-def _survey(corpus: Corpus, content: str, cache: Path, tell: Progress) -> _Surveyed:
+def _survey(corpus: Corpus, content: str, cache: Path, tell: Report) -> _Surveyed:
     """Read the corpus once, which checks all of it; what was counted is kept in the cache."""
     key = _key("survey", content, corpus.column, corpus.documents, corpus.adds_line_ends)
     path = cache / "surveys" / f"{key}.json"
@@ -162,7 +162,7 @@ def _survey(corpus: Corpus, content: str, cache: Path, tell: Progress) -> _Surve
     return _Surveyed(corpus, content, _Survey(**json.loads(path.read_text(encoding="utf-8"))))
 
 
-def _count(corpus: Corpus, tell: Progress) -> _Survey:
+def _count(corpus: Corpus, tell: Report) -> _Survey:
     documents = characters = n_bytes = 0
     for chunk in corpus.chunks():
         documents += chunk.n_ends
@@ -174,7 +174,7 @@ def _count(corpus: Corpus, tell: Progress) -> _Survey:
     return _Survey(documents, characters, n_bytes)
 
 
-def _split(train: _Surveyed, data: Data, cache: Path, seed: int, tell: Progress) -> tuple[_Surveyed, Part, Part]:
+def _split(train: _Surveyed, data: Data, cache: Path, seed: int, tell: Report) -> tuple[_Surveyed, Part, Part]:
     """The corpus that validation text comes from, and the parts of both."""
     if data.valid:
         valid = _open(data.valid, data, data.documents, cache, tell)
@@ -199,7 +199,7 @@ def _split(train: _Surveyed, data: Data, cache: Path, seed: int, tell: Progress)
     return train, *choose_documents(train.survey.documents, data.valid_fraction, seed)
 
 
-def _trained(spec: TokenizerSpec, text: _Surveyed, part: Part, cache: Path, tell: Progress) -> Tokenizer:
+def _trained(spec: TokenizerSpec, text: _Surveyed, part: Part, cache: Path, tell: Report) -> Tokenizer:
     key = _key("tokenizer", _text_key(text, part), spec.model_dump())
     path = cache / "tokenizers" / f"{key}.json"
     with locked(path.with_suffix(".lock")):
@@ -239,7 +239,7 @@ def _text_key(text: _Surveyed, part: Part) -> list[Any]:
     return [text.content, corpus.column, corpus.documents, corpus.stream, type(part).__name__, asdict(part)]
 
 
-def _told(text: _Surveyed, stage: str, tell: Progress) -> Iterator[Chunk]:
+def _told(text: _Surveyed, stage: str, tell: Report) -> Iterator[Chunk]:
     """The chunks of a corpus, progress told."""
     done = 0
     for chunk in text.corpus.chunks():
@@ -259,7 +259,7 @@ def _keep_tokenizer(tokenizer: Tokenizer, out: Path) -> None:
 
 
 def _store(
-    text: _Surveyed, part: Part, tokenizer: Tokenizer, cache: Path, out: Path | None, tell: Progress
+    text: _Surveyed, part: Part, tokenizer: Tokenizer, cache: Path, out: Path | None, tell: Report
 ) -> tuple[TokenStore, bool]:
     """The store of one part of a corpus, and whether it had to be made."""
     key = _key("tokens", _text_key(text, part), tokenizer.fingerprint)
@@ -275,7 +275,7 @@ def _store(
     return store, False
 
 
-def _write(text: _Surveyed, part: Part, tokenizer: Tokenizer, path: Path, key: str, tell: Progress) -> TokenStore:
+def _write(text: _Surveyed, part: Part, tokenizer: Tokenizer, path: Path, key: str, tell: Report) -> TokenStore:
     with StoreWriter(path, fingerprint=key, vocab_size=tokenizer.vocab_size) as writer:
         chunks = islice(part.of(_told(text, "tokenizing", tell)), writer.chunks_done, None)
         for chunk in _in_threads(partial(_encode, tokenizer=tokenizer, stream=text.corpus.stream), chunks):

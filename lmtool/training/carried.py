@@ -17,8 +17,8 @@ PREFIX = "carried/"
 """Of the names of carried states among the tensors of a checkpoint."""
 
 
-class Continued(LanguageModel):
-    """A model whose rows go on from `before`; reading them leaves the state `after` them, without its gradient."""
+class CarriedModel(LanguageModel):
+    """A model whose rows start from the state `before`; `after` is the state behind them, without its gradient."""
 
     def __init__(self, model: LanguageModel, before: DecodeState) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Continued(LanguageModel):
         return self.model.head_parameters()
 
     def start(self, batch: Batch) -> DecodeState:
-        """The state that the rows go on from."""
+        """The state that the rows start from."""
         return self.before
 
     def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:

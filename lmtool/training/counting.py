@@ -9,10 +9,10 @@ from lmtool.compute.device import Compute
 from lmtool.errors import UsageError
 from lmtool.model import NGramModel
 from lmtool.recipe.spec import Recipe
-from lmtool.training.windows import Examples
+from lmtool.training.windows import Windows
 
 
-def count_part(model: NGramModel, examples: Examples, recipe: Recipe, step: int, compute: Compute) -> tuple[float, int]:
+def count_part(model: NGramModel, examples: Windows, recipe: Recipe, step: int, compute: Compute) -> tuple[float, int]:
     """Count the next part of the text, which all steps together go through once, in its order.
 
     Returns the sum of -log p of the part's targets under what was counted before it, and the number of targets. Every

@@ -1,91 +1,163 @@
-"""What a run learns from and is measured on: a text, or a labelled table."""
+"""Training data: what a run learns from and is measured on. A text here; tables in `lmtool.tables.data`."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
 
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World
-from lmtool.inference.perplexity import Span, mean_loss, mean_scores, sample_spans
+from lmtool.decoding.framing import Framing
+from lmtool.errors import DataError
+from lmtool.inference.evaluation import Validation, evaluate
+from lmtool.inference.load import vocabulary_rows
+from lmtool.inference.perplexity import Span, evaluate_spans, sample_spans
 from lmtool.model import LanguageModel, SkipGramModel
-from lmtool.objective import Objective
+from lmtool.objective import Loss, Objective
 from lmtool.recipe.spec import NGram, Recipe
-from lmtool.text.prepare import Prepared
+from lmtool.tables.results import Results
+from lmtool.text.prepare import Prepared, Report, default_cache, prepare
 from lmtool.text.tokenizer import Tokenizer
-from lmtool.training.windows import Examples, Source
+from lmtool.training.windows import ExampleSource, Windows
 
 
-@dataclass(frozen=True)
-class Validation:
-    """How good a model is. loss: nats per target or row. metrics: further figures by name, higher is better."""
-
-    loss: float
-    metrics: Mapping[str, float] = field(default_factory=dict)
-
-
-class Material(ABC):
+class TrainingData(Protocol):
     """What a run learns from and is measured on.
 
-    unit: what is counted. batch_units: how many there are in one step. documents: texts stand between [BOS] and [EOS],
-    so that prompts begin with one. lines: what it is, in words.
+    recipe: with what only the data could say. framing: how texts are put before the model. fingerprint: of the content.
+    unit: what is counted. batch_units: how many there are in one step. lines: what the data are, in words. warnings:
+    what is odd about them. split: which rows are held out, to be kept in the run; None where that follows by itself.
     """
 
-    unit: str
-    tokenizer: Tokenizer
-    batch_units: int
-    documents: bool
-    lines: tuple[str, ...] = ()
+    @property
+    def unit(self) -> str: ...
 
-    @abstractmethod
+    @property
+    def batch_units(self) -> int: ...
+
+    @property
+    def lines(self) -> tuple[str, ...]: ...
+
+    @property
+    def warnings(self) -> tuple[str, ...]: ...
+
+    @property
+    def recipe(self) -> Recipe: ...
+
+    @property
+    def framing(self) -> Framing: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def split(self) -> dict[str, object] | None: ...
+
     def inform(self, lm: LanguageModel) -> None:
-        """Tell a fresh model what it has to know of the material before it learns."""
+        """Give a fresh model the statistics of the data that it begins with, if its family has any."""
 
-    @abstractmethod
-    def source(self, objective: Objective) -> Source:
+    def examples(self, objective: Objective) -> ExampleSource:
         """Examples to train on."""
 
-    @abstractmethod
     def validate(self, lm: LanguageModel, objective: Objective, compute: Compute, world: World) -> Validation:
         """How good a model is on the part that it does not learn from; computed by all processes together."""
 
+    def measure(self, run: Path, objective: Objective, compute: Compute, world: World) -> list[Results]:
+        """Measure the best checkpoint of a run that is over, where there is more to measure than its validation."""
 
-class TextMaterial(Material):
-    """A text in token stores."""
+
+class TextData:
+    """A text in token stores; see `TrainingData`."""
 
     unit = "token"
+    warnings: tuple[str, ...] = ()
+    split = None
 
     def __init__(self, prepared: Prepared, recipe: Recipe) -> None:
-        self.prepared = prepared
-        self.tokenizer = prepared.tokenizer
-        self.documents = prepared.data.split == "document"
-        self._recipe = recipe
+        rows = vocabulary_rows(recipe, prepared.tokenizer)
+        model = recipe.model.model_copy(update={"vocab_size": rows})
+        self.recipe = recipe.model_copy(update={"model": model, "data": prepared.data})
+        self.framing = Framing.of(self.recipe, prepared.tokenizer)
+        self.fingerprint = prepared.fingerprint
+        self._train, self._valid = prepared.train, prepared.valid
         self._spans: list[Span] | None = None
-        self._pairs: Examples | None = None
+        self._pairs: Windows | None = None
         self.batch_units = recipe.training.batch_size * recipe.model.context
         if isinstance(recipe.model, NGram):
-            self.batch_units = len(prepared.train) // recipe.training.steps
+            self.batch_units = len(self._train) // recipe.training.steps
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        data = self.recipe.data
+        is_stream = data.split == "slice"
+        held_out = f"{self._valid.n_documents:,} document{'s' * (self._valid.n_documents != 1)}"
+        if data.valid:
+            held_out = ", ".join(data.valid)
+        elif is_stream:
+            held_out = f"the last {100 * data.valid_fraction:g} % of the text"
+        n_documents = self._train.n_documents
+        text = "one text" if is_stream else f"{n_documents:,} document{'s' * (n_documents != 1)}"
+        return (f"text: {text}, {len(self._train):,} tokens; validation: {held_out}, {len(self._valid):,} tokens",)
 
     def inform(self, lm: LanguageModel) -> None:
         if isinstance(lm, SkipGramModel):
-            lm.take_counts(self.prepared.train.counts())
+            lm.take_counts(self._train.counts())
 
-    def source(self, objective: Objective) -> Examples:
-        training = self._recipe.training
+    def examples(self, objective: Objective) -> Windows:
+        training = self.recipe.training
         lanes = training.batch_size if training.carry_state else None
-        cut = objective.cut(self._recipe.model.context)
+        cut = objective.cut(self.recipe.model.context)
         if cut.unit == "pair":
             # here, so that too short a text is refused before the first step
-            self._pairs = Examples(self.prepared.valid, cut, self._recipe.seed)
-        return Examples(self.prepared.train, cut, self._recipe.seed, lanes)
+            self._pairs = Windows(self._valid, cut, self.recipe.seed)
+        return Windows(self._train, cut, self.recipe.seed, lanes)
 
     def validate(self, lm: LanguageModel, objective: Objective, compute: Compute, world: World) -> Validation:
-        valid, recipe = self.prepared.valid, self._recipe
+        wanted = self.recipe.evaluation.tokens
         if self._pairs is not None:
-            n = self._pairs.per_epoch
-            if recipe.evaluation.tokens is not None:
-                n = min(n, -(-recipe.evaluation.tokens // self._pairs.length))
-            return Validation(*mean_scores(lm, self._pairs, n, objective, compute, world))
+            return _validate_pairs(self._pairs, wanted, lm, objective, compute, world)
         if self._spans is None:
-            longest = objective.window(recipe.model.context)
-            self._spans = sample_spans(valid, longest, recipe.evaluation.tokens, recipe.seed)
-        return Validation(mean_loss(lm, valid, self._spans, objective, compute, world))
+            longest = objective.window(self.recipe.model.context)
+            self._spans = sample_spans(self._valid, longest, wanted, self.recipe.seed)
+        found = evaluate_spans(
+            lm, self._valid, self._spans, objective.collate_validation, objective.score, compute, world
+        )
+        return Validation(found.loss)
+
+    def measure(self, run: Path, objective: Objective, compute: Compute, world: World) -> list[Results]:
+        return []
+
+
+def read_text(recipe: Recipe, tokenizer: Tokenizer | None, world: World, report: Report) -> TextData:
+    """Prepare the text that a recipe names. Raises DataError when it is too short for the model's context.
+
+    tokenizer: of the run whose weights are trained; when None, that which the recipe says.
+    """
+    data = world.main_first(
+        lambda: prepare(
+            recipe.data, tokenizer or recipe.tokenizer, cache=default_cache(), seed=recipe.seed, progress=report
+        )
+    )
+    context = recipe.model.context
+    for part, store, needed in (("training", data.train, context + 1), ("validation", data.valid, 2)):
+        if len(store) < needed:
+            raise DataError(
+                f"the {part} text has {len(store)} tokens, but a context of {context} needs {needed}",
+                where=", ".join(recipe.data.train),
+                fix="give more text, or set model.context lower",
+            )
+    return TextData(data, recipe)
+
+
+def _validate_pairs(
+    pairs: Windows, tokens: int | None, lm: LanguageModel, objective: Objective, compute: Compute, world: World
+) -> Validation:
+    """On pairs of texts of which the second may follow the first, about so many tokens of them; all when None."""
+    n = pairs.per_epoch if tokens is None else min(pairs.per_epoch, -(-tokens // pairs.length))
+
+    def read(chosen: list[int]) -> tuple[Loss, tuple[()]]:
+        batch = objective.collate(pairs.read(np.array(chosen)))
+        return objective.score(lm, batch.to(compute.device)), ()
+
+    found = evaluate(lm, [(pairs.length,)] * n, read, compute, world, metrics=objective.metrics)
+    return Validation(found.loss, found.metrics)

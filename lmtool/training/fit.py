@@ -15,15 +15,19 @@ from lmtool.batch import Batch
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World, peers_may_end
 from lmtool.errors import NumericalError, ResourceError
+from lmtool.inference.evaluation import by_length
 from lmtool.model import DecodeState, LanguageModel, NGramModel, SkipGramModel
 from lmtool.objective import Example, Objective
 from lmtool.recipe.spec import Recipe, Training
 from lmtool.run.order import hash_key, rank_samples
-from lmtool.training.carried import Continued, fresh, rows_of
+from lmtool.training.carried import CarriedModel, fresh, rows_of
 from lmtool.training.counting import count_part
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.schedule import multiplier
-from lmtool.training.windows import Examples, Source
+from lmtool.training.windows import ExampleSource, Windows
+
+MOST_SKIPPED = 25
+"""Updates in a row that float16 may skip while its gradient scale is halved until gradients are finite."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +35,10 @@ class Step:
     """One step of the optimizer, or of counting, done.
 
     step: steps done so far. loss: mean over the step's targets, before the update. lr: peak rate times schedule.
-    grad_norm: before clipping; like lr it is 0 for a model that counts. tokens: targets of the step, over all
-    processes. seconds: the step took.
-    micro_batch: rows computed at once. stop: somebody asked for an end; the same in every process. carried: the state
-    that the next step's rows go on from, without which it cannot be done; None unless the recipe carries states.
+    grad_norm: before clipping; like lr it is 0 for a model that counts. Where it is not finite, no weight was changed.
+    tokens: targets of the step, over all processes. seconds: the step took. micro_batch: rows computed at once.
+    stop: somebody asked for an end; the same in every process. carried: the state that the next step's rows start from,
+    without which it cannot be done; None unless the recipe carries states.
     """
 
     step: int
@@ -60,15 +64,15 @@ class _LossModule(nn.Module):
         """The summed loss; and, where rows go on from the states `before`, the states after them."""
         if before is None:
             return self.objective.loss(self.model, batch).total, None
-        continued = Continued(self.model, before)
-        return self.objective.loss(continued, batch).total, continued.after
+        carrying = CarriedModel(self.model, before)
+        return self.objective.loss(carrying, batch).total, carrying.after
 
 
 def fit(
     model: LanguageModel,
     objective: Objective,
     optimizers: Optimizers,
-    examples: Source,
+    examples: ExampleSource,
     recipe: Recipe,
     compute: Compute,
     world: World,
@@ -93,7 +97,7 @@ def fit(
     training = recipe.training
     rows = micro_batch or rows_at_once(training, world)
     if isinstance(model, NGramModel):
-        assert isinstance(examples, Examples)
+        assert isinstance(examples, Windows)
         for step in range(first_step, training.steps):
             started = time.perf_counter()
             total, count = count_part(model, examples, recipe, step, compute)
@@ -104,6 +108,7 @@ def fit(
     module = world.wrap(_LossModule(model, objective), compute)
     loader = _Loader(examples, objective, recipe, world, compute)
     model.train()
+    n_skipped = 0
     threads = torch.get_num_threads()
     has_small_steps = isinstance(model, SkipGramModel)
     if has_small_steps:
@@ -138,7 +143,8 @@ def fit(
             rate = multiplier(recipe.schedule, step, training.steps, recipe.model.d_model)
             # the backward passes summed over targets, and the exchange averaged over processes
             norm = optimizers.update(rate, world.size / n_targets, training.clip_norm, step)
-            if not math.isfinite(norm) and not compute.scales_gradients:
+            n_skipped = 0 if math.isfinite(norm) else n_skipped + 1
+            if n_skipped and (not compute.scales_gradients or n_skipped > MOST_SKIPPED):
                 raise _not_finite("gradient", norm, step, loader)
             seconds = time.perf_counter() - started
             lr = optimizers.peak_rate * rate
@@ -190,7 +196,9 @@ def _accumulate(
 class _Loader:
     """Reads the batches of the next step while the current one is computed."""
 
-    def __init__(self, examples: Source, objective: Objective, recipe: Recipe, world: World, compute: Compute) -> None:
+    def __init__(
+        self, examples: ExampleSource, objective: Objective, recipe: Recipe, world: World, compute: Compute
+    ) -> None:
         self._examples = examples
         self._objective = objective
         self._batch_size = recipe.training.batch_size
@@ -236,27 +244,14 @@ class _Loader:
 def micro_batches(examples: list[Example], rows: int, tokens: int | None) -> Iterator[list[Example]]:
     """Divide a batch into parts of at most `rows` rows and, unless None, `tokens` positions with all padding.
 
-    With a limit of tokens rows of like length go together, so that little is padding. A row above it is alone.
+    With a limit of tokens rows of like length go together, so that little is padded.
     """
     if tokens is None:
         yield from (examples[i : i + rows] for i in range(0, len(examples), rows))
         return
-    part: list[Example] = []
-    longest = (0, 0)
-    for example in sorted(examples, key=lambda example: sum(_lengths(example))):
-        n, n_other = _lengths(example)
-        wider = max(n, longest[0]), max(n_other, longest[1])
-        if part and (len(part) == rows or (len(part) + 1) * sum(wider) > tokens):
-            yield part
-            part, wider = [], (n, n_other)
-        part.append(example)
-        longest = wider
-    yield part
-
-
-def _lengths(example: Example) -> tuple[int, int]:
-    """Tokens of an example, and of its second part, which is padded apart."""
-    return len(example.tokens), 0 if example.other is None else len(example.other)
+    lengths = [(len(e.tokens), 0 if e.other is None else len(e.other)) for e in examples]
+    for group in by_length(lengths, tokens, rows):
+        yield [examples[i] for i in group]
 
 
 def _out_of_memory(error: RuntimeError) -> bool:

@@ -24,7 +24,7 @@ TRIES = 8
 """Documents that are looked at to find one that is long enough."""
 
 
-class Source(Protocol):
+class ExampleSource(Protocol):
     """Where examples come from.
 
     unit: what the texts are that `documents` numbers. per_epoch: examples in one pass.
@@ -55,7 +55,7 @@ class _Place:
     follows: bool = False
 
 
-class _Windows:
+class _Stream:
     """Windows of the whole text, wherever documents end."""
 
     def __init__(self, store: TokenStore, cut: Cut, seed: int) -> None:
@@ -141,7 +141,7 @@ class _Pairs:
         return begin, end
 
 
-class Examples:
+class Windows:
     """Examples cut from a store, in an order that is a function of the seed.
 
     lanes: rows of a batch that go on from one batch to the next; None where each row stands alone. length: most tokens
@@ -155,7 +155,7 @@ class Examples:
         self.length = cut.length
         self._store = store
         self._seed = seed
-        self._cutter = _Pairs(store, cut, seed) if cut.unit == "pair" else _Windows(store, cut, seed)
+        self._cutter = _Pairs(store, cut, seed) if cut.unit == "pair" else _Stream(store, cut, seed)
         n_items = self._cutter.n_items
         self._order = SampleOrder(n_items, seed) if lanes is None else LaneOrder(n_items, lanes, seed)
 

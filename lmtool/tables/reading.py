@@ -1,24 +1,21 @@
-"""Labelled examples: rows of a table as texts and labels, what is wrong or odd about them, and a part held out."""
+"""Rows of a table as texts and labels, and what is wrong or odd about them."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
-import numpy as np
-
-from lmtool.errors import CheckpointError, DataError
+from lmtool.errors import DataError
 from lmtool.tables.columns import Columns
 from lmtool.tables.labels import SEPARATOR, Kind, Label, LabelMap, as_cell, as_names, as_number, decide_kind
 from lmtool.text.files import place, shown
-from lmtool.text.split import document_hash
 from lmtool.text.table import Row, RowFault, Skipped, Table
 
 IMBALANCE = 10
 """A largest class with this many times the rows of the smallest is warned of."""
 
 
-class Example(NamedTuple):
+class LabelledText(NamedTuple):
     """One row as a model sees it: its texts, its label or target where there is one, and the number of the row."""
 
     texts: tuple[str, ...]
@@ -40,14 +37,14 @@ class Notice:
 
 
 @dataclass(frozen=True)
-class Examples:
+class LabelledTexts:
     """All good rows of a table, in order."""
 
     table: Table
     columns: Columns
     labels: LabelMap | None
     """None where there are targets or no labels."""
-    items: tuple[Example, ...]
+    items: tuple[LabelledText, ...]
     skipped: Skipped
     notices: tuple[Notice, ...]
 
@@ -56,7 +53,7 @@ class Examples:
 
     def counts(self) -> dict[str, int]:
         """How many rows each class has, in the order of the label map."""
-        found = _count(self.items)
+        found = count_labels(self.items)
         return {name: found[name] for name in self.labels.names} if self.labels else {}
 
     def describe(self) -> str:
@@ -74,14 +71,14 @@ class Examples:
                 return f"{rows}, {each} of {len(counts)}: {some}{more}"
         return rows
 
-    def take(self, indexes: Sequence[int]) -> "Examples":
+    def take(self, indexes: Sequence[int]) -> "LabelledTexts":
         """Some of the rows."""
         return replace(self, items=tuple(self.items[i] for i in indexes), notices=(), skipped=Skipped())
 
 
-def stream_examples(
+def stream_labelled(
     table: Table, columns: Columns, labels: LabelMap | None = None, skipped: Skipped | None = None
-) -> Iterator[tuple[Row, Example]]:
+) -> Iterator[tuple[Row, LabelledText]]:
     """Rows with what is read from them, in order and in bounded memory: for tables of any size.
 
     A label column needs the labels of the training. Bad rows raise a RowFault, or are counted in `skipped`.
@@ -103,15 +100,15 @@ def stream_examples(
             yield row, example
 
 
-def read_examples(
+def read_labelled(
     table: Table,
     columns: Columns,
     *,
     kind: Kind | None = None,
     labels: LabelMap | None = None,
     skip_bad_rows: bool = False,
-) -> Examples:
-    """All rows of a table as examples.
+) -> LabelledTexts:
+    """All rows of a table as texts and labels.
 
     Without `labels` this is a training table: the kind of its labels is decided (see `labels.decide_kind`) unless
     given, and its classes are named. With the `labels` of a training table, other classes are faults. Rows whose
@@ -121,7 +118,7 @@ def read_examples(
     """
     skipped = Skipped()
     read = _Reader(table, columns)
-    read_rows: list[tuple[Example, int | None]] = []
+    read_rows: list[tuple[LabelledText, int | None]] = []
     n_blank = 0
     with_label = columns.label is not None
     for row in table.rows(skipped if skip_bad_rows else None):
@@ -137,7 +134,7 @@ def read_examples(
         cells = [cast(str | tuple[str, ...], example.label) for example, _ in read_rows]
         known = labels.kind if labels else kind or decide_kind(cells)
         read_rows = _labelled(read, read_rows, known, labels, skipped, skip_bad_rows)
-        chosen = labels or LabelMap.of(known, _count([example for example, _ in read_rows]))
+        chosen = labels or LabelMap.of(known, count_labels([example for example, _ in read_rows]))
     items = tuple(example for example, _ in read_rows)
     if not items:
         what = "no row is left" if skipped.count or n_blank else "the table has no rows"
@@ -146,7 +143,7 @@ def read_examples(
         _refuse_one_class(items, chosen, table, columns)
     blank = [Notice("blank rows", n_blank, f"left out {_rows(n_blank)} without any text")] if n_blank else []
     notices = (*blank, *_notices(items, chosen, training=labels is None))
-    return Examples(table, columns, chosen, items, skipped, notices)
+    return LabelledTexts(table, columns, chosen, items, skipped, notices)
 
 
 def _skip(fault: RowFault, skipped: Skipped, skip_bad_rows: bool) -> None:
@@ -157,13 +154,13 @@ def _skip(fault: RowFault, skipped: Skipped, skip_bad_rows: bool) -> None:
 
 def _labelled(
     read: "_Reader",
-    rows: list[tuple[Example, int | None]],
+    rows: list[tuple[LabelledText, int | None]],
     kind: Kind,
     labels: LabelMap | None,
     skipped: Skipped,
     skip_bad_rows: bool,
-) -> list[tuple[Example, int | None]]:
-    good: list[tuple[Example, int | None]] = []
+) -> list[tuple[LabelledText, int | None]]:
+    good: list[tuple[LabelledText, int | None]] = []
     for raw, line in rows:
         try:
             example = read.labelled(raw, line, kind)
@@ -174,7 +171,7 @@ def _labelled(
             _skip(fault, skipped, skip_bad_rows)
     if kind != "class" or labels is not None:
         return good
-    counts = _count([example for example, _ in good])
+    counts = count_labels([example for example, _ in good])
     if len(counts) < 2:
         return good
     alone = sum(1 for count in counts.values() if count == 1)
@@ -188,7 +185,7 @@ def _labelled(
 
 
 class _Reader:
-    """Reads examples off the rows of one table. Its methods raise RowFault."""
+    """Reads texts and labels from the rows of one table. Its methods raise RowFault."""
 
     def __init__(self, table: Table, columns: Columns) -> None:
         self.table = table
@@ -197,11 +194,11 @@ class _Reader:
         self.label_at = table.names.index(columns.label) if columns.label is not None else None
         self.target_at = table.names.index(columns.target) if columns.target is not None else None
 
-    def example(self, row: Row) -> Example:
+    def example(self, row: Row) -> LabelledText:
         """The texts of a row, with the cell of its label as it stands."""
         texts = tuple(self._text(row, at) for at in self.text_at)
         if self.label_at is None and self.target_at is None:
-            return Example(texts, None, None, row.number)
+            return LabelledText(texts, None, None, row.number)
         if not any(text.strip() for text in texts):
             raise self._fault("empty text", "the text is empty", row.number, row.line, self.columns.texts[0], _FILL)
         if self.target_at is not None:
@@ -209,7 +206,7 @@ class _Reader:
             if not target.strip():
                 what = "the target is empty"
                 raise self._fault("empty target", what, row.number, row.line, self.columns.target, _FILL)
-            return Example(texts, None, target, row.number)
+            return LabelledText(texts, None, target, row.number)
         assert self.label_at is not None
         value = row.values[self.label_at]
         cell = as_cell(value)
@@ -220,9 +217,9 @@ class _Reader:
         if cell == "":
             fix = _FILL + f"; where no class of several holds, write {SEPARATOR}"
             raise self._fault("empty label", "the label is empty", row.number, row.line, self.columns.label, fix)
-        return Example(texts, cell, None, row.number)
+        return LabelledText(texts, cell, None, row.number)
 
-    def labelled(self, example: Example, line: int | None, kind: Kind) -> Example:
+    def labelled(self, example: LabelledText, line: int | None, kind: Kind) -> LabelledText:
         """The same example with its cell read as a label of this kind."""
         cell = cast(str | tuple[str, ...], example.label)
         if kind == "multi":
@@ -236,7 +233,7 @@ class _Reader:
             raise self._wrong(example, line, shown(cell, 30), "a finite number")
         return example._replace(label=number)
 
-    def refuse_unknown(self, example: Example, line: int | None, labels: LabelMap) -> None:
+    def refuse_unknown(self, example: LabelledText, line: int | None, labels: LabelMap) -> None:
         """Raise when the label is none of `labels`."""
         assert example.label is not None
         name = labels.unknown(example.label)
@@ -245,7 +242,7 @@ class _Reader:
             fix = labels.suggestion(name)
             raise self._fault("label unseen in training", what, example.row, line, self.columns.label, fix)
 
-    def single(self, example: Example, line: int | None, n_alone: int, n_classes: int) -> RowFault:
+    def single(self, example: LabelledText, line: int | None, n_alone: int, n_classes: int) -> RowFault:
         """The fault of a class with one row."""
         what = f"the class {shown(str(example.label), 40)} has one row"
         fix = "give it a second row, or correct the label"
@@ -263,7 +260,7 @@ class _Reader:
             raise self._fault("wrong type", what, row.number, row.line, at, "name a column of text")
         return value
 
-    def _wrong(self, example: Example, line: int | None, found: str, wanted: str) -> RowFault:
+    def _wrong(self, example: LabelledText, line: int | None, found: str, wanted: str) -> RowFault:
         what = f"the label is {found}, not {wanted}"
         fix = "correct it, or say of what kind the labels are: --labels class, multi or number"
         return self._fault("wrong label", what, example.row, line, self.columns.label, fix)
@@ -275,7 +272,7 @@ class _Reader:
 _FILL = "fill it"
 
 
-def _count(items: Sequence[Example]) -> Counter[str]:
+def count_labels(items: Sequence[LabelledText]) -> Counter[str]:
     counts: Counter[str] = Counter()
     for item in items:
         if isinstance(item.label, str):
@@ -285,7 +282,7 @@ def _count(items: Sequence[Example]) -> Counter[str]:
     return counts
 
 
-def _refuse_one_class(items: Sequence[Example], labels: LabelMap, table: Table, columns: Columns) -> None:
+def _refuse_one_class(items: Sequence[LabelledText], labels: LabelMap, table: Table, columns: Columns) -> None:
     where = f"{place(table.path)}, column {shown(str(columns.label))}"
     different = {item.label for item in items}
     if labels.kind == "multi" and not labels.names:
@@ -296,7 +293,7 @@ def _refuse_one_class(items: Sequence[Example], labels: LabelMap, table: Table, 
         raise DataError(what, where=where, fix="add rows of another one, or name another column with --label-column")
 
 
-def _notices(items: Sequence[Example], labels: LabelMap | None, *, training: bool) -> Iterator[Notice]:
+def _notices(items: Sequence[LabelledText], labels: LabelMap | None, *, training: bool) -> Iterator[Notice]:
     n_empty = sum(not all(text.strip() for text in item.texts) for item in items)
     if n_empty:
         yield Notice("empty texts", n_empty, f"{_rows(n_empty)} with an empty text")
@@ -305,7 +302,7 @@ def _notices(items: Sequence[Example], labels: LabelMap | None, *, training: boo
     yield from _conflicts(items)
     if not training or labels.kind == "number":
         return
-    counts = _count(items)
+    counts = count_labels(items)
     most, least = max(counts, key=lambda name: counts[name]), min(counts, key=lambda name: counts[name])
     if counts[most] >= IMBALANCE * counts[least]:
         text = f"heavy imbalance: {shown(most, 40)} has {_rows(counts[most])}, {shown(least, 40)} has {counts[least]:,}"
@@ -319,9 +316,9 @@ def _notices(items: Sequence[Example], labels: LabelMap | None, *, training: boo
         yield Notice("labels with one row", len(alone), text)
 
 
-def _conflicts(items: Sequence[Example]) -> Iterator[Notice]:
+def _conflicts(items: Sequence[LabelledText]) -> Iterator[Notice]:
     """Rows with the same texts and not the same label."""
-    groups: dict[tuple[str, ...], list[Example]] = {}
+    groups: dict[tuple[str, ...], list[LabelledText]] = {}
     for item in items:
         groups.setdefault(item.texts, []).append(item)
     bad = [group for group in groups.values() if len({_unordered(item.label) for item in group}) > 1]
@@ -336,7 +333,7 @@ def _unordered(label: Label | None) -> Any:
     return frozenset(label) if isinstance(label, tuple) else label
 
 
-def shared_rows(train: Examples, test: Examples, name: str) -> Notice | None:
+def shared_rows(train: LabelledTexts, test: LabelledTexts, name: str) -> Notice | None:
     """A notice of the rows of `test`, a table of this name, whose texts stand in `train`, too."""
     first: dict[tuple[str, ...], int] = {}
     for item in train.items:
@@ -351,91 +348,3 @@ def shared_rows(train: Examples, test: Examples, name: str) -> Notice | None:
 
 def _rows(count: int) -> str:
     return f"{count:,} {'row' if count == 1 else 'rows'}"
-
-
-@dataclass(frozen=True)
-class Split:
-    """The two parts of a table."""
-
-    train: Examples
-    test: Examples
-
-    def to_json(self) -> dict[str, Any]:
-        """The row numbers of both parts, to be kept with a run."""
-        return {
-            "table": self.train.table.source,
-            "train": [item.row for item in self.train.items],
-            "test": [item.row for item in self.test.items],
-        }
-
-
-def split_examples(examples: Examples, fraction: float, seed: int) -> Split:
-    """Hold out a part for testing, stratified and seeded; the same rows whenever table, fraction and seed are the same.
-
-    Of each stratum about `fraction` of the rows are held out: of each one with two or more texts at least one row, and
-    never all. A stratum is a class; the rarest label of a row with several; a tenth of the rows in the order of their
-    numbers. Rows with equal texts stay on one side. Raises DataError when no row can be held out.
-    """
-    groups: dict[tuple[str, ...], list[int]] = {}
-    for i, item in enumerate(examples.items):
-        groups.setdefault(item.texts, []).append(i)
-    strata: dict[Any, list[list[int]]] = {}
-    stratum = _strata(examples)
-    for group in groups.values():
-        strata.setdefault(stratum[group[0]], []).append(group)
-    held: set[int] = set()
-    for members in strata.values():
-        rows = np.array([examples.items[group[0]].row for group in members], dtype=np.uint64)
-        order = np.argsort(document_hash(seed, rows), kind="stable")
-        wanted = max(1, round(fraction * sum(map(len, members))))
-        taken = 0
-        for i in order[:-1]:
-            # A large group is left out where another comes nearer to what is wanted.
-            if taken and taken + len(members[i]) > wanted:
-                continue
-            held.update(members[i])
-            taken += len(members[i])
-            if taken >= wanted:
-                break
-    if not held:
-        raise DataError(
-            "no row can be held out for testing: all have the same text",
-            where=place(examples.table.path),
-            fix="add rows, or name a test table with --test",
-        )
-    return _parts(examples, held)
-
-
-def restore_split(examples: Examples, saved: Any) -> Split:
-    """The parts that `Split.to_json` kept, of the same table. Raises CheckpointError when the rows are not the same."""
-    match saved:
-        case {"train": [*train], "test": [*test]}:
-            rows = {item.row: i for i, item in enumerate(examples.items)}
-            if len(train) + len(test) == len(rows) and set(train) | set(test) == rows.keys():
-                return _parts(examples, {rows[row] for row in test})
-    raise CheckpointError(
-        "the saved split does not fit the table",
-        where=place(examples.table.path),
-        fix="put the table back as it was, or start a new run",
-    )
-
-
-def _parts(examples: Examples, held: set[int]) -> Split:
-    train = examples.take([i for i in range(len(examples)) if i not in held])
-    return Split(train, examples.take(sorted(held)))
-
-
-def _strata(examples: Examples) -> list[Any]:
-    items = examples.items
-    match examples.labels.kind if examples.labels else None:
-        case "class":
-            return [item.label for item in items]
-        case "multi":
-            counts = _count(items)
-            names = [cast(tuple[str, ...], item.label) for item in items]
-            return [min(label, key=lambda name: (counts[name], name), default="") for label in names]
-        case "number":
-            order = sorted(range(len(items)), key=lambda i: (cast(float, items[i].label), i))
-            tenth = {i: rank * 10 // len(items) for rank, i in enumerate(order)}
-            return [tenth[i] for i in range(len(items))]
-    return [None] * len(items)

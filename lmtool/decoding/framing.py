@@ -1,0 +1,198 @@
+"""How a model saw text in training, which is how it must see any text: the one place that puts marks around texts.
+
+Made once from recipe and tokenizer. Samples while training, `generate`, `predict` and `embed` all go through it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtool.decoding.reader import Prompt
+from lmtool.errors import UsageError
+from lmtool.recipe.spec import Classification, Masked, Prefix, Reads, Recipe, Seq2Seq
+from lmtool.text.tokenizer import Tokenizer
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Framing:
+    """Which special tokens stand before, between and after texts, whether a model answers a text or continues it, and
+    where what it writes ends.
+
+    reads: see `lmtool.recipe.spec.Reads`. before, between, after: ids around the texts of a row that is read whole.
+    documents: a text that is written stands between [BOS] and [EOS]. answers: what is written answers a source, which
+        stands alone, and is between [BOS] and [EOS]. shares_row: source and answer stand in one row.
+    context: most tokens of a row; None where there is no limit. has_segments: tokens know which text they belong to.
+    """
+
+    tokenizer: Tokenizer
+    reads: Reads
+    before: tuple[int, ...] = ()
+    between: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    documents: bool = False
+    answers: bool = False
+    shares_row: bool = False
+    context: int | None = None
+    has_segments: bool = False
+
+    @classmethod
+    def of(cls, recipe: Recipe, tokenizer: Tokenizer) -> Self:
+        """The framing of a resolved recipe, whose data say whether the text was documents or one stream.
+
+        Rows of labelled tables are [CLS] A [SEP] B [SEP] for encoders (Devlin et al. 2019), and [BOS] A [SEP] B [CLS]
+        for models that read the past, whose head reads the last token, GPT's [EXTRACT] (Radford et al. 2018). Models
+        of words read A [SEP] B: there is no place for tokens that are no words.
+        """
+        t, model = tokenizer, recipe.model
+        before: tuple[int, ...] = ()
+        after: tuple[int, ...] = ()
+        documents = recipe.data.split == "document"
+        match recipe.objective, model.reads:
+            case Masked(), _:
+                before, after = (t.cls_id,), (t.sep_id,)
+            case Classification(), "both":
+                before, after = (t.cls_id,), (t.sep_id,)
+            case Classification(), "past":
+                before, after, documents = (t.bos_id,), (t.cls_id,), True
+            case ((Classification() | Seq2Seq()), _):
+                pass  # words alone, or a source alone
+            case _ if documents:
+                before, after = (t.bos_id,), (t.eos_id,)
+        return cls(
+            tokenizer=t,
+            reads=model.reads,
+            before=before,
+            between=(t.sep_id,),
+            after=after,
+            documents=documents,
+            answers=model.reads == "source" and not (model.shares_row and isinstance(recipe.objective, Prefix)),
+            shares_row=model.shares_row,
+            context=model.longest_row,
+            has_segments=model.has_segments,
+        )
+
+    @property
+    def end_ids(self) -> set[int]:
+        """The tokens that end what is written."""
+        return {self.tokenizer.eos_id} if self.documents or self.answers else set()
+
+    def prompt(self, text: str, prefix: str = "") -> Prompt:
+        """What the model reads before it writes. It must read something: without any token that is [BOS], or [EOS]
+        alone where the text is a source.
+
+        prefix: how what is written has to begin. Raises UsageError when a text has bytes that are not UTF-8.
+        """
+        if self.answers:
+            return self.answer_to(self._encode(text), self._encode(prefix))
+        ids = self._encode(text + prefix)
+        if self.documents or not ids:
+            ids = [self.tokenizer.bos_id, *ids]
+        if self.reads != "source":
+            return Prompt(tuple(ids))
+        return Prompt((ids[-1],), tuple(ids[:-1]), joined=True)
+
+    def answer_to(self, source: Sequence[int], begun: Sequence[int] = ()) -> Prompt:
+        """What the model reads before it answers a source, of which the answer has begun so."""
+        return Prompt((self.tokenizer.bos_id, *begun), tuple(source) or (self.tokenizer.eos_id,))
+
+    def masks(self, text: str, *, placeholder: str | None, length: int) -> tuple[int, ...]:
+        """A text with [MASK] for each placeholder, and for `length` tokens behind it.
+
+        Byte-level tokens begin with the space before a word, so a space in front of a placeholder is part of it.
+
+        Raises UsageError when there is nothing to fill, and when the text has bytes that are not UTF-8.
+        """
+        t = self.tokenizer
+        if placeholder == "":
+            raise UsageError("the placeholder of a mask is empty", fix="give it at least one character")
+        parts = [text] if placeholder is None else text.split(placeholder)
+        if len(parts) == 1 and not length:
+            what = "no mask to fill" if placeholder is None else f"no {placeholder!r:.40} to fill"
+            raise UsageError(
+                f"the prompt has {what}", fix="mark places with --mask TEXT, or ask for new text with --length N"
+            )
+        ids: list[int] = []
+        for i, part in enumerate(parts):
+            followed = i < len(parts) - 1
+            ids += self._encode(part.removesuffix(" ") if followed and t.kind == "bpe" else part)
+            ids += [t.mask_id] * followed
+        ids += [t.mask_id] * length
+        if self.documents:
+            ids = [t.bos_id, *ids, t.eos_id]
+        return (t.cls_id, *ids, t.sep_id)
+
+    def row(self, texts: Sequence[Ids]) -> tuple[Ids, Ids | None, bool]:
+        """Texts in one row that is read whole: ids, the number of the text that each belongs to (0 or 1) where the
+        model knows segments, and whether texts were cut.
+
+        Texts too long for the context are cut at their ends, the longest first. A row is never empty.
+        """
+        marks = len(self.before) + len(self.between) * (len(texts) - 1) + len(self.after)
+        fitted = list(texts) if self.context is None else fit(texts, self.context - marks)
+        parts: list[Ids] = [np.array(self.before, dtype=np.int64)]
+        segments = [0] * len(self.before)
+        for i, text in enumerate(fitted):
+            behind = self.after if i == len(fitted) - 1 else self.between
+            parts += [text, np.array(behind, dtype=np.int64)]
+            segments += [min(i, 1)] * (len(text) + len(behind))
+        tokens = np.concatenate(parts)
+        if not len(tokens):
+            tokens = np.array(self.between, dtype=np.int64)
+        is_cut = any(len(old) != len(new) for old, new in zip(texts, fitted, strict=True))
+        return tokens, np.array(segments, dtype=np.int64) if self.has_segments else None, is_cut
+
+    def pair(self, source: Ids, answer: Ids | None) -> tuple[Ids, Ids | None, bool]:
+        """Source and answer as ids, [EOS] for an empty source and at the end of the answer; and whether they were cut.
+
+        Each has the whole context of an encoder-decoder. A prefix LM reads both in one row, where the longer one is cut
+        first; an answer that is not known yet may take up to `room_to_answer` of it.
+        """
+        end = np.array([self.tokenizer.eos_id])
+        whole = [source if len(source) else end, end if answer is None else np.concatenate((answer, end))]
+        if self.context is None:
+            fitted = whole
+        elif not self.shares_row:
+            fitted = [ids[: self.context] for ids in whole]
+        elif answer is None:
+            fitted = [whole[0][: self.context - self._reserved(len(whole[0]), self.context)], end]
+        else:
+            fitted = fit(whole, self.context)
+        is_cut = any(len(old) != len(new) for old, new in zip(whole, fitted, strict=True))
+        return fitted[0], None if answer is None else fitted[1], is_cut
+
+    def room_to_answer(self, n_source: int) -> int:
+        """Most tokens of an answer to a source: three times its tokens and 30 more, as far as the context goes."""
+        wanted = 3 * n_source + 30
+        if self.context is None:
+            return wanted
+        return max(1, min(wanted, self.context - (n_source if self.shares_row else 0)))
+
+    @staticmethod
+    def _reserved(n_source: int, context: int) -> int:
+        """Of a shared row, what is kept free for an answer that is not known yet."""
+        return min(3 * n_source + 30, context // 2)
+
+    def _encode(self, text: str) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                f"the prompt is not UTF-8 at character {error.start}",
+                fix="save it as UTF-8, or mend the terminal's locale",
+            ) from None
+        return self.tokenizer.encode(text)
+
+
+def fit(texts: Sequence[Ids], room: int) -> list[Ids]:
+    """The texts cut at their ends until they have `room` tokens together, from the longest first."""
+    sizes = [len(text) for text in texts]
+    while sum(sizes) > room:
+        longest = max(range(len(sizes)), key=lambda i: sizes[i])
+        second = max((size for i, size in enumerate(sizes) if i != longest), default=0)
+        sizes[longest] -= max(1, min(sum(sizes) - room, sizes[longest] - second))
+    return [text[:size] for text, size in zip(texts, sizes, strict=True)]

@@ -1,0 +1,127 @@
+"""The one evaluation loop: items of like length in batches under a budget of tokens, shared out over all processes.
+
+Validation, `eval`, `predict` and `embed` go through it; what differs is how a batch is read and what is asked of it.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import DTypeLike, NDArray
+
+from lmtool.compute.device import Compute
+from lmtool.compute.processes import World
+from lmtool.model import LanguageModel
+from lmtool.objective import Loss
+from lmtool.text.prepare import Report
+
+BATCH_TOKENS = 16_384
+"""Positions computed at once."""
+
+Lengths = tuple[int, ...]
+"""Tokens of an item; several numbers where parts of it are padded apart."""
+
+
+@dataclass(frozen=True)
+class Validation:
+    """How good a model is. loss: nats per target or row. metrics: further figures by name, higher is better."""
+
+    loss: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Sums over all items and all processes, and what was found of each item, in the order of the items.
+
+    total: of the losses of all targets. count: of targets. metrics: means, by name.
+    """
+
+    total: float
+    count: int
+    metrics: dict[str, float]
+    found: list[NDArray[Any]]
+
+    @property
+    def loss(self) -> float:
+        """Per target; NaN without any."""
+        return self.total / self.count if self.count else math.nan
+
+
+def by_length(lengths: Sequence[Lengths], tokens: int, rows: int | None = None) -> Iterator[list[int]]:
+    """Indexes of items of like length together, so that little is padding.
+
+    tokens: most positions of a group, padding included; an item above it is alone. rows: most items of a group.
+    """
+    group: list[int] = []
+    widest: Lengths = ()
+    for i in sorted(range(len(lengths)), key=lambda i: sum(lengths[i])):
+        wider = tuple(map(max, lengths[i], widest)) if group else lengths[i]
+        if group and (len(group) == rows or (len(group) + 1) * sum(wider) > tokens):
+            yield group
+            group, wider = [], lengths[i]
+        group.append(i)
+        widest = wider
+    if group:
+        yield group
+
+
+def not_reported(stage: str, done: int, total: int) -> None:
+    """A report that nobody reads."""
+
+
+@torch.inference_mode()
+def evaluate(
+    model: LanguageModel,
+    lengths: Sequence[Lengths],
+    read: Callable[[list[int]], tuple[Loss | None, Sequence[NDArray[Any]]]],
+    compute: Compute,
+    world: World = World(),  # noqa: B008 - it is frozen
+    *,
+    metrics: Sequence[str] = (),
+    tokens: int = BATCH_TOKENS,
+    dtype: DTypeLike = np.float64,
+    report: Report = not_reported,
+) -> Evaluated:
+    """Evaluate a model on items of these lengths; each process computes its share, and all get the same sums.
+
+    read: given the indexes of some items, their summed loss and an array of `dtype` for each; either may be left out,
+        the same for all. metrics: names of what losses measure besides. tokens: positions computed at once.
+    report: told the tokens of this process that are done and to do.
+
+    The model is in evaluation mode meanwhile, and computes in the precision of `compute`.
+    """
+    was_training = model.training
+    model.eval()
+    share = world.share(len(lengths))
+    own = [lengths[i] for i in share]
+    total = torch.zeros((), dtype=compute.sum_dtype, device=compute.device)
+    count = torch.zeros((), dtype=torch.int64, device=compute.device)
+    parts = torch.zeros(len(metrics), 2, dtype=compute.sum_dtype, device=compute.device)
+    found: dict[int, NDArray[Any]] = {}
+    done, whole = 0, sum(map(sum, own))
+    try:
+        for group in by_length(own, tokens):
+            items = [share[i] for i in group]
+            with compute.autocast():
+                loss, arrays = read(items)
+            if loss is not None:
+                total += loss.total
+                count += loss.count
+                for part, name in zip(parts, metrics, strict=True):
+                    part += torch.stack([torch.as_tensor(number).to(part) for number in loss.metrics[name]])
+            if arrays:
+                found.update(zip(items, arrays, strict=True))
+            done += sum(sum(own[i]) for i in group)
+            report("measuring", done, whole)
+    finally:
+        model.train(was_training)
+    own_sums = (float(total), float(count), float(bool(found)), *parts.flatten().tolist())
+    nats, n_targets, n_finders, *others = world.sum(own_sums, compute)
+    pairs = zip(metrics, others[::2], others[1::2], strict=True)
+    means = {name: part / max(1, number) for name, part, number in pairs}
+    gathered = world.gather(found, len(lengths), dtype, compute) if n_finders else []
+    return Evaluated(nats, int(n_targets), means, gathered)

@@ -1,0 +1,101 @@
+"""The recipes under which the weights of a trained run are trained further: on tables, or on another text."""
+
+from lmtool.errors import UsageError
+from lmtool.recipe.spec import (
+    AdamW,
+    Averaging,
+    Checkpointing,
+    Classification,
+    Data,
+    Evaluation,
+    Linear,
+    Model,
+    Recipe,
+    Recurrent,
+    Seq2Seq,
+    Training,
+    Transformer,
+    Tuning,
+    objectives_of,
+)
+
+RATE = 5e-4
+"""Peak learning rate where all weights are trained."""
+
+PART_RATE = 5e-3
+"""Peak learning rate of adapters, or of a head on a body that stays."""
+
+MICRO_TOKENS = 8192
+"""Positions of rows computed at once: memory for this many is little, and more of them are no faster on any device."""
+
+BATCH_ROWS = 32
+
+
+def recipe_for_tables(base: Recipe, name: str, n_rows: int, writes: bool) -> Recipe:
+    """The recipe that fine-tunes a run on tables: its model and tokenizer, and usual settings for the rest.
+
+    base: the run's own recipe. name: the run's. n_rows: of the tables, so that each pass over them ends with a
+    validation. writes: text is the answer, not a label; so it always is for a model that reads a source. A Transformer
+    decoder then becomes a prefix LM, which has the same weights. ELMo stays as it is, and a task learns how to mix its
+    layers (Peters et al. 2018). Raises UsageError for a model that cannot write answers.
+    """
+    model = base.model
+    if writes and isinstance(model, Transformer) and model.shape == "decoder":
+        model = model.model_copy(update={"shape": "prefix"})
+    per_pass = max(1, n_rows // BATCH_ROWS)
+    return Recipe(
+        description=f"fine-tuned from {name}",
+        seed=base.seed,
+        model=model,
+        objective=_objective(model, writes),
+        tokenizer=base.tokenizer,
+        data=Data(),
+        training=Training(
+            steps=3 * per_pass,
+            epochs=3,
+            batch_size=BATCH_ROWS,
+            micro_tokens=MICRO_TOKENS,
+            precision=base.training.precision,
+        ),
+        tuning=Tuning(freeze="body" if _gives_features(model) else "none"),
+        optimizer=AdamW(lr=RATE, weight_decay=0.01, beta2=0.98),
+        schedule=Linear(kind="linear", warmup_steps=min(per_pass, 100)),
+        evaluation=Evaluation(every=per_pass, metric="loss"),
+        checkpoint=Checkpointing(every=per_pass, keep_last=1),
+    )
+
+
+def with_rate(recipe: Recipe, tuning: Tuning) -> Recipe:
+    """The recipe with the learning rate that suits what is trained under `tuning`."""
+    is_part = tuning.lora is not None or tuning.freeze != "none"
+    rate = PART_RATE if is_part else RATE
+    return recipe.model_copy(update={"optimizer": recipe.optimizer.model_copy(update={"lr": rate})})
+
+
+def recipe_for_text(base: Recipe, other: Recipe) -> Recipe:
+    """The recipe that continues to train a run on another text: its model and tokenizer, all else that of `other`."""
+    data = Data(column=other.data.column, documents=other.data.documents, split=other.data.split)
+    return other.model_copy(update={"model": base.model, "tokenizer": base.tokenizer, "data": data})
+
+
+def _objective(model: Model, writes: bool) -> Classification | Seq2Seq:
+    learns = objectives_of(model)
+    if "seq2seq" in learns:
+        return Seq2Seq(kind="seq2seq", label_smoothing=0.1)
+    if writes or "classification" not in learns:
+        needed = "an encoder-decoder, a prefix LM or a Transformer decoder" if writes else "another run"
+        raise UsageError(
+            f"a {model.title} does not {'write answers' if writes else 'learn labels'}",
+            where="--from",
+            fix=f"name {needed} with --from, or a recipe with --recipe",
+        )
+    no_vector = isinstance(model, Averaging) and model.one_hot
+    return Classification(
+        kind="classification",
+        layers="mix" if _gives_features(model) else "last",
+        dropout=0.0 if no_vector else Classification.model_fields["dropout"].default,
+    )
+
+
+def _gives_features(model: Model) -> bool:
+    return isinstance(model, Recurrent) and model.shape == "bidirectional"

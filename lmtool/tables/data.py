@@ -1,0 +1,380 @@
+"""From the tables that a recipe names to rows that a model learns from and is measured on."""
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from lmtool.compute.device import Compute
+from lmtool.compute.processes import World
+from lmtool.decoding.framing import Framing
+from lmtool.errors import DataError, UsageError
+from lmtool.inference.evaluation import BATCH_TOKENS, Validation, by_length
+from lmtool.inference.load import build_objective, trained_model
+from lmtool.model import LanguageModel
+from lmtool.model.classifier import Classifier
+from lmtool.objective import Objective
+from lmtool.recipe.spec import Classification, Data, Recipe, TokenizerFile
+from lmtool.run.directory import RESULTS
+from lmtool.run.find import find
+from lmtool.tables.columns import Columns, choose_columns
+from lmtool.tables.labels import Kind, LabelMap
+from lmtool.tables.reading import LabelledTexts, read_labelled, shared_rows
+from lmtool.tables.results import Results
+from lmtool.tables.rows import EncodedRow, TableExamples
+from lmtool.tables.split import restore_split, split_rows
+from lmtool.tables.tasks import AnsweringModel, Task, as_answer, as_source, build_task
+from lmtool.text.disk import write_file
+from lmtool.text.prepare import default_cache
+from lmtool.text.table import Table, open_table
+from lmtool.text.tokenizer import Tokenizer
+
+Saved = dict[str, Any]
+"""What a run keeps of the rows that are held out of each table, by the name of its task."""
+
+
+@dataclass(frozen=True)
+class TaskTables:
+    """Tables of one task, the first of which is open.
+
+    name: stands before each source; empty for a model of one task. weight: how often a pass has each row.
+    """
+
+    name: str
+    table: Table
+    columns: Columns
+    valid: str | None
+    test: str | None
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class TaskRows:
+    """Rows of one task."""
+
+    task: Task
+    weight: float
+    train: list[EncodedRow]
+    valid: list[EncodedRow]
+    test: list[EncodedRow] | None
+
+
+class TableData:
+    """Rows of tables: to learn from, to choose the best checkpoint by, and to be measured on at the end.
+
+    split: of the rows held out, what to keep in the run; None where tables of their own were named. See
+    `lmtool.training.data.TrainingData` for the rest.
+    """
+
+    unit = "row"
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        framing: Framing,
+        tasks: Sequence[TaskRows],
+        lines: tuple[str, ...],
+        warnings: tuple[str, ...],
+        split: Saved | None,
+    ) -> None:
+        self.recipe = recipe
+        self.framing = framing
+        self.tasks = tasks
+        self.lines = lines
+        self.warnings = warnings
+        self.split = split
+        self.batch_units = recipe.training.batch_size
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of all that is learned from and measured on."""
+        digest = hashlib.sha256()
+        for task in self.tasks:
+            for row in (*task.train, *task.valid, *(task.test or ())):
+                for values in (row.tokens, row.label, row.target):
+                    digest.update(b"" if values is None else values.tobytes())
+        return digest.hexdigest()
+
+    def inform(self, lm: LanguageModel) -> None:
+        """Let a head count words of the training rows, if it begins with that."""
+        if isinstance(lm, Classifier):
+            rows = self.tasks[0].train
+            objective = build_objective(self.recipe, self.framing.tokenizer)
+            groups = by_length([row.lengths for row in rows], BATCH_TOKENS)
+            lm.count(objective.collate([rows[i].example() for i in group]) for group in groups)
+
+    def examples(self, objective: Objective) -> TableExamples:
+        """Rows to train on."""
+        rows = [row for task in self.tasks for row in task.train]
+        parts = [(len(task.train), task.weight) for task in self.tasks]
+        return TableExamples(rows, self.recipe.training.batch_size, self.recipe.seed, parts)
+
+    def validate(self, lm: LanguageModel, objective: Objective, compute: Compute, world: World) -> Validation:
+        """Loss and metrics on the rows held out of all tasks."""
+        rows = [row for task in self.tasks for row in task.valid]
+        return self.tasks[0].task.validate(AnsweringModel(lm, objective, compute, world), rows)
+
+    def measure(self, run: Path, objective: Objective, compute: Compute, world: World) -> list[Results]:
+        """Measure a run's best checkpoint on test rows, or else on those held out; the figures are kept in the run.
+
+        One of each task, where there are several.
+        """
+        found = find(str(run))
+        checkpoint, _ = found.best(optimizer=False)
+        lm = trained_model(found.run, self.recipe, self.framing.tokenizer, checkpoint, compute)
+        model = AnsweringModel(lm, objective, compute, world)
+        measured = [
+            task.task.measure(model, task.test or task.valid, "test" if task.test else "validation", checkpoint.step)
+            for task in self.tasks
+        ]
+        if world.is_main:
+            records = [results.record() for results in measured]
+            kept = records[0] if len(records) == 1 else {"tasks": {record["task"]: record for record in records}}
+            write_file(run / RESULTS, json.dumps(kept, indent=1).encode())
+        return measured
+
+
+def open_tables(data: Data) -> list[TaskTables]:
+    """Open the training table of each task that a recipe names, and find its columns.
+
+    Raises UsageError when they are not named as they have to be, and the errors of tables.
+    """
+    if not data.tasks:
+        if len(data.train) != 1 or len(data.valid) > 1:
+            raise UsageError("a model learns from one table", where="data.train", fix="name one, or several tasks")
+        return [TaskTables("", *_open(data.train[0], data), data.valid[0] if data.valid else None, data.test)]
+    tests = dict(_named(text, "data.task_tests", "nli:test.csv") for text in data.task_tests)
+    named: dict[str, tuple[str, float]] = {}
+    for text in data.tasks:
+        name, rest = _named(text, "data.tasks", "nli:train.csv")
+        if name in named:
+            raise UsageError(f"two tasks are named {name}", where="data.tasks", fix="give each a name of its own")
+        file, _, last = rest.rpartition(":")
+        weight = _weight(last) if file else None
+        named[name] = (rest, 1.0) if weight is None else (file, weight)
+    if unknown := next((name for name in tests if name not in named), None):
+        raise UsageError(f"no task is named {unknown}", where="data.task_tests", fix=f"name {' or '.join(named)}")
+    return [
+        TaskTables(name, *_open(file, data), None, tests.get(name), weight) for name, (file, weight) in named.items()
+    ]
+
+
+def task_names(data: Data) -> list[str]:
+    """Names of the tasks that a run has learned; one empty name where it has learned one table."""
+    return [text.partition(":")[0] for text in data.tasks] or [""]
+
+
+def _open(source: str, data: Data) -> tuple[Table, Columns]:
+    table = open_table(source, cache=default_cache(), encoding=data.encoding, delimiter=data.delimiter)
+    columns = choose_columns(
+        table,
+        text_columns=data.text_columns,
+        label_column=data.label_column,
+        source_column=data.source_column,
+        target_column=data.target_column,
+    )
+    return table, columns
+
+
+def _named(text: str, key: str, example: str) -> tuple[str, str]:
+    name, _, file = text.partition(":")
+    if not (name and file):
+        raise UsageError(f"{text!r:.60} is no name:file", where=key, fix=f"write {example}")
+    return name, file
+
+
+def _weight(text: str) -> float | None:
+    try:
+        weight = float(text)
+    except ValueError:
+        return None
+    return weight if 0 < weight < math.inf else None
+
+
+@dataclass
+class _Read:
+    """The texts of one task's tables. kept: of the split, where there is one."""
+
+    tables: TaskTables
+    parts: dict[str, LabelledTexts]
+    warnings: list[str]
+    kept: Saved | None
+
+    @property
+    def train(self) -> LabelledTexts:
+        return self.parts["train"]
+
+
+def read_tables(
+    recipe: Recipe, tasks: Sequence[TaskTables], tokenizer: Tokenizer | None, split: Saved | None = None
+) -> TableData:
+    """Read the tables of all tasks, and encode their rows; the data's recipe says what only the tables could say.
+
+    tokenizer: of the run whose weights are trained; when None, one is trained on the texts. split: the rows held out by
+    an earlier session of the run. Raises the errors of the tables, and UsageError for a recipe that does not fit them.
+    """
+    read = [_read(task, recipe, split and split.get(task.name, split)) for task in tasks]
+    if isinstance(recipe.objective, Classification):
+        recipe = recipe.model_copy(update={"objective": _settled(recipe.objective, read)})
+    if not recipe.data.tasks:
+        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=_columns(tasks[0].columns))})
+    tokenizer = tokenizer or _tokenizer(recipe, read)
+    recipe = _with_sizes(recipe, sum(round(part.tables.weight * len(part.train)) for part in read), tokenizer)
+    framing = Framing.of(recipe, tokenizer)
+    rows, lines, warnings = [], [], []
+    for part in read:
+        name, found = part.tables.name, part.train.labels
+        labels = found.names if found is not None and found.kind == "class" else ()
+        task = build_task(recipe, framing, name, part.tables.columns, labels)
+        encoded = {key: task.encode(texts.items) for key, texts in part.parts.items()}
+        said = list(part.warnings)
+        for key, own in encoded.items():
+            if n_cut := sum(row.cut for row in own):
+                context = recipe.model.context
+                said.append(f"{n_cut:,} of {len(own):,} {key} rows are cut at the context of {context}")
+        warnings += [f"{name}: {text}" if name else text for text in said]
+        held = ", ".join(f"{key}: {len(own):,} rows" for key, own in encoded.items() if key != "train")
+        table = f"task {name}" if name else "table"
+        lines += [part.tables.columns.describe(), f"{table}: {part.train.describe()}; {held}"]
+        rows.append(TaskRows(task, part.tables.weight, encoded["train"], encoded["validation"], encoded.get("test")))
+    _check_metric(recipe, rows[0].task)
+    kept = {part.tables.name: part.kept for part in read if part.kept is not None} or None
+    return TableData(recipe, framing, rows, tuple(lines), tuple(warnings), kept)
+
+
+def _read(task: TaskTables, recipe: Recipe, split: Saved | None) -> _Read:
+    """The rows of a task's tables; a part is held out for validation where no table is named for that."""
+    spec, data = recipe.objective, recipe.data
+    kind: Kind | None = None
+    known = None
+    if isinstance(spec, Classification):
+        if data.tasks:
+            raise UsageError("a model learns from one labelled table", where="data.train", fix="name one table")
+        if task.columns.target is not None:
+            raise DataError(
+                f"{task.columns.describe()}: a target is to be written, not a label to be predicted",
+                where=str(task.table.path),
+                fix="name the label with --label-column, or train a model that writes: see lmtool recipes ls",
+            )
+        kind = None if spec.task == "auto" else spec.task
+        known = LabelMap(kind, spec.labels) if kind is not None and spec.labels else None
+    texts = read_labelled(task.table, task.columns, kind=kind, labels=known, skip_bad_rows=data.skip_bad_rows)
+    warnings = [*map(str, texts.notices)] + ([str(texts.skipped)] if texts.skipped.count else [])
+    kept = None
+    if task.valid:
+        parts = {"train": texts, "validation": _read_beside(texts, task.valid, data, warnings)}
+    else:
+        divided = restore_split(texts, split) if split else split_rows(texts, data.valid_fraction, recipe.seed)
+        parts, kept = {"train": divided.train, "validation": divided.test}, divided.to_json()
+    if task.test:
+        parts["test"] = _read_beside(texts, task.test, data, warnings)
+    return _Read(task, parts, warnings, kept)
+
+
+def _read_beside(texts: LabelledTexts, source: str, data: Data, warnings: list[str]) -> LabelledTexts:
+    """Another table with the columns and labels of the training table; adds what there is to warn of."""
+    table = open_table(source, cache=default_cache(), encoding=data.encoding, delimiter=data.delimiter)
+    columns = same_columns(texts.columns, table)
+    found = read_labelled(table, columns, labels=texts.labels, skip_bad_rows=data.skip_bad_rows)
+    shared = shared_rows(texts, found, Path(source).name)
+    warnings += ([str(shared)] if shared else []) + ([str(found.skipped)] if found.skipped.count else [])
+    return found
+
+
+def same_columns(columns: Columns, table: Table) -> Columns:
+    """The columns of the training table in another one. Raises DataError when one is missing."""
+    if columns.target is not None:
+        return choose_columns(table, source_column=columns.texts[0], target_column=columns.target)
+    return choose_columns(table, text_columns=columns.texts, label_column=columns.label)
+
+
+def _columns(columns: Columns) -> dict[str, Any]:
+    if columns.target is not None:
+        return {"source_column": columns.texts[0], "target_column": columns.target}
+    return {"text_columns": columns.texts, "label_column": columns.label}
+
+
+def _settled(spec: Classification, read: Sequence[_Read]) -> Classification:
+    """The spec with what only the table could say: kind and names of labels, and how numbers are scaled."""
+    train = read[0].train
+    labels = cast(LabelMap, train.labels)
+    spec = spec.model_copy(update={"task": labels.kind, "labels": labels.names if labels.kind != "number" else ()})
+    if labels.kind == "number":
+        values = [float(cast(float, item.label)) for item in train.items]
+        center = float(np.mean(values)) if spec.center is None else spec.center
+        scale = (float(np.std(values)) or 1.0) if spec.scale is None else spec.scale
+        spec = spec.model_copy(update={"center": center, "scale": scale})
+    return spec.model_copy(update={"class_weights": class_weights(spec, train)})
+
+
+def class_weights(spec: Classification, train: LabelledTexts) -> tuple[float, ...] | None:
+    """What a row of each class counts: n / (C n_c) where the recipe wants them balanced, else what it says.
+
+    Raises UsageError when rows have no one class, or when there are not as many weights as classes.
+    """
+    weights = spec.class_weights
+    if weights is None:
+        return None
+    if spec.task != "class":
+        kinds = {"multi": "several labels", "number": "a number"}
+        raise UsageError(
+            f"rows are weighted by their class, but they have {kinds[spec.task]}",
+            where="objective.class_weights",
+            fix="leave it out, or say --labels class if each row has one",
+        )
+    if weights == "balanced":
+        counts = Counter(item.label for item in train.items)
+        n, n_classes = len(train), len(spec.labels)
+        # a class whose rows are all held out has no weight
+        return tuple(n / (n_classes * counts[name]) if counts[name] else 0.0 for name in spec.labels)
+    if len(weights) != len(spec.labels):
+        raise UsageError(
+            f"there are {len(weights)} weights for {len(spec.labels)} classes: {', '.join(spec.labels)}"[:200],
+            where="objective.class_weights",
+            fix="give one for each, in this order, or take balanced",
+        )
+    return weights
+
+
+def _check_metric(recipe: Recipe, task: Task) -> None:
+    """Refuse a metric that the rows do not have."""
+    metric = recipe.evaluation.metric
+    if metric != "loss" and metric not in task.metrics:
+        kind = cast(Classification, recipe.objective).task
+        raise UsageError(
+            f"the metric {metric} is not for labels of kind {kind}",
+            where="evaluation.metric",
+            fix=f"take {' or '.join(('loss', *task.metrics))}",
+        )
+
+
+def _tokenizer(recipe: Recipe, read: Sequence[_Read]) -> Tokenizer:
+    """The tokenizer that a recipe names, or one trained on the texts of the training rows."""
+    if isinstance(recipe.tokenizer, TokenizerFile):
+        return Tokenizer.load(recipe.tokenizer.path)
+    return Tokenizer.train(recipe.tokenizer, (text for part in read for text in _texts(recipe, part)))
+
+
+def _texts(recipe: Recipe, part: _Read) -> Iterable[str]:
+    for item in part.train.items:
+        if isinstance(recipe.objective, Classification):
+            yield from item.texts
+        else:
+            yield as_source(part.tables.name, part.tables.columns.texts, item.texts)
+            yield as_answer(item) or ""
+
+
+def _with_sizes(recipe: Recipe, n_rows: int, tokenizer: Tokenizer) -> Recipe:
+    """The recipe with what `n_rows` rows in a pass decide, its steps, and with the size of the vocabulary."""
+    training, model = recipe.training, recipe.model
+    if training.epochs is not None:
+        steps = max(1, math.ceil(training.epochs * n_rows / training.batch_size))
+        training = training.model_copy(update={"steps": steps})
+    model = model.model_copy(update={"vocab_size": model.vocab_size or tokenizer.vocab_size})
+    return recipe.model_copy(update={"training": training, "model": model})

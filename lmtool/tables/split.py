@@ -1,0 +1,99 @@
+"""A part of a table that is held out: stratified, seeded, and restored from what a run kept of it."""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from lmtool.errors import CheckpointError, DataError
+from lmtool.tables.reading import LabelledTexts, count_labels
+from lmtool.text.files import place
+from lmtool.text.split import document_hash
+
+
+@dataclass(frozen=True)
+class Split:
+    """The two parts of a table."""
+
+    train: LabelledTexts
+    test: LabelledTexts
+
+    def to_json(self) -> dict[str, Any]:
+        """The row numbers of both parts, to be kept with a run."""
+        return {
+            "table": self.train.table.source,
+            "train": [item.row for item in self.train.items],
+            "test": [item.row for item in self.test.items],
+        }
+
+
+def split_rows(examples: LabelledTexts, fraction: float, seed: int) -> Split:
+    """Hold out a part for testing, stratified and seeded; the same rows whenever table, fraction and seed are the same.
+
+    Of each stratum about `fraction` of the rows are held out: of each one with two or more texts at least one row, and
+    never all. A stratum is a class; the rarest label of a row with several; a tenth of the rows in the order of their
+    numbers. Rows with equal texts stay on one side. Raises DataError when no row can be held out.
+    """
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for i, item in enumerate(examples.items):
+        groups.setdefault(item.texts, []).append(i)
+    strata: dict[Any, list[list[int]]] = {}
+    stratum = _strata(examples)
+    for group in groups.values():
+        strata.setdefault(stratum[group[0]], []).append(group)
+    held: set[int] = set()
+    for members in strata.values():
+        rows = np.array([examples.items[group[0]].row for group in members], dtype=np.uint64)
+        order = np.argsort(document_hash(seed, rows), kind="stable")
+        wanted = max(1, round(fraction * sum(map(len, members))))
+        taken = 0
+        for i in order[:-1]:
+            # A large group is left out where another comes nearer to what is wanted.
+            if taken and taken + len(members[i]) > wanted:
+                continue
+            held.update(members[i])
+            taken += len(members[i])
+            if taken >= wanted:
+                break
+    if not held:
+        raise DataError(
+            "no row can be held out for testing: all have the same text",
+            where=place(examples.table.path),
+            fix="add rows, or name a test table with --test",
+        )
+    return _parts(examples, held)
+
+
+def restore_split(examples: LabelledTexts, saved: Any) -> Split:
+    """The parts that `Split.to_json` kept, of the same table. Raises CheckpointError when the rows are not the same."""
+    match saved:
+        case {"train": [*train], "test": [*test]}:
+            rows = {item.row: i for i, item in enumerate(examples.items)}
+            if len(train) + len(test) == len(rows) and set(train) | set(test) == rows.keys():
+                return _parts(examples, {rows[row] for row in test})
+    raise CheckpointError(
+        "the saved split does not fit the table",
+        where=place(examples.table.path),
+        fix="put the table back as it was, or start a new run",
+    )
+
+
+def _parts(examples: LabelledTexts, held: set[int]) -> Split:
+    train = examples.take([i for i in range(len(examples)) if i not in held])
+    return Split(train, examples.take(sorted(held)))
+
+
+def _strata(examples: LabelledTexts) -> list[Any]:
+    items = examples.items
+    match examples.labels.kind if examples.labels else None:
+        case "class":
+            return [item.label for item in items]
+        case "multi":
+            counts = count_labels(items)
+            names = [cast(tuple[str, ...], item.label) for item in items]
+            return [min(label, key=lambda name: (counts[name], name), default="") for label in names]
+        case "number":
+            order = sorted(range(len(items)), key=lambda i: (cast(float, items[i].label), i))
+            tenth = {i: rank * 10 // len(items) for rank, i in enumerate(order)}
+            return [tenth[i] for i in range(len(items))]
+    return [None] * len(items)

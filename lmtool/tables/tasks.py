@@ -1,0 +1,361 @@
+"""What is asked of the rows of a table: a class, any number of labels, a number, or a text.
+
+A task says how a row becomes ids, what its loss is, how it is answered, and how well. Shapes: R rows, C classes, labels
+or 1 number.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtool.compute.device import Compute
+from lmtool.compute.processes import World
+from lmtool.decoding.framing import Framing
+from lmtool.decoding.settings import Beam, Greedy
+from lmtool.decoding.text import Options, complete, write
+from lmtool.inference.evaluation import Evaluated, Validation, evaluate
+from lmtool.model import LanguageModel
+from lmtool.model.classifier import Classifier
+from lmtool.objective import ClassificationObjective, Loss, Objective
+from lmtool.recipe.spec import Classification, Recipe
+from lmtool.tables.columns import Columns
+from lmtool.tables.labels import SEPARATOR, Kind, Label, LabelMap
+from lmtool.tables.metrics import (
+    class_metrics,
+    confusion_matrix,
+    multi_label_metrics,
+    regression_metrics,
+    translation_metrics,
+)
+from lmtool.tables.reading import LabelledText
+from lmtool.tables.results import Results
+from lmtool.tables.rows import EncodedRow
+
+MISTAKES = 10
+"""The most confident wrong answers that are listed."""
+
+NO_LABEL = "(none of them)"
+"""The class of an answer that is no label."""
+
+ANSWERS_AT_ONCE = 64
+"""Rows whose answers are written together."""
+
+Floats = NDArray[np.float64]
+Cells = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class AnsweringModel:
+    """A model that answers rows, where it computes, and the processes among which rows are shared out."""
+
+    lm: LanguageModel
+    objective: Objective
+    compute: Compute
+    world: World
+
+
+class Task(ABC):
+    """What is asked of the rows of a table.
+
+    name: stands before each source where a model has learned several tasks; else empty. labels: names of the classes
+    or labels, empty where there are none. metrics: what may tell the best checkpoint beside the loss, and the name of
+    it among the figures. added: names of the columns that `answer` gives.
+    """
+
+    metrics: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, framing: Framing, name: str, labels: tuple[str, ...]) -> None:
+        self.framing = framing
+        self.name = name
+        self.labels = labels
+
+    @property
+    @abstractmethod
+    def added(self) -> tuple[str, ...]: ...
+
+    @abstractmethod
+    def encode(self, items: Sequence[LabelledText]) -> list[EncodedRow]:
+        """Rows as ids, in order; what is not known of them stays None."""
+
+    @abstractmethod
+    def validate(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> Validation:
+        """How good a model is on rows whose answers are known."""
+
+    @abstractmethod
+    def measure(self, model: AnsweringModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
+        """All that is to be known of that. part, step: see `Results`."""
+
+    @abstractmethod
+    def answer(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> list[Cells]:
+        """The answer to each row, and how sure it is, as cells of a table."""
+
+    def _ids(self, texts: Sequence[Sequence[str]]) -> Iterator[list[NDArray[np.int64]]]:
+        """The ids of the texts of each row."""
+        ids, lengths = self.framing.tokenizer.encode_many([text for row in texts for text in row])
+        pieces = iter(np.split(ids.astype(np.int64), np.cumsum(lengths)[:-1])) if len(lengths) else iter(())
+        return ([next(pieces) for _ in row] for row in texts)
+
+
+def build_task(recipe: Recipe, framing: Framing, name: str, columns: Columns, labels: tuple[str, ...]) -> Task:
+    """The task of a resolved recipe's table. labels: the classes that answers in words may name."""
+    spec = recipe.objective
+    if not isinstance(spec, Classification):
+        return AnswerTask(framing, name, labels, columns, recipe.evaluation.num_beams)
+    match spec.task:
+        case "class":
+            return ClassTask(framing, spec)
+        case "multi":
+            return LabelsTask(framing, spec)
+        case "number":
+            return NumberTask(framing, spec)
+        case "auto":
+            raise ValueError("the table has not been asked yet what its labels are")
+
+
+class HeadTask(Task):
+    """What is answered by scores of a head on the model."""
+
+    def __init__(self, framing: Framing, spec: Classification) -> None:
+        super().__init__(framing, "", spec.labels)
+        self._map = LabelMap(cast(Kind, spec.task), spec.labels)
+
+    def encode(self, items: Sequence[LabelledText]) -> list[EncodedRow]:
+        rows = []
+        for item, ids in zip(items, self._ids([item.texts for item in items]), strict=True):
+            tokens, segments, cut = self.framing.row(ids)
+            label = None if item.label is None else self.numbers(item.label)
+            rows.append(EncodedRow(item.row, tokens, cut, segments, label))
+        return rows
+
+    def numbers(self, label: Label) -> Floats:
+        """A label as a head learns it: (1,) class or scaled number, (C,) for labels."""
+        return np.atleast_1d(np.array(self._map.encode(label), dtype=np.float64))
+
+    def scores(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> tuple[Floats, float]:
+        """Scores of all rows (R, C), and the mean loss; NaN where the rows have no labels."""
+        lm, objective = cast(Classifier, model.lm), cast(ClassificationObjective, model.objective)
+
+        def read(chosen: list[int]) -> tuple[Loss | None, list[Floats]]:
+            batch = objective.collate([rows[i].example() for i in chosen]).to(model.compute.device)
+            scores_BC, _ = lm.answer(batch)
+            loss = None if rows[chosen[0]].label is None else objective.head_loss(scores_BC, batch)
+            return loss, list(scores_BC.cpu().double().numpy())
+
+        found: Evaluated = evaluate(lm, [row.lengths for row in rows], read, model.compute, model.world)
+        return np.stack(found.found), found.loss
+
+    def validate(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> Validation:
+        scores_RC, loss = self.scores(model, rows)
+        figures = self.figures(scores_RC, _labels(rows))
+        return Validation(loss, {metric: _float(figures[name]) for metric, name in self.metrics.items()})
+
+    def measure(self, model: AnsweringModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
+        scores_RC, loss = self.scores(model, rows)
+        figures, mistakes = self.figures(scores_RC, _labels(rows)), self.mistakes(scores_RC, rows)
+        return Results(part, step, len(rows), loss, figures, mistakes, self.labels)
+
+    def answer(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> list[Cells]:
+        scores_RC, _ = self.scores(model, rows)
+        return [self.cells(p_C) for p_C in self.probabilities(scores_RC)]
+
+    @property
+    def added(self) -> tuple[str, ...]:
+        return ("predicted", *(f"p_{name}" for name in self.labels))
+
+    def mistakes(self, scores_RC: Floats, rows: Sequence[EncodedRow]) -> list[dict[str, Any]]:
+        """The most confident wrong answers; none where there is no confidence."""
+        return []
+
+    @abstractmethod
+    def probabilities(self, scores_RC: Floats) -> Floats:
+        """What scores say: probabilities of classes or labels, or numbers on their own scale."""
+
+    @abstractmethod
+    def figures(self, scores_RC: Floats, true_RC: Floats) -> dict[str, Any]:
+        """How well rows are answered, in plain numbers."""
+
+    @abstractmethod
+    def cells(self, p_C: Floats) -> Cells:
+        """A row's probabilities as cells of a table."""
+
+
+class ClassTask(HeadTask):
+    """One class for each row: softmax over their scores."""
+
+    metrics: ClassVar[Mapping[str, str]] = {"accuracy": "accuracy", "macro-f1": "macro_f1"}
+
+    def probabilities(self, scores_RC: Floats) -> Floats:
+        powers_RC = np.exp(scores_RC - scores_RC.max(1, keepdims=True))
+        shares_RC: Floats = powers_RC / powers_RC.sum(1, keepdims=True)
+        return shares_RC
+
+    def figures(self, scores_RC: Floats, true_RC: Floats) -> dict[str, Any]:
+        confusion = confusion_matrix(true_RC[:, 0].astype(np.int64), scores_RC.argmax(1), len(self.labels))
+        return class_metrics(confusion).to_json(self.labels)
+
+    def mistakes(self, scores_RC: Floats, rows: Sequence[EncodedRow]) -> list[dict[str, Any]]:
+        p_RC, true_R = self.probabilities(scores_RC), _labels(rows)[:, 0].astype(int)
+        given_R = p_RC.argmax(1)
+        wrong = sorted(np.flatnonzero(given_R != true_R).tolist(), key=lambda i: (-p_RC[i].max(), i))
+        return [
+            {
+                "row": rows[i].number,
+                "label": self.labels[true_R[i]],
+                "predicted": self.labels[given_R[i]],
+                "probability": float(p_RC[i].max()),
+            }
+            for i in wrong[:MISTAKES]
+        ]
+
+    def cells(self, p_C: Floats) -> Cells:
+        return (self.labels[int(p_C.argmax())], *(f"{p:.6f}" for p in p_C))
+
+
+class LabelsTask(HeadTask):
+    """Any number of labels for each row: a sigmoid of each score."""
+
+    metrics: ClassVar[Mapping[str, str]] = {"accuracy": "subset_accuracy", "macro-f1": "macro_f1"}
+
+    def probabilities(self, scores_RC: Floats) -> Floats:
+        sigmoid_RC: Floats = 1 / (1 + np.exp(-scores_RC))
+        return sigmoid_RC
+
+    def figures(self, scores_RC: Floats, true_RC: Floats) -> dict[str, Any]:
+        return multi_label_metrics(true_RC > 0.5, scores_RC > 0).to_json(self.labels)
+
+    def cells(self, p_C: Floats) -> Cells:
+        chosen = SEPARATOR.join(name for name, p in zip(self.labels, p_C, strict=True) if p > 0.5)
+        return (chosen or SEPARATOR, *(f"{p:.6f}" for p in p_C))
+
+
+class NumberTask(HeadTask):
+    """A number for each row: the head answers (number - center) / scale."""
+
+    metrics: ClassVar[Mapping[str, str]] = {"correlation": "pearson"}
+
+    def __init__(self, framing: Framing, spec: Classification) -> None:
+        super().__init__(framing, spec)
+        if spec.center is None or spec.scale is None:
+            raise ValueError("the table has not been asked yet how its numbers are scaled")
+        self._center, self._scale = spec.center, spec.scale
+
+    def numbers(self, label: Label) -> Floats:
+        return (super().numbers(label) - self._center) / self._scale
+
+    def probabilities(self, scores_RC: Floats) -> Floats:
+        return scores_RC * self._scale + self._center
+
+    def figures(self, scores_RC: Floats, true_RC: Floats) -> dict[str, Any]:
+        true_R, found_R = (self.probabilities(numbers_RC)[:, 0] for numbers_RC in (true_RC, scores_RC))
+        return dict(regression_metrics(true_R, found_R).to_json())
+
+    def cells(self, p_C: Floats) -> Cells:
+        return (f"{p_C[0]:.6g}",)
+
+
+class AnswerTask(Task):
+    """A text for each row, written by the model: a target, or a label in words (Raffel et al. 2020).
+
+    columns: of the texts, whose names stand before each where there are several.
+    """
+
+    added = ("predicted",)
+
+    def __init__(self, framing: Framing, name: str, labels: tuple[str, ...], columns: Columns, num_beams: int) -> None:
+        super().__init__(framing, name, labels)
+        self._columns = columns
+        self._num_beams = num_beams
+
+    def encode(self, items: Sequence[LabelledText]) -> list[EncodedRow]:
+        pairs = [(as_source(self.name, self._columns.texts, item.texts), as_answer(item)) for item in items]
+        rows = []
+        every = self._ids([(source, answer or "") for source, answer in pairs])
+        for item, (_, answer), (source_ids, answer_ids) in zip(items, pairs, every, strict=True):
+            source, target, cut = self.framing.pair(source_ids, None if answer is None else answer_ids)
+            rows.append(EncodedRow(item.row, source, cut, target=target, answer=answer or ""))
+        return rows
+
+    def validate(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> Validation:
+        """Loss: mean over the tokens of all targets of -log p, in nats."""
+
+        def read(chosen: list[int]) -> tuple[Loss, tuple[()]]:
+            batch = model.objective.collate([rows[i].example() for i in chosen])
+            return model.objective.score(model.lm, batch.to(model.compute.device)), ()
+
+        lengths = [row.lengths for row in rows]
+        return Validation(evaluate(model.lm, lengths, read, model.compute, model.world).loss)
+
+    def measure(self, model: AnsweringModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
+        loss, figures = self.validate(model, rows).loss, self._figures(self.write(model, rows), rows)
+        how = "greedy" if self._num_beams == 1 else f"beam search, {self._num_beams} beams, mean log-probability"
+        return Results(part, step, len(rows), loss, figures, [], self.labels, self.name, how)
+
+    def answer(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> list[Cells]:
+        return [(text,) for text in self.write(model, rows)]
+
+    def write(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> list[str]:
+        """What a model writes for each row, in their order: by beam search, or greedily with one beam.
+
+        An answer ends at [EOS], or with as many tokens as the longest source beside it leaves room for.
+        """
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i].tokens))
+        groups = [order[start : start + ANSWERS_AT_ONCE] for start in range(0, len(order), ANSWERS_AT_ONCE)]
+        found: dict[int, NDArray[np.uint8]] = {}
+        for n in model.world.share(len(groups)):
+            group = groups[n]
+            most = self.framing.room_to_answer(len(rows[group[-1]].tokens))
+            settings = (
+                Greedy(max_new_tokens=most)
+                if self._num_beams == 1
+                else Beam(num_beams=self._num_beams, max_new_tokens=most)
+            )
+            options = Options(overflow="cut", max_rows=ANSWERS_AT_ONCE * self._num_beams)
+            prompts = [self.framing.answer_to(rows[i].tokens.tolist()) for i in group]
+            with model.compute.autocast():
+                written = list(complete(write(model.lm, self.framing, prompts, settings, options)))
+            for i, completion in zip(group, written, strict=True):
+                found[i] = np.frombuffer(completion.text.encode(), dtype=np.uint8)
+        return [text.tobytes().decode() for text in model.world.gather(found, len(rows), np.uint8, model.compute)]
+
+    def _figures(self, answers: Sequence[str], rows: Sequence[EncodedRow]) -> dict[str, Any]:
+        """How well answers fit: as classes where they name one of the labels, else by BLEU and chrF (Post 2018)."""
+        if not self.labels:
+            exact = float(np.mean([answer == row.answer for answer, row in zip(answers, rows, strict=True)]))
+            return translation_metrics(answers, [row.answer for row in rows]).to_json() | {"exact": exact}
+        index = {name: i for i, name in enumerate(self.labels)}
+        given = np.array([index.get(answer.strip(), len(self.labels)) for answer in answers])
+        true = np.array([index[row.answer] for row in rows])
+        names = [*self.labels, NO_LABEL][: len(self.labels) + bool((given == len(self.labels)).any())]
+        return class_metrics(confusion_matrix(true, given, len(names))).to_json(names)
+
+
+def as_source(task: str, columns: Sequence[str], texts: Sequence[str]) -> str:
+    """What a model reads of a row: its text behind the name of the task, and several texts behind their columns' names.
+
+    As T5 does (Raffel et al. 2020): "nli: premise: It rains. hypothesis: It is dry."
+    """
+    body = texts[0]
+    if len(texts) > 1:
+        body = " ".join(f"{column}: {text}" for column, text in zip(columns, texts, strict=True))
+    return f"{task}: {body}" if task else body
+
+
+def as_answer(item: LabelledText) -> str | None:
+    """What a model is to write for a row: its target, or its label as text; None where it has neither."""
+    if item.target is not None or item.label is None:
+        return item.target
+    if isinstance(item.label, tuple):
+        return SEPARATOR.join(item.label)
+    return item.label if isinstance(item.label, str) else f"{item.label:g}"
+
+
+def _labels(rows: Sequence[EncodedRow]) -> Floats:
+    return np.stack([cast(Floats, row.label) for row in rows])
+
+
+def _float(value: float | None) -> float:
+    return float("nan") if value is None else float(value)

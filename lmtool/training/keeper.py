@@ -1,0 +1,172 @@
+"""What of a training run is kept: its state beside weights and moments, and the one that writes it all to the run."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+from pydantic import ValidationError
+from torch import Tensor
+
+from lmtool.errors import CheckpointError, ResourceError
+from lmtool.inference.evaluation import Validation
+from lmtool.model import LanguageModel
+from lmtool.model.lora import kept
+from lmtool.recipe.spec import Evaluation, Recipe
+from lmtool.run.checkpoint import Checkpoint
+from lmtool.run.directory import Run
+from lmtool.training.events import Sampled, Saved, Warned
+from lmtool.training.fit import Step
+
+Record = dict[str, object]
+"""One line of metrics.jsonl."""
+
+
+@dataclass
+class TrainingState:
+    """What a checkpoint holds beside weights and moments, so that a resumed run continues as if never stopped.
+
+    stale: validations since the best one. micro_batch: rows at once, which memory may have made smaller. setup: what
+    results may depend on to the last bit, beside recipe and data. recipe: all its values. pending: the record of the
+    last step, where its validation comes after the checkpoint.
+    """
+
+    tokens: int = 0
+    seconds: float = 0.0
+    best_step: int | None = None
+    best_value: float | None = None
+    stale: int = 0
+    micro_batch: int | None = None
+    setup: dict[str, object] = field(default_factory=dict)
+    recipe: dict[str, object] = field(default_factory=dict)
+    pending: Record | None = None
+
+    @classmethod
+    def read(cls, checkpoint: Checkpoint, noted: Mapping[str, Any] | None) -> Self:
+        """What a checkpoint holds, and what was noted of the validation behind it, if it came to that.
+
+        Raises CheckpointError when another version of lmtool wrote it.
+        """
+        try:
+            state = cls(**checkpoint.state())  # type: ignore[arg-type]  # its keys are checked by the call
+        except TypeError as error:
+            raise CheckpointError(
+                "state.json is not of this version of lmtool", where=str(checkpoint.path), fix="train anew"
+            ) from error
+        if state.pending is not None and noted is not None and noted["step"] == checkpoint.step:
+            state.best_step, state.best_value, state.stale = noted["best_step"], noted["best_value"], noted["stale"]
+            state.pending = None
+        return state
+
+    def note(self, step: int) -> dict[str, object]:
+        """What `read` takes as noted, behind the validation of a step."""
+        return {"step": step, "best_step": self.best_step, "best_value": self.best_value, "stale": self.stale}
+
+    def recipe_of(self, checkpoint: Checkpoint) -> Recipe:
+        """The recipe that a checkpoint was trained under, whatever became of the run's recipe.yaml since."""
+        try:
+            return Recipe.model_validate(self.recipe)
+        except ValidationError as error:
+            raise CheckpointError(
+                "state.json holds no recipe of this version of lmtool", where=str(checkpoint.path), fix="train anew"
+            ) from error
+
+    def advance(self, step: Step) -> Record:
+        """Count a step that is done; returns its record, by the names that other programs read."""
+        self.micro_batch = step.micro_batch
+        self.tokens += step.tokens
+        self.seconds += step.seconds
+        return {
+            "step": step.step,
+            "loss": step.loss,
+            "valid_loss": None,
+            "lr": step.lr,
+            "grad_norm": step.grad_norm if math.isfinite(step.grad_norm) else None,
+            "tokens": self.tokens,
+            "tokens_per_second": round(step.tokens / step.seconds),
+            "seconds": round(self.seconds, 3),
+        }
+
+    def update_best(self, step: int, validation: Validation, metric: str) -> bool:
+        """Compare a validation with the best so far; True when it is better: of less loss, or of a higher metric.
+
+        One that is not finite never is.
+        """
+        value = validation.loss if metric == "loss" else validation.metrics[metric]
+        sign = 1 if metric == "loss" else -1
+        is_best = math.isfinite(value) and (self.best_value is None or sign * value < sign * self.best_value)
+        if is_best:
+            self.best_step, self.best_value, self.stale = step, value, 0
+        else:
+            self.stale += 1
+        return is_best
+
+    def is_stale(self, evaluation: Evaluation) -> bool:
+        """True when patience has run out."""
+        return evaluation.patience is not None and self.stale >= evaluation.patience
+
+
+class RunKeeper:
+    """Writes to the run, if this process has one; a failure becomes a warning, and an error at the end of the run."""
+
+    def __init__(self, run: Run | None, keep_last: int) -> None:
+        self._run = run
+        self._keep_last = keep_last
+        self._unsaved: ResourceError | None = None
+        self._log_failed = False
+
+    @property
+    def keeps(self) -> bool:
+        """Whether this process has a run to write to."""
+        return self._run is not None
+
+    def log(self, record: Mapping[str, object]) -> Iterator[Warned]:
+        """Add a record of a step to the metrics."""
+        if self._run is not None:
+            yield from self._append(self._run.metrics.append, record)
+
+    def log_sample(self, sampled: Sampled) -> Iterator[Warned]:
+        """Add a text to the samples."""
+        if self._run is not None:
+            yield from self._append(self._run.samples.append, asdict(sampled))
+
+    def _append(self, append: Callable[[Mapping[str, object]], None], record: Mapping[str, object]) -> Iterator[Warned]:
+        try:
+            append(record)
+            self._log_failed = False
+        except ResourceError as error:
+            if not self._log_failed:
+                yield Warned(f"{error.what} ({error.where}); training continues")
+            self._log_failed = True
+
+    def save(
+        self, step: int, lm: LanguageModel, moments: dict[str, Tensor], state: TrainingState
+    ) -> Iterator[Saved | Warned]:
+        """Save a checkpoint."""
+        if self._run is None:
+            return
+        try:
+            saved = self._run.save(
+                step, kept(lm), moments, asdict(state), best_step=state.best_step, keep_last=self._keep_last
+            )
+            self._unsaved = None
+            yield Saved(saved.path)
+        except ResourceError as error:
+            self._unsaved = error
+            yield Warned(f"{error.what} ({error.fix}); training continues, the last checkpoint is intact")
+
+    def note_validation(self, step: int, state: TrainingState) -> Iterator[Warned]:
+        """Note what came of the validation behind a checkpoint."""
+        if self._run is None:
+            return
+        try:
+            self._run.note_validation(state.note(step))
+        except ResourceError as error:
+            yield Warned(f"{error.what} ({error.fix}); training continues")
+
+    def close(self, reason: str) -> None:
+        """End the session. Raises ResourceError when the last checkpoint could not be saved."""
+        if self._unsaved is not None:
+            raise self._unsaved
+        if self._run is not None:
+            self._run.end("stopped" if reason == "interrupted" else "finished")

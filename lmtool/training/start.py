@@ -1,0 +1,391 @@
+"""Starting and resuming: from what a person asks for to a locked run directory and the training in it."""
+
+import json
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from lmtool.compute.device import Compute, resolve
+from lmtool.compute.processes import World, joined, local_rank
+from lmtool.errors import CheckpointError, UsageError
+from lmtool.inference.load import Base, base_of, build_objective, open_base, read_run
+from lmtool.recipe.document import Path as RecipePath
+from lmtool.recipe.document import dotted
+from lmtool.recipe.dump import dump, leaves
+from lmtool.recipe.finetuning import recipe_for_tables, recipe_for_text, with_rate
+from lmtool.recipe.load import Resolved, Setting, lay_over, load
+from lmtool.recipe.size import check_fits, machine_memory, parameter_count
+from lmtool.recipe.spec import Averaging, Classification, Data, NGram, Recipe, Recurrent, Seq2Seq, SkipGram, Transformer
+from lmtool.run.checkpoint import Checkpoint
+from lmtool.run.directory import RESULTS, SPLIT, Run, check_folder, describe_environment
+from lmtool.run.find import find
+from lmtool.tables.data import TaskTables, open_tables, read_tables
+from lmtool.text.disk import write_file
+from lmtool.text.prepare import Report
+from lmtool.text.tokenizer import Tokenizer
+from lmtool.training.data import TrainingData, read_text
+from lmtool.training.events import AlreadyFinished, Ended, Event, Started, Warned
+from lmtool.training.keeper import TrainingState
+from lmtool.training.train import train
+
+CHANGEABLE = (
+    "description.",
+    "data.train.",
+    "data.valid.",
+    "training.steps.",
+    "training.micro_batch.",
+    "training.micro_tokens.",
+    "training.device.",
+    "training.precision.",
+    "training.compile.",
+    "evaluation.",
+    "checkpoint.",
+)
+"""Keys that may change when a run is resumed: they decide how far and on what it is trained, not what is learned.
+
+Files may have moved, since their content is compared.
+"""
+
+
+def pretrain(
+    resolved: Resolved,
+    base: Base | None,
+    *,
+    output: Path | None,
+    command: Sequence[str],
+    report: Report,
+    stop: Callable[[], bool],
+) -> Iterator[Event]:
+    """Prepare the text, make a run directory, and train.
+
+    base: weights and tokenizer of another run to begin with; from scratch when None. output: the run directory; a new
+    one under the runs directory when None. command: as typed, for run.json. report: told how preparing the text goes.
+    stop: asked after each step.
+
+    Raises the errors of every part; nothing is made before recipe, folder and memory are found good.
+    """
+    recipe = resolved.recipe
+    if not recipe.data.train:
+        raise UsageError("no text to train on", fix="name a file: lmtool pretrain TEXT")
+    if _is_for_tables(recipe):
+        raise UsageError(
+            f"objective {recipe.objective.kind} learns from a table, not from a text",
+            fix=f"lmtool finetune TABLE --recipe {resolved.name}",
+        )
+
+    def read(world: World) -> TrainingData:
+        return read_text(recipe, None if base is None else base.tokenizer, world, report)
+
+    yield from _begin(resolved, read, base, output, command, stop)
+
+
+def to_continue(
+    source: str, other: Resolved | None, overrides: Sequence[str], flags: Sequence[Setting]
+) -> tuple[Resolved, Base]:
+    """The recipe by which `pretrain` continues to train a run on another text, and the run's weights.
+
+    other: where all but model, tokenizer and data comes from; the run's own recipe when None.
+    """
+    base = open_base(source)
+    recipe = recipe_for_text(base.recipe, base.recipe if other is None else other.recipe)
+    name = base.run.name
+    return lay_over(recipe, f"recipe of {name}", f"from-{name}", overrides, flags), base
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """What is to be fine-tuned, on what, and how: all that is found out before the first row is read.
+
+    base: the run whose weights are trained further; from scratch when None. tables: of each task, opened once.
+    """
+
+    resolved: Resolved
+    base: Base | None
+    tables: tuple[TaskTables, ...]
+
+    def with_seed(self, seed: int) -> "FineTuning":
+        """The same with another seed."""
+        recipe = self.resolved.recipe.model_copy(update={"seed": seed})
+        return replace(self, resolved=replace(self.resolved, recipe=recipe))
+
+
+def plan_finetuning(
+    source: str, scratch: Resolved | None, overrides: Sequence[str], flags: Sequence[Setting]
+) -> FineTuning:
+    """Open the tables that the command line names, and find the recipe by which they are learned.
+
+    source: the run whose weights are trained further. scratch: a recipe to train from scratch by, in place of a run.
+    Raises UsageError for a recipe that is not for tables, and for a model that cannot learn them.
+    """
+    if scratch is not None:
+        if not _is_for_tables(scratch.recipe):
+            raise UsageError(
+                f"recipe {scratch.name} is not for tables: its objective is {scratch.recipe.objective.kind}",
+                fix="add -s objective.kind=classification or seq2seq, or train it with lmtool pretrain",
+            )
+        _refuse_adapters_alone(scratch.recipe)
+        return FineTuning(scratch, None, tuple(open_tables(scratch.recipe.data)))
+    base = open_base(source)
+    name, label = base.run.name, f"fine-tuning of {base.run.name}"
+    # all that is said of the data comes first: they decide about the rest
+    about_data = [text for text in overrides if text.lstrip().startswith("data.")]
+    data_flags = [flag for flag in flags if flag.key.startswith("data.")]
+    unread = base.recipe.model_copy(update={"data": Data()})
+    tables = open_tables(lay_over(unread, label, name, about_data, data_flags).recipe.data)
+    writes = bool(tables[0].name) or tables[0].columns.target is not None
+    recipe = recipe_for_tables(base.recipe, name, sum(task.table.n_rows for task in tables), writes)
+    resolved = lay_over(recipe, label, f"finetune-{name}", overrides, flags)
+    rated = with_rate(recipe, resolved.recipe.tuning)
+    return FineTuning(lay_over(rated, label, f"finetune-{name}", overrides, flags), base, tuple(tables))
+
+
+def finetune(
+    plan: FineTuning,
+    *,
+    output: Path | None,
+    command: Sequence[str],
+    report: Report,
+    stop: Callable[[], bool],
+) -> Iterator[Event]:
+    """Read labelled tables, make a run directory, train on them, and measure the best checkpoint; see `pretrain`."""
+    base = plan.base
+
+    def read(world: World) -> TrainingData:
+        report("reading", 0, 0)
+        return read_tables(plan.resolved.recipe, plan.tables, None if base is None else base.tokenizer)
+
+    yield from _begin(plan.resolved, read, base, output, command, stop)
+
+
+def _begin(
+    resolved: Resolved,
+    read: Callable[[World], TrainingData],
+    base: Base | None,
+    output: Path | None,
+    command: Sequence[str],
+    stop: Callable[[], bool],
+) -> Iterator[Event]:
+    """Make a run directory for what `read` gives, and train in it."""
+    recipe = resolved.recipe
+    if base is None:
+        _refuse_adapters_alone(recipe)
+    compute = resolve(recipe.training.device, recipe.training.precision, local_rank())
+    with joined(compute) as world:
+        _check(recipe, compute, world, resolved.origins, None if base is None else base.tokenizer)
+        if world.is_main:
+            check_folder(output)
+        data = read(world)
+        recipe = data.recipe
+        run = None
+        if world.is_main:
+            tokenizer = data.framing.tokenizer
+            run = Run.create(
+                output,
+                name=resolved.name,
+                summary=summary(recipe),
+                recipe=dump(recipe),
+                tokenizer=tokenizer.to_json().encode(),
+                fingerprints={"data": data.fingerprint, "tokenizer": tokenizer.fingerprint},
+                base=None if base is None else base.record(),
+            )
+        with run or nullcontext():
+            if run is not None:
+                if data.split is not None:
+                    write_file(run.path / SPLIT, json.dumps(data.split).encode())
+                run.start(step=0, command=command, environment=describe_environment(str(compute.device)))
+                yield Started(run.path, run.name, recipe, data.framing.tokenizer, data.lines)
+            yield from map(Warned, data.warnings)
+            same = base is not None and _labels(base.recipe) == _labels(recipe)
+            yield from _measured(
+                run, data, compute, world, train(run, data, compute, world, base=base, same_labels=same, stop=stop)
+            )
+
+
+def resume(
+    reference: str,
+    overrides: Sequence[str],
+    *,
+    command: Sequence[str],
+    report: Report,
+    stop: Callable[[], bool],
+) -> Iterator[Event]:
+    """Continue a run from its newest whole checkpoint, or from the checkpoint that is named.
+
+    overrides: `KEY=VALUE` texts laid over the run's recipe; only keys that leave the past as it was.
+    Raises CheckpointError with the differences when recipe, data or tokenizer are not those of the run.
+    """
+    found = find(reference)
+    run = found.run
+    recipe = load(run.recipe_path, overrides).recipe
+    compute = resolve(recipe.training.device, recipe.training.precision, local_rank())
+    with joined(compute) as world:
+        _check(recipe, compute, world, {})
+        if world.is_main:
+            run.lock()
+        with run if world.is_main else nullcontext():
+            checkpoint, warnings = found.newest()
+            world.wait()  # all have found it before the first one changes anything
+            yield from map(Warned, warnings)
+            state = TrainingState.read(checkpoint, run.validated)
+            changes = _changes(state.recipe_of(checkpoint), recipe)
+            _refuse(changes, run)
+            if _is_over(run, recipe, checkpoint, state):
+                if world.is_main:
+                    if not changes and run.info["sessions"][-1]["outcome"] is None:
+                        # killed between its last checkpoint and its end
+                        run.end("finished")
+                    yield AlreadyFinished(run.path, checkpoint.step, state.is_stale(recipe.evaluation))
+                return
+            _, tokenizer = read_run(run)
+            base = base_of(run) if recipe.tuning.lora is not None else None
+            data = _read_again(recipe, run, tokenizer, world, report)
+            if world.is_main:
+                run.start(
+                    step=checkpoint.step,
+                    command=command,
+                    environment=describe_environment(str(compute.device)),
+                    validated=state.note(checkpoint.step),
+                    pending=state.pending is not None,
+                )
+                run.write_recipe(dump(recipe))
+                yield Started(run.path, run.name, recipe, tokenizer, data.lines, tuple(changes.values()))
+            main = run if world.is_main else None
+            events = train(main, data, compute, world, checkpoint=checkpoint, state=state, base=base, stop=stop)
+            yield from _measured(main, data, compute, world, events)
+
+
+def _measured(
+    run: Run | None, data: TrainingData, compute: Compute, world: World, events: Iterator[Event]
+) -> Generator[Event, None, None]:
+    """Pass events on, and measure the best checkpoint unless training was interrupted."""
+    last: Event | None = None
+    for last in events:
+        yield last
+    assert isinstance(last, Ended)
+    if last.reason == "interrupted" or not _is_for_tables(data.recipe):
+        return
+    path = world.from_main("" if run is None else str(run.path.resolve()), compute)
+    objective = build_objective(data.recipe, data.framing.tokenizer)
+    measured = data.measure(Path(path), objective, compute, world)
+    if world.is_main:
+        yield from measured
+
+
+def _is_over(run: Run, recipe: Recipe, checkpoint: Checkpoint, state: TrainingState) -> bool:
+    """Whether nothing is left to do: no step, no validation, no measurement."""
+    is_measured = not _is_for_tables(recipe) or (run.path / RESULTS).exists()
+    trained = state.is_stale(recipe.evaluation) or recipe.training.steps <= checkpoint.step
+    return trained and state.pending is None and is_measured
+
+
+def _read_again(recipe: Recipe, run: Run, tokenizer: Tokenizer, world: World, report: Report) -> TrainingData:
+    """What a run learns from. Raises CheckpointError when it is not what it was."""
+    data: TrainingData
+    if _is_for_tables(recipe):
+        split = run.path / SPLIT
+        saved = json.loads(split.read_text(encoding="utf-8")) if split.exists() else None
+        data = read_tables(recipe, open_tables(recipe.data), tokenizer, saved)
+    else:
+        data = read_text(recipe, tokenizer, world, report)
+    if data.fingerprint != run.fingerprints["data"]:
+        raise CheckpointError(
+            "the run cannot be resumed: its training data have changed since it was started",
+            where=", ".join((*recipe.data.train, *recipe.data.valid)),
+            fix="put the old data back, or start a new run",
+        )
+    return data
+
+
+def _is_for_tables(recipe: Recipe) -> bool:
+    return isinstance(recipe.objective, Classification | Seq2Seq)
+
+
+def _labels(recipe: Recipe) -> tuple[str, tuple[str, ...]] | None:
+    """What a head answers; None where there is none."""
+    spec = recipe.objective
+    return (spec.task, spec.labels) if isinstance(spec, Classification) else None
+
+
+def summary(recipe: Recipe) -> str:
+    """A model in a few words, for lists."""
+    model = recipe.model
+    count = parameter_count(model, model.vocab_size or 0)
+    size = f"{count / 1e6:.1f}M" if count >= 1e6 else f"{count / 1e3:.0f}k"
+    match model:
+        case Transformer():
+            what = f"{model.kind} {model.shape}, {model.n_layers} x {model.d_model}"
+        case Recurrent():
+            what = f"{model.cell} {model.shape}, {model.n_layers} x {model.d_model}"
+        case NGram():
+            return f"{model.order}-gram"
+        case SkipGram():
+            what = f"{model.kind}, {model.d_model} wide"
+        case Averaging(one_hot=True):
+            what = "linear in words"
+        case Averaging():
+            what = f"mean of words, {model.n_layers} x {model.d_model}"
+    return f"{what}, {size} parameters"
+
+
+def _refuse_adapters_alone(recipe: Recipe) -> None:
+    if recipe.tuning.lora is not None:
+        raise UsageError(
+            "adapters are trained beside weights of a run, and none is named",
+            where="tuning.lora",
+            fix="name a run with --from, or leave out the adapters",
+        )
+
+
+def _check(
+    recipe: Recipe, compute: Compute, world: World, origins: Mapping[str, str], tokenizer: Tokenizer | None = None
+) -> None:
+    """Refuse what cannot work on this device and with so many processes."""
+    if recipe.training.batch_size % world.size:
+        raise UsageError(
+            f"a batch of {recipe.training.batch_size} rows cannot be shared by {world.size} processes",
+            where="training.batch_size",
+            fix=f"set it to a multiple of {world.size}",
+        )
+    if recipe.training.carry_state and world.size > 1:
+        raise UsageError(
+            f"states are carried on in one process only, not in {world.size}",
+            where="training.carry_state",
+            fix="start lmtool without torchrun, or set it to false",
+        )
+    memory = machine_memory()
+    if compute.device.type == "cuda":
+        memory = torch.cuda.get_device_properties(compute.device).total_memory
+    if memory is not None:
+        check_fits(recipe, memory, None if tokenizer is None else tokenizer.vocab_size, origins)
+
+
+def _refuse(changes: Mapping[str, str], run: Run) -> None:
+    """Raise CheckpointError with the changes after which the run would not be the same run."""
+    refused = [text for key, text in changes.items() if not f"{key}.".startswith(CHANGEABLE)]
+    if refused:
+        raise CheckpointError(
+            f"the run cannot be resumed under another recipe: {'; '.join(refused)}",
+            where=str(run.recipe_path),
+            fix="leave these as they are, or start a new run with lmtool pretrain",
+        )
+
+
+def _changes(before: Recipe, after: Recipe) -> dict[str, str]:
+    """What differs between two recipes, by dotted key."""
+    values = [{dotted(path): _value(recipe, path) for path in leaves(recipe)} for recipe in (before, after)]
+    keys = dict.fromkeys([*values[0], *values[1]])
+    return {
+        key: f"{key} {values[0].get(key)} -> {values[1].get(key)}"
+        for key in keys
+        if values[0].get(key) != values[1].get(key)
+    }
+
+
+def _value(recipe: Recipe, path: RecipePath) -> object:
+    value: object = recipe
+    for name in path:
+        value = getattr(value, str(name))
+    return value
