@@ -189,12 +189,12 @@ class Run:
 
         Later records leave metrics and samples; later checkpoints are set aside (renamed to step-....aside-1).
         command: as typed. environment: as from `describe_environment`. validated: see `note_validation`. pending: the
-        step will be validated and logged anew.
+        step is still to be validated and logged.
         Raises ResourceError when the directory cannot be written.
         """
         self._require_lock()
-        self.metrics.rewind(step - pending)
-        self.samples.rewind(step - pending)
+        for log in (self.metrics, self.samples):
+            log.rewind(step - pending)
         session = {
             "started": _now(),
             "step": step,

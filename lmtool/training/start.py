@@ -247,7 +247,7 @@ def resume(
                     step=checkpoint.step,
                     command=command,
                     environment=describe_environment(str(compute.device)),
-                    validated=state.note(checkpoint.step),
+                    validated=None if state.pending is not None else state.note(checkpoint.step),
                     pending=state.pending is not None,
                 )
                 run.write_recipe(dump(recipe))

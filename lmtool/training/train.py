@@ -180,7 +180,7 @@ class _Trainee:
 def _validate(
     trainee: _Trainee, data: TrainingData, keeper: RunKeeper, compute: Compute, world: World, step: Step | None
 ) -> Iterator[Event]:
-    """Validate the step whose record is pending, log it, and write samples. step: None when an earlier session did it."""
+    """Validate the step whose record is pending, log it, and write samples. step: None if an earlier session did it."""
     state, evaluation = trainee.state, data.recipe.evaluation
     record, state.pending = state.pending, None
     assert record is not None
