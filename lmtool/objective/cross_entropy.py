@@ -14,10 +14,14 @@ from lmtool.model import LanguageModel
 from lmtool.objective.base import Loss
 
 
+CHUNK_SCALE = 2.0**10
+"""Of float16 gradients of a chunk: slopes are at most 1, and their sums stay below float16's largest number."""
+
+
 def chunk_rows(device: torch.device, vocab_size: int) -> int:
     """How many rows of logits are computed at once.
 
-    On a processor as many as its cache holds, but enough for matrix products to be fast; on a GPU as keep it busy.
+    On a CPU as many as its cache holds, but enough for matrix products to be fast; on a GPU as keep it busy.
     """
     return max(256, 2**20 // vocab_size) if device.type == "cpu" else max(1, 2**25 // vocab_size)
 
@@ -55,14 +59,17 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
             if spread:
                 slope_MV -= spread
             slope_MV.scatter_add_(-1, target_M1, slope_MV.new_full(target_M1.shape, -beyond))
-            ctx.save_for_backward(slope_MV.to(logits_MV.dtype), weights_M)
+            # float16 would lose slopes that the scale of its gradients, which comes behind, is there to save
+            kept = torch.float32 if logits_MV.dtype == torch.float16 else logits_MV.dtype
+            ctx.save_for_backward(slope_MV.to(kept), weights_M)
+            ctx.dtype = logits_MV.dtype
         return (loss_M * weights_M).sum()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (grad_total,) = grad_outputs
         slope_MV, weights_M = ctx.saved_tensors
-        return slope_MV * (grad_total * weights_M)[:, None].to(slope_MV.dtype), None, None, None
+        return (slope_MV * (grad_total * weights_M)[:, None].to(slope_MV.dtype)).to(ctx.dtype), None, None, None
 
 
 def chunked_cross_entropy(
@@ -108,11 +115,14 @@ class _ChunkedLoss(torch.autograd.Function):
         for hidden, targets in zip(torch.split(hidden_MD, rows), torch.split(targets_M, rows), strict=True):
             with torch.enable_grad():
                 hidden = hidden.detach().requires_grad_()
-                loss = smoothed_cross_entropy(logits(hidden), targets, label_smoothing)
-                hidden_grad, *grads = torch.autograd.grad(loss, (hidden, *trained))
-            hidden_grads.append(hidden_grad)
+                scores = logits(hidden)
+                loss = smoothed_cross_entropy(scores, targets, label_smoothing)
+                # the scale of float16 gradients is not known yet, so they are taken under one of their own
+                scale = CHUNK_SCALE if scores.dtype == torch.float16 else 1.0
+                hidden_grad, *grads = torch.autograd.grad(loss * scale, (hidden, *trained))
+            hidden_grads.append(hidden_grad if scale == 1 else hidden_grad.float() / scale)
             for sum_so_far, grad in zip(head_grads, grads, strict=True):
-                sum_so_far += grad
+                sum_so_far += grad / scale
             total = total + loss.detach()
         ctx.save_for_backward(torch.cat(hidden_grads), *head_grads)
         return total

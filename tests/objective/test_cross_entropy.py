@@ -243,3 +243,33 @@ def test_the_logits_of_a_whole_batch_are_never_alive(
     """Rows alive at once, counting logits, probabilities and gradients: a few chunks, not the batch."""
     assert peak(64, grad, eps) >= 2 * 64
     assert peak(4, grad, eps) <= 5 * 4
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**4, 2.0**12])
+def test_slopes_below_float16_reach_the_gradient_once_they_are_scaled(scale: float) -> None:
+    """p - q is about 1e-8 here, which float16 rounds to zero unless the scale comes first."""
+    logits = torch.full((3, 50), -18.0)
+    logits[:, 0] = 0.0
+    half = logits.half().requires_grad_()
+    (smoothed_cross_entropy(half, torch.zeros(3, dtype=torch.int64), 0.0) * scale * 2.0**12).backward()
+    exact = logits.double().requires_grad_()
+    torch.nn.functional.cross_entropy(exact, torch.zeros(3, dtype=torch.int64), reduction="sum").backward()
+    assert half.grad is not None
+    assert exact.grad is not None
+    torch.testing.assert_close(half.grad[:, 1:].double() / scale / 2.0**12, exact.grad[:, 1:], rtol=1e-2, atol=0)
+
+
+def test_chunks_in_float16_keep_small_slopes_too() -> None:
+    """Their gradients are taken before the scale is known."""
+    torch.manual_seed(0)
+    weight, hidden_MD = torch.randn(40, 8), torch.randn(700, 8)
+    targets_M = torch.randint(40, (700,))
+
+    def gradient(dtype: torch.dtype) -> Tensor:
+        own = hidden_MD.clone().requires_grad_()
+        total = chunked_cross_entropy(lambda h: (h @ weight.T * 3).to(dtype), (), own, targets_M, 40_000)
+        (total * 2.0**4).backward()
+        assert own.grad is not None
+        return own.grad / 2.0**4
+
+    torch.testing.assert_close(gradient(torch.float16), gradient(torch.float32), rtol=5e-3, atol=5e-3)
