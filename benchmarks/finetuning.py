@@ -37,8 +37,9 @@ from lmtool.recipe.spec import (
     Transformer,
     WordPieceTokenizer,
 )
-from lmtool.tables.rows import Row, RowExamples
-from lmtool.tables.tables import answer, read_rows
+from lmtool.tables.data import open_tables, read_tables
+from lmtool.tables.rows import EncodedRow, TableExamples
+from lmtool.tables.tasks import AnsweringModel, HeadTask
 from lmtool.training.fit import fit
 from lmtool.training.optimizer import Optimizers
 
@@ -58,7 +59,7 @@ class Peer(nn.Module):
         return scores
 
 
-def padded(rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:
+def padded(rows: Sequence[EncodedRow]) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens, what of them is no padding, and labels."""
     T = max(row.length for row in rows)
     tokens_BT, keep_BT = torch.zeros(len(rows), T, dtype=torch.int64), torch.zeros(len(rows), T, dtype=torch.int64)
@@ -69,16 +70,16 @@ def padded(rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def ours(
-    model: Classifier, objective: ClassificationObjective, rows: Sequence[Row], recipe: Recipe, compute: Compute
+    model: Classifier, objective: ClassificationObjective, rows: Sequence[EncodedRow], recipe: Recipe, compute: Compute
 ) -> Iterator[float]:
     """Losses of lmtool's own training loop, a step each."""
-    examples = RowExamples(rows, recipe.training.batch_size, recipe.seed)
+    examples = TableExamples(rows, recipe.training.batch_size, recipe.seed)
     optimizers = Optimizers(recipe.optimizer, model, compute)
     for step in fit(model, objective, optimizers, examples, recipe, compute, World()):
         yield step.loss
 
 
-def theirs(model: Peer, rows: Sequence[Row], recipe: Recipe, compute: Compute) -> Iterator[float]:
+def theirs(model: Peer, rows: Sequence[EncodedRow], recipe: Recipe, compute: Compute) -> Iterator[float]:
     """Losses of a plain loop over Transformers' BERT, a step each."""
     spec = recipe.optimizer
     assert isinstance(spec, AdamW)
@@ -147,7 +148,7 @@ def same_weights(source: Classifier, config: BertConfig, attention: str) -> Peer
 
 
 @torch.inference_mode()
-def scores_of(model: Peer, rows: Sequence[Row], compute: Compute) -> Tensor:
+def scores_of(model: Peer, rows: Sequence[EncodedRow], compute: Compute) -> Tensor:
     """What a peer says of rows, (R, C)."""
     model.eval()
     found = []
@@ -186,22 +187,22 @@ def main() -> None:
         position=LearnedPosition(kind="learned"),
         norm=Norm(kind="layer", place="post", embedding=True),
     )
-    read = read_rows(
-        Recipe(
-            seed=given.seed,
-            model=model_spec,
-            objective=Classification(kind="classification"),
-            tokenizer=WordPieceTokenizer(kind="wordpiece"),
-            # every row is trained on; the test table stands where a table to choose by would
-            data=Data(train=(str(given.train),), valid=(str(given.test),)),
-            training=Training(steps=1, epochs=given.epochs, batch_size=given.batch),
-            optimizer=AdamW(lr=5e-4, weight_decay=0.01, beta2=0.98),
-            schedule=Linear(kind="linear", warmup_steps=50),
-        ),
-        None,
+    wanted = Recipe(
+        seed=given.seed,
+        model=model_spec,
+        objective=Classification(kind="classification"),
+        tokenizer=WordPieceTokenizer(kind="wordpiece"),
+        # every row is trained on; the test table stands where a table to choose by would
+        data=Data(train=(str(given.train),), valid=(str(given.test),)),
+        training=Training(steps=1, epochs=given.epochs, batch_size=given.batch),
+        optimizer=AdamW(lr=5e-4, weight_decay=0.01, beta2=0.98),
+        schedule=Linear(kind="linear", warmup_steps=50),
     )
-    recipe, tokenizer = read.recipe, read.material.tokenizer
-    train, test = read.material.train, read.material.valid  # type: ignore[attr-defined]  # of a labelled table
+    data = read_tables(wanted, open_tables(wanted.data), None)
+    recipe, tokenizer = data.recipe, data.framing.tokenizer
+    (rows,) = data.tasks
+    train, test, task = rows.train, rows.valid, rows.task
+    assert isinstance(task, HeadTask)
     spec = recipe.objective
     assert isinstance(spec, Classification)
     objective = ClassificationObjective(
@@ -240,7 +241,7 @@ def main() -> None:
         for attention in ("eager", "sdpa"):
             peer = same_weights(fresh(compute), config, attention).to(compute.device)
             models[f"transformers {compute.precision} {attention}"] = peer, compute
-    at_first, _ = answer(fresh(exact), objective, test[:64], exact)
+    at_first, _ = task.scores(AnsweringModel(fresh(exact), objective, exact, World()), test[:64])
     peer = models[f"transformers {exact.precision} eager"][0]
     assert isinstance(peer, Peer)
     apart = float(np.abs(at_first - scores_of(peer, test[:64], exact).double().numpy()).max())
@@ -275,7 +276,7 @@ def main() -> None:
         losses[name] += list(running[name])
         model, compute = models[name]
         if isinstance(model, Classifier):
-            scores_RC, _ = answer(model, objective, test, compute)
+            scores_RC, _ = task.scores(AnsweringModel(model, objective, compute, World()), test)
         else:
             assert isinstance(model, Peer)
             scores_RC = scores_of(model, test, compute).numpy()

@@ -25,7 +25,7 @@ from lmtool.recipe.spec import AdamW, Causal, Constant, Recipe, Training, Transf
 from lmtool.run.order import rank_samples
 from lmtool.training.fit import fit
 from lmtool.training.optimizer import Optimizers
-from lmtool.training.windows import Examples
+from lmtool.training.windows import Windows
 
 STEPS = 10_000
 
@@ -55,14 +55,14 @@ def invented_text(n_characters: int) -> str:
     return " ".join(words[i] for i in drawn)[:n_characters]
 
 
-def ours(model: LanguageModel, examples: Examples, recipe: Recipe, compute: Compute) -> Iterator[float]:
+def ours(model: LanguageModel, examples: Windows, recipe: Recipe, compute: Compute) -> Iterator[float]:
     """Losses of lmtool's own training loop, a step each."""
     optimizers = Optimizers(recipe.optimizer, model, compute)
     for step in fit(model, CausalObjective(Causal(), -1, False), optimizers, examples, recipe, compute, World()):
         yield step.loss
 
 
-def theirs(model: GPT2LMHeadModel, examples: Examples, recipe: Recipe, compute: Compute) -> Iterator[float]:
+def theirs(model: GPT2LMHeadModel, examples: Windows, recipe: Recipe, compute: Compute) -> Iterator[float]:
     """Losses of a plain loop over Transformers' GPT-2, a step each."""
     spec = recipe.optimizer
     assert isinstance(spec, AdamW)
@@ -156,7 +156,7 @@ def main() -> None:
         eos_token_id=None,
     )
     cut = CausalObjective(Causal(), -1, False).cut(given.context)
-    examples = Examples(tokens, cut, seed=1)  # type: ignore[arg-type]  # read like a store
+    examples = Windows(tokens, cut, seed=1)  # type: ignore[arg-type]  # read like a store
     fast, exact = resolve(given.device, "auto"), resolve(given.device, "float32")
 
     def fresh(compute: Compute) -> LanguageModel:
