@@ -61,7 +61,7 @@ class Peer(nn.Module):
 
 def padded(rows: Sequence[EncodedRow]) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens, what of them is no padding, and labels."""
-    T = max(row.length for row in rows)
+    T = max(len(row.tokens) for row in rows)
     tokens_BT, keep_BT = torch.zeros(len(rows), T, dtype=torch.int64), torch.zeros(len(rows), T, dtype=torch.int64)
     for i, row in enumerate(rows):
         tokens_BT[i, : row.length] = torch.from_numpy(row.tokens)
