@@ -64,8 +64,8 @@ def padded(rows: Sequence[EncodedRow]) -> tuple[Tensor, Tensor, Tensor]:
     T = max(len(row.tokens) for row in rows)
     tokens_BT, keep_BT = torch.zeros(len(rows), T, dtype=torch.int64), torch.zeros(len(rows), T, dtype=torch.int64)
     for i, row in enumerate(rows):
-        tokens_BT[i, : row.length] = torch.from_numpy(row.tokens)
-        keep_BT[i, : row.length] = 1
+        tokens_BT[i, : len(row.tokens)] = torch.from_numpy(row.tokens)
+        keep_BT[i, : len(row.tokens)] = 1
     return tokens_BT, keep_BT, torch.tensor([int(row.label[0]) for row in rows if row.label is not None])
 
 

@@ -68,29 +68,14 @@ class Loaded:
 def build_model(recipe: Recipe, tokenizer: Tokenizer, compute: Compute) -> LanguageModel:
     """A fresh model for this tokenizer, on its device; its weights follow from the recipe's seed.
 
-    Raises CheckpointError as `vocabulary_rows` does.
+    Raises CheckpointError as `Tokenizer.embedding_rows` does.
     """
-    rows = vocabulary_rows(recipe, tokenizer)
+    rows = tokenizer.embedding_rows(recipe.model.vocab_size)
     torch.manual_seed(hash_key(recipe.seed, "weights"))
     built = model.build(recipe.model, rows)
     if isinstance(recipe.objective, Classification):
         built = Classifier(built, recipe.objective, recipe.model)
     return built.to(compute.device)
-
-
-def vocabulary_rows(recipe: Recipe, tokenizer: Tokenizer) -> int:
-    """Rows of the embedding: what the recipe says, else one for each entry of the tokenizer.
-
-    Raises CheckpointError when the tokenizer has more entries than that.
-    """
-    rows = recipe.model.vocab_size or tokenizer.vocab_size
-    if rows < tokenizer.vocab_size:
-        raise CheckpointError(
-            f"the tokenizer has {tokenizer.vocab_size} entries, but the model has rows for {rows}",
-            where="model.vocab_size",
-            fix=f"leave it out, or set it to {tokenizer.vocab_size} or more",
-        )
-    return rows
 
 
 def build_objective(recipe: Recipe, tokenizer: Tokenizer, counts: NDArray[np.int64] | None = None) -> Objective:

@@ -6,7 +6,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,18 +119,31 @@ def spans(store: TokenStore, context: int, stride: int) -> list[Span]:
     return found
 
 
-def sample_spans(store: TokenStore, context: int, tokens: int | None, seed: int) -> list[Span]:
-    """A fixed selection of windows with about `tokens` scored tokens in all; all windows when None."""
-    every = spans(store, context, context)
-    if tokens is None:
-        return every
-    chosen, scored = [], 0
-    for index in permute(np.arange(len(every)), len(every), hash_key(seed, "validation")):
-        if scored >= tokens:
-            break
-        chosen.append(every[index])
-        scored += every[index].n_scored
-    return sorted(chosen, key=lambda span: span.start)
+@dataclass(frozen=True)
+class HeldOut:
+    """A fixed selection of windows of a text by which a model is validated: about `tokens` scored ones; None for all."""
+
+    store: TokenStore
+    spans: Sequence[Span]
+
+    @classmethod
+    def of(cls, store: TokenStore, context: int, tokens: int | None, seed: int) -> Self:
+        """The selection that a seed gives, for a model that reads `context` tokens at once."""
+        every = spans(store, context, context)
+        if tokens is None:
+            return cls(store, every)
+        chosen, scored = [], 0
+        for index in permute(np.arange(len(every)), len(every), hash_key(seed, "validation")):
+            if scored >= tokens:
+                break
+            chosen.append(every[index])
+            scored += every[index].n_scored
+        return cls(store, sorted(chosen, key=lambda span: span.start))
+
+    def loss(self, model: LanguageModel, objective: Objective, compute: Compute, world: World) -> float:
+        """Nats per target, without label smoothing, computed by all processes together."""
+        score, collate = objective.score, objective.collate_validation
+        return evaluate_spans(model, self.store, self.spans, collate, score, compute, world).loss
 
 
 def evaluate_spans(

@@ -376,5 +376,5 @@ def _with_sizes(recipe: Recipe, n_rows: int, tokenizer: Tokenizer) -> Recipe:
     if training.epochs is not None:
         steps = max(1, math.ceil(training.epochs * n_rows / training.batch_size))
         training = training.model_copy(update={"steps": steps})
-    model = model.model_copy(update={"vocab_size": model.vocab_size or tokenizer.vocab_size})
+    model = model.model_copy(update={"vocab_size": tokenizer.embedding_rows(model.vocab_size)})
     return recipe.model_copy(update={"training": training, "model": model})

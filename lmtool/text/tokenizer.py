@@ -132,6 +132,20 @@ class Tokenizer:
         """SHA-256 of the tokenizer's canonical JSON, in hexadecimal."""
         return hashlib.sha256(json.dumps(self._config, sort_keys=True).encode()).hexdigest()
 
+    def embedding_rows(self, wanted: int | None) -> int:
+        """Rows of a model's embedding: as many as wanted, else one for each entry.
+
+        Raises CheckpointError when there are more entries than that.
+        """
+        rows = wanted or self.vocab_size
+        if rows < self.vocab_size:
+            raise CheckpointError(
+                f"the tokenizer has {self.vocab_size} entries, but the model has rows for {rows}",
+                where="model.vocab_size",
+                fix=f"leave it out, or set it to {self.vocab_size} or more",
+            )
+        return rows
+
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, without [BOS] or [EOS]. Lone surrogates, which are no text, count as U+FFFD."""
         ids: list[int] = self._inner.encode(without_surrogates(text), add_special_tokens=False).ids

@@ -10,8 +10,7 @@ from lmtool.compute.processes import World
 from lmtool.decoding.framing import Framing
 from lmtool.errors import DataError
 from lmtool.inference.evaluation import Validation, evaluate
-from lmtool.inference.load import vocabulary_rows
-from lmtool.inference.perplexity import Span, evaluate_spans, sample_spans
+from lmtool.inference.perplexity import HeldOut
 from lmtool.model import LanguageModel, SkipGramModel
 from lmtool.objective import Loss, Objective
 from lmtool.recipe.spec import NGram, Recipe
@@ -74,13 +73,13 @@ class TextData:
     split = None
 
     def __init__(self, prepared: Prepared, recipe: Recipe) -> None:
-        rows = vocabulary_rows(recipe, prepared.tokenizer)
+        rows = prepared.tokenizer.embedding_rows(recipe.model.vocab_size)
         model = recipe.model.model_copy(update={"vocab_size": rows})
         self.recipe = recipe.model_copy(update={"model": model, "data": prepared.data})
         self.framing = Framing.of(self.recipe, prepared.tokenizer)
         self.fingerprint = prepared.fingerprint
         self._train, self._valid = prepared.train, prepared.valid
-        self._spans: list[Span] | None = None
+        self._held_out: HeldOut | None = None
         self._pairs: Windows | None = None
         self.batch_units = recipe.training.batch_size * recipe.model.context
         if isinstance(recipe.model, NGram):
@@ -116,13 +115,10 @@ class TextData:
         wanted = self.recipe.evaluation.tokens
         if self._pairs is not None:
             return _validate_pairs(self._pairs, wanted, lm, objective, compute, world)
-        if self._spans is None:
+        if self._held_out is None:
             longest = objective.window(self.recipe.model.context)
-            self._spans = sample_spans(self._valid, longest, wanted, self.recipe.seed)
-        found = evaluate_spans(
-            lm, self._valid, self._spans, objective.collate_validation, objective.score, compute, world
-        )
-        return Validation(found.loss)
+            self._held_out = HeldOut.of(self._valid, longest, wanted, self.recipe.seed)
+        return Validation(self._held_out.loss(lm, objective, compute, world))
 
     def measure(self, run: Path, objective: Objective, compute: Compute, world: World) -> list[Results]:
         return []
