@@ -121,14 +121,14 @@ def spans(store: TokenStore, context: int, stride: int) -> list[Span]:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A fixed selection of windows of a text by which a model is validated: about `tokens` scored ones; None for all."""
+    """A fixed selection of windows of a text by which a model is validated: about so many scored tokens."""
 
     store: TokenStore
     spans: Sequence[Span]
 
     @classmethod
     def of(cls, store: TokenStore, context: int, tokens: int | None, seed: int) -> Self:
-        """The selection that a seed gives, for a model that reads `context` tokens at once."""
+        """The selection that a seed gives, for a model that reads `context` tokens at once. tokens: None for all."""
         every = spans(store, context, context)
         if tokens is None:
             return cls(store, every)

@@ -13,7 +13,6 @@ from lmtool.batch import IGNORE, Batch
 from lmtool.model import LanguageModel
 from lmtool.objective.base import Loss
 
-
 CHUNK_SCALE = 2.0**10
 """Of float16 gradients of a chunk: slopes are at most 1, and their sums stay below float16's largest number."""
 
