@@ -1,4 +1,4 @@
-"""Requests with a source: answers to it, and texts that go on where it ends."""
+"""Requests with a source: answers to it, and texts that continue it."""
 
 import pytest
 from pydantic import TypeAdapter
