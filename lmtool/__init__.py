@@ -2,8 +2,8 @@
 
 from lmtool import Sample, load
 
-for event in load("last").generate(["Once upon a time"], Sample(temperature=0.8)):
-    print(event.text, end="")
+for piece in load("last").generate(["Once upon a time"], Sample(temperature=0.8)):
+    print(piece.text, end="")
 """
 
 from importlib import import_module

@@ -38,6 +38,40 @@ for n, arguments in enumerate(sys.argv[1:]):
         chunks.append(hidden)
     torch.testing.assert_close(torch.cat(chunks, 1), whole, rtol=1e-9, atol=1e-9)
 """
+TRY_FILTER = """
+import contextlib, io, json, sys
+from lmtool.cli import app
+from lmtool.decoding.settings import choose
+from lmtool.errors import UsageError
+
+def lmtool(*words):
+    sys.argv = ["lmtool", *words]
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert not app(standalone_mode=False)
+    return out.getvalue()
+
+def refused(*words):
+    try:
+        lmtool(*words)
+    except UsageError as error:
+        return error.what
+
+model = "model={kind: recurrent, d_model: 16, context: 16, cell: gru}"
+lmtool("pretrain", "text.txt", "--recipe", "small.yaml", "-o", "run-filter", "-q", "-s", model)
+ask = ["generate", "the", "--run", "run-filter", "--seed", "1", "-q"]
+wild = [*ask, "--temperature", "2", "--max-new-tokens", "60", "--show-probs", "--json"]
+free, filtered = json.loads(lmtool(*wild)), json.loads(lmtool(*wild, "--eta", "0.9"))
+assert filtered["settings"] == {**free["settings"], "eta": 0.9} and free["settings"]["eta"] is None
+assert filtered["tokens"] != free["tokens"]
+assert min(filtered["removed"]) > max(free["removed"]) + 0.1
+assert max(filtered["ranks"]) < max(free["ranks"])
+with open("records.jsonl", "w") as file:
+    file.write(json.dumps(filtered))
+assert lmtool("generate", "--replay", "records.jsonl") == "same: the\\n"
+assert refused(*ask, "--eta", "1") == "eta is 1.0"
+assert refused(*ask, "--greedy", "--eta", "0.5") == "greedy contradicts eta"
+assert choose("mask-predict", eta=0.5).by == "gibbs"
+"""
 SMALL = """\
 tokenizer: {kind: char}
 training: {steps: 3, batch_size: 4, device: cpu, precision: float32}
@@ -79,14 +113,24 @@ def test_each_new_part_trains_and_decodes_as_the_forward_pass_does(copy: Path) -
     assert [line.rpartition("/")[2] for line in done.stdout.splitlines()] == [f"run-{n}" for n in range(len(PARTS))]
 
 
+def test_a_new_filter_follows_from_its_field(copy: Path) -> None:
+    """As an option with a range, in samples and their records, and for the strategies that sample."""
+    (copy / "text.txt").write_text("\n\n".join(f"the cat {n} sat on the mat and ran away" for n in range(60)))
+    (copy / "small.yaml").write_text(SMALL)
+    done = subprocess.run([sys.executable, "-c", TRY_FILTER], cwd=copy, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_without_the_examples_there_are_no_such_parts() -> None:
-    """So that the test above tries the examples and not lmtool."""
+    """So that the tests above try the examples and not lmtool."""
+    from lmtool.decoding.settings import Sampling
     from lmtool.errors import RecipeError
     from lmtool.recipe.load import load
 
     for part, model in PARTS.items():
         with pytest.raises(RecipeError):
             load("tiny", [f"model={model}", part])
+    assert not hasattr(Sampling, "eta")
 
 
 def test_the_changed_files_are_well_kept(copy: Path) -> None:

@@ -1,4 +1,4 @@
-"""Greedy choice and sampling: each request is one row, and each step one token of it.
+"""Greedy choice and sampling: each request is one hypothesis, and each step adds one token to it.
 
 Shapes: B rows, V vocabulary.
 """
@@ -10,11 +10,11 @@ from torch import Tensor
 
 from lmtool.decoding import filters
 from lmtool.decoding.request import (
-    Event,
     Finish,
+    Hypothesis,
     Request,
-    Row,
     Strategy,
+    TokenEvent,
     check_finite,
     mass_removed,
     nothing_left,
@@ -28,13 +28,13 @@ class Chain(Strategy):
     """`Greedy` and `Sample`."""
 
     def begin(self, request: Request) -> None:
-        request.rows = [Row(request.start, request.start.text)]
+        request.hypotheses = [Hypothesis(request.start, request.start.text)]
 
     @torch.inference_mode()
-    def step(self, logits_BV: Tensor, requests: Sequence[Request]) -> tuple[list[list[int]], list[Event]]:
+    def step(self, logits_BV: Tensor, requests: Sequence[Request]) -> tuple[list[list[int]], list[TokenEvent]]:
         check_finite(logits_BV)
         logprobs_BV = logits_BV.log_softmax(-1)
-        filtered_BV = self._steered(logits_BV, [request.rows[0] for request in requests])
+        filtered_BV = self._steered(logits_BV, [request.hypotheses[0] for request in requests])
         if (filtered_BV.amax(-1) == -torch.inf).any():
             raise nothing_left()
         if isinstance(self._limits, Sample):
@@ -51,9 +51,9 @@ class Chain(Strategy):
         for i, (request, token) in enumerate(zip(requests, ids_B.tolist(), strict=True)):
             request.n_steps += 1
             finish = self._finish(request, token)
-            request.rows = [] if finish else [request.rows[0].plus(token)]
+            request.hypotheses = [] if finish else [request.hypotheses[0].plus(token)]
             events.append(
-                Event(
+                TokenEvent(
                     request.prompt,
                     request.sample,
                     token,

@@ -1,19 +1,20 @@
 """Logit filters, pure functions from logits to logits with -inf for tokens that may not be chosen; and the draw.
 
-They are applied in the order of Hugging Face Transformers. First those that every strategy has (`steer`): bias,
-repetition penalty, repeated n-grams, the end token before its time. Then those of sampling (`apply`): temperature,
-top-k, top-p, min-p, typical-p: so top-p measures probability at the given temperature, among the tokens that top-k
-left. Among equal logits the lowest ids stay.
+They are applied in the order of Hugging Face Transformers. First those of every strategy that writes from left to right
+(`steer`): bias, repetition penalty, repeated n-grams, the end token before its time. Then those of sampling (`apply`),
+in the order of the fields of `Sampling`: so top-p measures probability at the given temperature, among the tokens that
+top-k left. Among equal logits the lowest ids stay.
 
 Shapes: B rows, V vocabulary.
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import fields
 
 import torch
 from torch import Tensor
 
-from lmtool.decoding.settings import Limits, LogitBias, MaskPredict, Sample
+from lmtool.decoding.settings import Limits, LogitBias, Sampling
 
 
 def steer(
@@ -23,7 +24,7 @@ def steer(
     n_written: Sequence[int],
     end_ids: Collection[int],
 ) -> Tensor:
-    """The filters of `settings` that every strategy has, in the documented order.
+    """The filters of `Limits`, in the documented order.
 
     texts: the ids of each row so far, prompt and all. n_written: how many of them are new.
     """
@@ -39,17 +40,25 @@ def steer(
     return logits_BV
 
 
-def apply(logits_BV: Tensor, settings: Sample | MaskPredict) -> Tensor:
-    """The filters of sampling, in the documented order."""
-    logits_BV = temperature(logits_BV, settings.temperature)
-    if settings.top_k is not None:
-        logits_BV = top_k(logits_BV, settings.top_k)
-    if settings.top_p is not None:
-        logits_BV = top_p(logits_BV, settings.top_p)
-    if settings.min_p is not None:
-        logits_BV = min_p(logits_BV, settings.min_p)
-    if settings.typical_p is not None:
-        logits_BV = typical_p(logits_BV, settings.typical_p)
+def apply(logits_BV: Tensor, settings: Sampling) -> Tensor:
+    """The filters of sampling that are set, in the order of the fields of `Sampling`."""
+    for field in fields(Sampling):
+        value = getattr(settings, field.name)
+        match field.name:
+            case _ if value is None:
+                pass
+            case "temperature":
+                logits_BV = temperature(logits_BV, value)
+            case "top_k":
+                logits_BV = top_k(logits_BV, value)
+            case "top_p":
+                logits_BV = top_p(logits_BV, value)
+            case "min_p":
+                logits_BV = min_p(logits_BV, value)
+            case "typical_p":
+                logits_BV = typical_p(logits_BV, value)
+            case name:
+                raise NotImplementedError(f"no filter {name}")
     return logits_BV
 
 

@@ -6,6 +6,7 @@ Shapes: B rows, V vocabulary.
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from itertools import filterfalse, islice
 
 import torch
@@ -13,12 +14,12 @@ import torch
 from lmtool.decoding.beam import BeamSearch
 from lmtool.decoding.chain import Chain
 from lmtool.decoding.reader import Overflow, Prompt, Reader
-from lmtool.decoding.request import Event, Request, Strategy, random_key
+from lmtool.decoding.request import Request, Strategy, TokenEvent, random_key
 from lmtool.decoding.settings import Beam, Greedy, Sample
 from lmtool.errors import UsageError
 from lmtool.model.language_model import DecodeState, LanguageModel
 
-__all__ = ["Event", "Generation", "Prompt", "generate"]
+__all__ = ["Generation", "Prompt", "TokenEvent", "generate"]
 
 
 def generate(
@@ -40,7 +41,7 @@ def generate(
     The tokens of a request are a function of the model, the settings, the prompt and the number of the sample. Other
     requests, their order and `max_rows`, the most rows in work at once, change nothing but the rounding of sums. With
     `max_rows` 1 each request is alone, and they do not change even that. A prompt that stands k times in `prompts` is
-    a prompt with k * n samples. A beam search has one sample, whose texts come when it is done, best first.
+    a prompt with k * n samples. A beam search has one sample, whose hypotheses come when it is done, best first.
 
     A model reads at most `model.context` tokens. When prompt and written tokens outgrow it, the older ones are
     dropped and the last half of the context is read anew, so that text can be of any length.
@@ -49,7 +50,7 @@ def generate(
     first: the number of the first sample.
     end_ids: tokens that end a request. They are events too.
     banned_ids: tokens that are never chosen.
-    ends: of a beam search, whether a text of the prompt of this number ends with these ids written.
+    ends: of a beam search, whether a hypothesis of the prompt of this number ends with these ids written.
     overflow: what becomes of prompts longer than the context; see `Reader.fit`.
     details: give events their rank, and what the filters removed.
 
@@ -91,7 +92,7 @@ def _requests(prompts: list[Prompt], seed: int, n: int, first: int) -> Iterator[
         seen[ids] += n
 
 
-class Generation(Iterator[Event]):
+class Generation(Iterator[TokenEvent]):
     """The events of `generate`, in the order in which they come about."""
 
     def __init__(
@@ -101,24 +102,24 @@ class Generation(Iterator[Event]):
         self._reader = reader
         self._strategy = strategy
         self._stopped: set[tuple[int, int]] = set()
-        self._events = self._run(requests, max(1, max_rows // strategy.rows_each))
+        self._events = self._run(requests, max(1, max_rows // strategy.n_hypotheses))
 
-    def __next__(self) -> Event:
+    def __next__(self) -> TokenEvent:
         return next(self._events)
 
     def stop(self, prompt: int, sample: int) -> None:
         """End a request whose last event has just come, or that has not begun: no more events of it follow."""
         self._stopped.add((prompt, sample))
 
-    def _is_stopped(self, request: Request | Event) -> bool:
+    def _is_stopped(self, request: Request | TokenEvent) -> bool:
         return (request.prompt, request.sample) in self._stopped
 
-    def _run(self, waiting: Iterator[Request], at_once: int) -> Iterator[Event]:
+    def _run(self, waiting: Iterator[Request], at_once: int) -> Iterator[TokenEvent]:
         was_training = self._model.training
         self._model.eval()
         try:
-            reading: list[Request] = []  # their rows are those of `state`, which has read all but their last tokens
-            unread: list[Request] = []  # the windows of their rows are new
+            reading: list[Request] = []  # their hypotheses are the rows of `state`, which lacks the last token of each
+            unread: list[Request] = []  # the windows of their hypotheses are new
             state: DecodeState | None = None
             while True:
                 for request in islice(filterfalse(self._is_stopped, waiting), at_once - len(reading) - len(unread)):
@@ -127,17 +128,17 @@ class Generation(Iterator[Event]):
                     unread.append(request)
                 if not reading and not unread:
                     return
-                last = [row.window.tokens[-1] for request in reading for row in request.rows]
-                windows = [row.window for request in unread for row in request.rows]
+                last = [one.window.tokens[-1] for request in reading for one in request.hypotheses]
+                windows = [one.window for request in unread for one in request.hypotheses]
                 logits_BV, states = self._reader.read(last, state, windows)
                 requests = reading + unread
-                counts = [len(request.rows) for request in requests]
+                counts = [len(request.hypotheses) for request in requests]
                 parents, events = self._strategy.step(logits_BV, requests)
                 yield from filterfalse(self._is_stopped, events)
                 reading, unread, kept, start = [], [], [], 0
                 for request, own, count in zip(requests, parents, counts, strict=True):
-                    if request.rows and not self._is_stopped(request):
-                        if self._reader.has_room(request.rows[0].window):
+                    if request.hypotheses and not self._is_stopped(request):
+                        if self._reader.has_room(request.hypotheses[0].window):
                             reading.append(request)
                             kept += [start + parent for parent in own]
                         else:
@@ -149,13 +150,13 @@ class Generation(Iterator[Event]):
             self._model.train(was_training)
 
     def _slide(self, request: Request) -> None:
-        request.rows = [row.with_window(self._reader.slid(row.window)) for row in request.rows]
+        request.hypotheses = [replace(one, window=self._reader.slid(one.window)) for one in request.hypotheses]
 
 
 def _chosen(states: Sequence[DecodeState], rows: Sequence[int]) -> DecodeState | None:
     """The state of these rows, which are counted through all states and stand in that order; None of no rows.
 
-    They are chosen before states are joined, so that texts of a beam search share a line from their first step on.
+    They are chosen before states are joined, so that hypotheses of a beam search share a line from their first step on.
     """
     chosen, first = [], 0
     for state in states:

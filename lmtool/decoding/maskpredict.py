@@ -21,7 +21,7 @@ from lmtool.model.language_model import LanguageModel
 
 @dataclass(frozen=True)
 class Choice:
-    """One token in place of a mask. rank, removed: as in `Event`, when it was chosen."""
+    """One token in place of a mask. rank, removed: as in `TokenEvent`, when it was chosen."""
 
     token: int
     logprob: float
@@ -133,17 +133,17 @@ def _run(
             working += islice(waiting, max_rows - len(working))
             if not working:
                 return
-            going_on = []
+            unfinished = []
             for _, equal in groupby(sorted(working, key=lambda work: len(work.ids)), key=lambda work: len(work.ids)):
                 group = list(equal)
                 for work, logits_NV in zip(group, _read(model, group, device), strict=True):
                     work.steps += 1
                     try:
                         work.ids, work.wanted = work.search.send(logits_NV)
-                        going_on.append(work)
+                        unfinished.append(work)
                     except StopIteration as done:
                         yield Filled(work.prompt, work.sample, work.draw, tuple(done.value), work.steps)
-            working = going_on
+            working = unfinished
     finally:
         model.train(was_training)
 

@@ -25,9 +25,9 @@ that outgrew the context while it was written. See `Reader.fit`."""
 class Prompt:
     """What a request starts from.
 
-    tokens: ids that the model reads from left to right, at least one; what is written goes on behind them.
+    tokens: ids that the model reads from left to right, at least one; what is written continues them.
     source: ids that it sees from all sides; None for models that read only the past.
-    joined: the tokens go on where the source ends, as of a text cut in two; else they begin an answer to it.
+    joined: the tokens continue the source, as of a text cut in two; else they begin an answer to it.
     """
 
     tokens: tuple[int, ...]

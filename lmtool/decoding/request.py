@@ -1,4 +1,4 @@
-"""What all strategies that write from left to right share: rows, requests, events, and the interface of a strategy.
+"""What all strategies that write from left to right share: hypotheses, requests, events, and a strategy's interface.
 
 Shapes: B rows, V vocabulary.
 """
@@ -7,7 +7,7 @@ import hashlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 import torch
@@ -22,19 +22,19 @@ Finish = Literal["end", "stop", "length", "time"]
 
 
 @dataclass(frozen=True)
-class Event:
+class TokenEvent:
     """One token written.
 
-    prompt, sample: which request, counted from 0; of a beam search the sample is the rank of the text.
+    prompt, sample: which request, counted from 0; of a beam search the sample is the rank of the hypothesis.
     token: its id.
     logprob: its natural log-probability under the model's own distribution, before any temperature or filter.
     finish: why the text ends with this token: "end" for an end token, "stop" when it was asked to stop here, "length"
         for max_new_tokens, "time" for max_time; None before.
     rank: place of the token in the model's own distribution, from 1. removed: the probability there of all tokens that
         were not to be chosen. Both None unless they are asked for.
-    score: of a whole text of a beam search, with its last token.
-    steps: how many times the model was asked so far; of a beam search, in all, with the last token of a text.
-    draw: the number of the sample as it enters the randomness: a prompt that comes again goes on counting.
+    score: of a finished hypothesis of a beam search, with its last token.
+    steps: how many times the model was asked so far; of a beam search, in all, with the last token of a hypothesis.
+    draw: the number of the sample as it enters the randomness: a prompt that comes again continues the count.
     """
 
     prompt: int
@@ -50,8 +50,8 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One row of the state; a value.
+class Hypothesis:
+    """A text as far as it is written, which is one row of the state; a value.
 
     window: what the model sees: the prompt and what was written, or the end of that.
     text: all of it. n_written: how many ids at its end are new.
@@ -62,18 +62,14 @@ class Row:
     n_written: int = 0
 
     def plus(self, token: int) -> Self:
-        """The row with one more token."""
+        """The hypothesis continued by one token."""
         window = replace(self.window, tokens=(*self.window.tokens, token))
         return replace(self, window=window, text=(*self.text, token), n_written=self.n_written + 1)
-
-    def with_window(self, window: Prompt) -> Self:
-        """The row as it sees less of the text."""
-        return replace(self, window=window)
 
 
 @dataclass
 class Request:
-    """A request in work: one row, or of a beam search several of one length.
+    """A request in work: one hypothesis, or of a beam search several of one length.
 
     draw: the number of the sample as it enters the randomness. key: seeds that.
     """
@@ -83,7 +79,7 @@ class Request:
     draw: int
     start: Prompt
     key: bytes
-    rows: list[Row] = field(default_factory=list)
+    hypotheses: Sequence[Hypothesis] = ()
     n_steps: int = 0
     began: float = 0.0
 
@@ -104,9 +100,9 @@ def uniform(key: bytes, number: int) -> float:
 
 
 class Strategy(ABC):
-    """Chooses tokens. rows_each: most rows of one request."""
+    """Chooses tokens. n_hypotheses: most hypotheses of one request."""
 
-    rows_each = 1
+    n_hypotheses = 1
 
     def __init__(self, settings: Limits, end_ids: Collection[int], banned: Tensor, details: bool) -> None:
         self._limits = settings
@@ -116,20 +112,20 @@ class Strategy(ABC):
 
     @abstractmethod
     def begin(self, request: Request) -> None:
-        """Give a new request its first rows."""
+        """Give a new request its first hypotheses."""
 
     @abstractmethod
-    def step(self, logits_BV: Tensor, requests: Sequence[Request]) -> tuple[list[list[int]], list[Event]]:
-        """Take one step of each request, whose rows are those of the logits in their order.
+    def step(self, logits_BV: Tensor, requests: Sequence[Request]) -> tuple[list[list[int]], list[TokenEvent]]:
+        """Take one step of each request, whose hypotheses are the rows of the logits in their order.
 
-        Gives a request the rows to go on with, none when it is done. Returns the former row, counted within its
-        request, that each of them goes on from; and the events.
+        Gives a request the hypotheses to continue, none when it is done. Returns, for each of them, the number of the
+        former hypothesis of the request that it extends; and the events.
         """
 
-    def _steered(self, scores_BV: Tensor, rows: Sequence[Row]) -> Tensor:
-        """Scores with -inf for tokens that may not be chosen, after the filters that every strategy has."""
+    def _steered(self, scores_BV: Tensor, hypotheses: Sequence[Hypothesis]) -> Tensor:
+        """Scores with -inf for tokens that may not be chosen, after the filters of all strategies."""
         scores_BV = scores_BV.index_fill(-1, self._banned.to(scores_BV.device), -torch.inf)
-        texts, n_written = [row.text for row in rows], [row.n_written for row in rows]
+        texts, n_written = [one.text for one in hypotheses], [one.n_written for one in hypotheses]
         return filters.steer(scores_BV, self._limits, texts, n_written, self._end_ids)
 
 

@@ -1,10 +1,14 @@
-"""How the next token is chosen, and for how long: one frozen dataclass for each strategy."""
+"""How the next token is chosen, and for how long: one frozen dataclass for each strategy.
+
+A setting is one field, whose type brings along its `Help` and its `Range`. The options of `lmtool generate`, what they
+refuse, and which strategy takes which of them follow from the fields.
+"""
 
 import math
 import secrets
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 from lmtool.errors import UsageError
 
@@ -15,48 +19,102 @@ LogitBias = tuple[tuple[tuple[int, ...], float], ...]
 """Sequences of ids, and what is added to the logit of the last id of each where the others stand right before it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What every strategy has. The filters here come before those of `Sample`; see `lmtool.decoding.filters`.
+@dataclass(frozen=True)
+class Help:
+    """How a command line asks for a setting.
 
-    max_new_tokens: most tokens written for one request, the end token included.
-    min_new_tokens: before so many tokens are written the end token is not chosen.
-    max_time: seconds after which a request ends with the token it is at; None for no such limit.
+    text: one sentence. metavar: what stands for a value; None where the type lists all of them.
+    flag: the option, where it is not the field's name. default: what is shown as the default; None for the field's own
+        unless that is 0 or None, "" for nothing.
+    """
+
+    text: str
+    metavar: str | None = None
+    flag: str | None = None
+    default: str | None = None
+
+
+@dataclass(frozen=True)
+class Range:
+    """Which values a setting may have, beside None where its type has that.
+
+    holds: whether a value is one of them. fix: which to take, for a person; {name} stands for the field's name.
+    """
+
+    holds: Callable[[Any], bool]
+    fix: str
+
+
+def described(kind: type) -> dict[str, tuple[Any, Help]]:
+    """Type and `Help` of each setting of a strategy that a command line asks for as it is, by name."""
+    parts = {field.name: get_args(field.type) for field in fields(kind) if get_origin(field.type) is Annotated}
+    return {name: (type_, help) for name, (type_, help, *_) in parts.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    """What every strategy has. panel: the heading of a strategy's own settings in the help of a command.
+
     seed: decides every random choice; kept with the result even where nothing is random.
-    repetition_penalty: positive logits of tokens that the text holds already are divided by it, negative ones
-        multiplied (Keskar et al. 2019); 1 changes nothing.
-    no_repeat_ngram: no n tokens in a row come twice (Paulus et al. 2018); 0 allows all.
     logit_bias: see `LogitBias`.
     """
 
     name: ClassVar[StrategyName]
+    panel: ClassVar[str] = "All strategies"
 
-    max_new_tokens: int = 200
-    min_new_tokens: int = 0
-    max_time: float | None = None
-    seed: int = 1
-    repetition_penalty: float = 1.0
-    no_repeat_ngram: int = 0
+    seed: Annotated[
+        int,
+        Help("Makes the result repeatable; a random one when left out.", "N", default=""),
+        Range(lambda seed: seed >= 0, "take a seed of 0 or more"),
+    ] = 1
     logit_bias: LogitBias = ()
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise UsageError(f"max_new_tokens is {self.max_new_tokens}", fix="ask for at least 1 token")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            for part in get_args(field.type):
+                if isinstance(part, Range) and value is not None and not part.holds(value):
+                    raise UsageError(f"{field.name} is {value}", fix=part.fix.format(name=field.name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits(Common):
+    """What strategies that write from left to right have. Its filters come before those of `Sampling`.
+
+    max_new_tokens: the end token is one of them.
+    max_time: a text ends with the token at which the time is over; None for no such limit.
+    repetition_penalty: positive logits of tokens in the text are divided by it, negative ones multiplied (Keskar et al.
+        2019); 1 changes nothing.
+    no_repeat_ngram: Paulus et al. 2018; 0 allows all.
+    """
+
+    max_new_tokens: Annotated[
+        int, Help("Most tokens written for each text.", "N"), Range(lambda n: n >= 1, "ask for at least 1 token")
+    ] = 200
+    min_new_tokens: Annotated[int, Help("No end token before so many tokens.", "N")] = 0
+    max_time: Annotated[
+        float | None,
+        Help("End each text after this time.", "SECONDS"),
+        Range(lambda seconds: seconds > 0, "take a number of seconds above 0"),
+    ] = None
+    repetition_penalty: Annotated[
+        float,
+        Help("Above 1 avoids tokens that the text holds.", "X", default=""),
+        Range(lambda x: 0 < x < math.inf, "take a number above 0; 1 changes nothing"),
+    ] = 1.0
+    no_repeat_ngram: Annotated[
+        int,
+        Help("No N tokens in a row come twice.", "N"),
+        Range(lambda n: n >= 0, "take a length of 1 or more; 0 is none"),
+    ] = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.min_new_tokens <= self.max_new_tokens:
             raise UsageError(
                 f"min_new_tokens is {self.min_new_tokens}",
                 fix=f"take a number from 0 to max_new_tokens, {self.max_new_tokens}",
             )
-        if self.max_time is not None and not self.max_time > 0:
-            raise UsageError(f"max_time is {self.max_time}", fix="take a number of seconds above 0")
-        if self.seed < 0:
-            raise UsageError(f"seed is {self.seed}", fix="take a seed of 0 or more")
-        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
-            raise UsageError(
-                f"repetition_penalty is {self.repetition_penalty}", fix="take a number above 0; 1 changes nothing"
-            )
-        if self.no_repeat_ngram < 0:
-            raise UsageError(f"no_repeat_ngram is {self.no_repeat_ngram}", fix="take a length of 1 or more; 0 is none")
         for ids, bias in self.logit_bias:
             if not ids or math.isnan(bias) or bias == math.inf:
                 raise UsageError(
@@ -71,73 +129,94 @@ class Greedy(Limits):
     name = "greedy"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sample(Limits):
-    """A random token from the model's distribution, after the filters in `lmtool.decoding.filters`.
+_UP_TO_1 = Range(lambda p: 0 < p <= 1, "take a number above 0 and at most 1; without {name} all stay")
 
-    temperature: logits are divided by it; 0 is greedy.
-    top_k: only the k most probable tokens stay (Fan et al. 2018); None keeps all.
-    top_p: only the smallest set of tokens whose probability reaches p stays (Holtzman et al. 2020); None keeps all.
-    min_p: only tokens at least this many times as probable as the most probable one stay (Nguyen et al. 2025).
-    typical_p: only the smallest set of tokens nearest to the entropy whose probability reaches p stays (Meister et al.
-        2023).
+Temperature = Annotated[
+    float,
+    Help("Divides the logits: below 1 sharpens the distribution, above 1 flattens it, 0 is greedy.", "T"),
+    Range(lambda t: 0 <= t < math.inf, "take a finite number of 0 or more; 0 is greedy"),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Each field is a filter of the distribution that is drawn from; they are applied in this order. None is no filter.
+
+    top_k: Fan et al. 2018. top_p: the nucleus (Holtzman et al. 2020). min_p: Nguyen et al. 2025.
+    typical_p: the tokens nearest to the entropy (Meister et al. 2023).
     """
 
-    name = "sample"
+    panel: ClassVar[str] = "Sampling"
 
-    temperature: float = 0.8
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
+    temperature: Temperature = 0.8
+    top_k: Annotated[
+        int | None,
+        Help("Choose among the K most probable tokens.", "K"),
+        Range(lambda k: k >= 1, "keep at least 1 token; leave top_k out to keep all"),
+    ] = None
+    top_p: Annotated[
+        float | None, Help("Choose among the fewest tokens whose probability reaches P.", "P"), _UP_TO_1
+    ] = None
+    min_p: Annotated[float | None, Help("Choose among tokens P times as probable as the first.", "P"), _UP_TO_1] = None
+    typical_p: Annotated[float | None, Help("Choose among the most typical tokens that reach P.", "P"), _UP_TO_1] = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_sampling(self.temperature, self.top_k, self.top_p, self.min_p, self.typical_p)
+
+@dataclass(frozen=True, kw_only=True)
+class Sample(Sampling, Limits):
+    """A random token from the model's distribution, after all filters."""
+
+    name: ClassVar[StrategyName] = "sample"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Beam(Limits):
-    """The best of the texts that a search of bounded width finds (Lowerre 1976; Vijayakumar et al. 2018 for groups).
+    """The best hypotheses that a search of bounded width finds (Lowerre 1976; Vijayakumar et al. 2018 for groups).
 
-    A text's score is its log-probability divided by (number of its tokens) ** length_penalty.
+    A hypothesis scores its log-probability divided by (number of its tokens) ** length_penalty.
 
-    num_beams: texts that are gone on with at each step.
-    length_penalty: 1 ranks by the mean log-probability of a token, 0 by the text's; above 1 favours long texts.
-    early_stopping: "yes" ends the search when num_beams texts are finished; "no" when the best unfinished text scores
+    length_penalty: above 1 favours long texts.
+    early_stopping: "yes" ends the search with num_beams finished hypotheses; "no" when the best unfinished one scores
         no higher than the worst of them as it stands; "never" when it could not whatever followed.
-    num_return: texts that come out, best first.
-    groups: parts that the beams are divided into, each of which avoids the tokens that those before it chose.
-    diversity: what a candidate loses for each text of an earlier group that takes the same token at this step.
+    groups: each avoids the tokens that those before it chose.
+    diversity: what a candidate loses for each hypothesis of an earlier group that takes the same token at this step.
     """
 
     name = "beam"
+    panel = "Beam search"
 
-    num_beams: int = 4
-    length_penalty: float = 1.0
-    early_stopping: EarlyStopping = "no"
-    num_return: int = 1
-    groups: int = 1
-    diversity: float = 0.0
+    num_beams: Annotated[
+        int, Help("Hypotheses kept at each step.", "K"), Range(lambda n: n >= 1, "take at least 1; 1 is greedy")
+    ] = 4
+    length_penalty: Annotated[
+        float,
+        Help("Rank by log p / length^X; 1 is the mean, 0 the sum.", "X"),
+        Range(math.isfinite, "take a finite number; 1 is the mean"),
+    ] = 1.0
+    early_stopping: Annotated[
+        EarlyStopping, Help("End with K finished hypotheses; when no better one seems possible; or is.")
+    ] = "no"
+    num_return: Annotated[int, Help("Hypotheses returned, best first.", "N")] = 1
+    groups: Annotated[
+        int, Help("Groups of beams that differ from one another.", "G", "--beam-groups", "one a beam with --diversity")
+    ] = 1
+    diversity: Annotated[
+        float,
+        Help("How strongly groups avoid each other's tokens.", "X"),
+        Range(lambda x: 0 <= x < math.inf, "take a finite number of 0 or more"),
+    ] = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_beams < 1:
-            raise UsageError(f"num_beams is {self.num_beams}", fix="take at least 1; 1 is greedy")
-        if not math.isfinite(self.length_penalty):
-            raise UsageError(f"length_penalty is {self.length_penalty}", fix="take a finite number; 1 is the mean")
         if not 1 <= self.num_return <= self.num_beams:
             raise UsageError(
                 f"num_return is {self.num_return}, but num_beams is {self.num_beams}",
-                fix="return at least 1 text and at most as many as there are beams",
+                fix="return at least 1 hypothesis and at most as many as there are beams",
             )
         if self.groups < 1 or self.num_beams % self.groups:
             raise UsageError(
                 f"groups is {self.groups}, which does not divide num_beams {self.num_beams}",
                 fix="let every group have as many beams",
             )
-        if not (math.isfinite(self.diversity) and self.diversity >= 0):
-            raise UsageError(f"diversity is {self.diversity}", fix="take a finite number of 0 or more")
         if (self.groups > 1) != (self.diversity > 0):
             raise UsageError(
                 f"diversity is {self.diversity} with groups {self.groups}",
@@ -146,36 +225,26 @@ class Beam(Limits):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskPredict:
+class MaskPredict(Sampling, Common):
     """Tokens for the masks of a text, by a model that reads both sides; all other tokens stay.
 
-    by: "confidence" takes the most probable token of every mask, then masks the least sure ones again, fewer each
+    The filters of sampling are for "gibbs". A bias is of single ids only.
+
+    by: "confidence" takes the most probable token of every mask, then masks the least probable ones again, fewer each
         round (Ghazvininejad et al. 2019). "gibbs" draws them one at a time, each round once in a random order, from
         the distribution that all others give (Wang and Cho 2019).
-    rounds: how often. By confidence 1 fills all masks at once.
-    temperature, top_k, top_p, min_p, typical_p: as in `Sample`, for "gibbs".
-    seed: decides every random choice.
-    logit_bias: as in `Limits`, of single ids only.
+    rounds: by confidence 1 fills all masks at once.
     """
 
     name: ClassVar[StrategyName] = "mask-predict"
+    panel = "Mask-predict"
 
-    by: Order = "confidence"
-    rounds: int = 10
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    seed: int = 1
-    logit_bias: LogitBias = ()
+    temperature: Temperature = 1.0
+    by: Annotated[Order, Help("Keep the most confident tokens first, or draw one at a time.")] = "confidence"
+    rounds: Annotated[int, Help("How often masks are filled.", "N"), Range(lambda n: n >= 1, "take at least 1")] = 10
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise UsageError(f"rounds is {self.rounds}", fix="take at least 1")
-        if self.seed < 0:
-            raise UsageError(f"seed is {self.seed}", fix="take a seed of 0 or more")
-        _check_sampling(self.temperature, self.top_k, self.top_p, self.min_p, self.typical_p)
+        super().__post_init__()
         if any(len(ids) != 1 for ids, _ in self.logit_bias):
             raise UsageError(
                 "logit_bias of several tokens in a row is not for mask-predict",
@@ -184,33 +253,26 @@ class MaskPredict:
 
 
 Settings = Greedy | Sample | Beam | MaskPredict
+STRATEGIES: dict[StrategyName, type[Settings]] = {kind.name: kind for kind in (Greedy, Sample, Beam, MaskPredict)}
+
+_TAKES = {name: {field.name for field in fields(kind)} for name, kind in STRATEGIES.items()}
+_ORDER = list(dict.fromkeys(name for kind in STRATEGIES.values() for name in described(kind)))
 
 
-def _check_sampling(
-    temperature: float, top_k: int | None, top_p: float | None, min_p: float | None, typical_p: float | None
-) -> None:
-    if not (math.isfinite(temperature) and temperature >= 0):
-        raise UsageError(f"temperature is {temperature}", fix="take a finite number of 0 or more; 0 is greedy")
-    if top_k is not None and top_k < 1:
-        raise UsageError(f"top_k is {top_k}", fix="keep at least 1 token; leave top_k out to keep all")
-    for name, p in (("top_p", top_p), ("min_p", min_p), ("typical_p", typical_p)):
-        if p is not None and not 0 < p <= 1:
-            raise UsageError(f"{name} is {p}", fix=f"take a number above 0 and at most 1; without {name} all stay")
+def choose(
+    strategy: StrategyName | None = None,
+    *,
+    masked: bool = False,
+    reads_both: bool = False,
+    n: int = 1,
+    seed: int | None = None,
+    **options: Any,
+) -> Settings:
+    """The settings that a command line asks for, of the strategy that is named or implied, else of `Sample`.
 
-
-# What each option is for. Those of no strategy are for all that write from left to right.
-_SAMPLING = {"temperature", "top_k", "top_p", "min_p", "typical_p"}
-_BEAM = {"num_beams", "length_penalty", "early_stopping", "num_return", "groups", "diversity"}
-_MASKS = {"by", "rounds"}
-_OF = {"greedy": set(), "sample": _SAMPLING, "beam": _BEAM, "mask-predict": _MASKS | _SAMPLING}
-_LEFT_TO_RIGHT = {"max_new_tokens", "min_new_tokens", "max_time", "repetition_penalty", "no_repeat_ngram"}
-_KINDS: dict[StrategyName, type[Settings]] = {kind.name: kind for kind in (Greedy, Sample, Beam, MaskPredict)}
-
-
-def choose(strategy: StrategyName | None = None, *, n: int = 1, seed: int | None = None, **options: Any) -> Settings:
-    """The strategy that a command line asks for: the one that is named, or that its options imply, else `Sample`.
-
-    strategy: its name. options: fields of the strategies; None where the command line says nothing.
+    strategy: its name. masked: masks are asked for, which implies mask-predict. reads_both: the model reads both sides,
+        and does mask-predict where it would sample.
+    n: samples of each prompt. options: fields of strategies; None where the command line says nothing.
     Without a seed one is drawn, so that the result can be had again from the seed it carries.
 
     Raises UsageError when a value is out of range, when options contradict the strategy or one another, and when
@@ -218,37 +280,37 @@ def choose(strategy: StrategyName | None = None, *, n: int = 1, seed: int | None
     """
     given = {name: value for name, value in options.items() if value is not None}
     seed = secrets.randbelow(2**32) if seed is None else seed
-    name = strategy or _implied(given)
+    name: StrategyName | None = strategy or ("mask-predict" if masked else _implied(given))
+    if name is None:
+        name = "mask-predict" if reads_both else "sample"
     if name == "greedy" and given.get("temperature") == 0:
         del given["temperature"]
-    wrong = given.keys() & (_SAMPLING | _BEAM | _MASKS) - _OF[name]
-    if name == "mask-predict":
-        wrong |= given.keys() & _LEFT_TO_RIGHT
-        given.setdefault("by", "gibbs" if given.keys() & _SAMPLING else "confidence")
-        if given["by"] == "confidence":
-            wrong |= given.keys() & _SAMPLING
+    wrong, contradicted = given.keys() - _TAKES[name], str(name)
+    filters = given.keys() & described(Sampling)
+    if name == "mask-predict" and given.setdefault("by", "gibbs" if filters else "confidence") == "confidence":
+        wrong, contradicted = wrong | filters, name if wrong else "confidence"
     if wrong:
-        order = [option for option in options if option in wrong]
-        raise UsageError(
-            f"{given['by'] if given.get('by') == 'confidence' and not wrong - _SAMPLING else name} contradicts "
-            f"{', '.join(option.replace('_', '-') for option in order)}",
-            fix="leave out one or the other",
-        )
+        raise UsageError(f"{contradicted} contradicts {_listed(wrong)}", fix="leave out one or the other")
     if name == "beam" and given.get("diversity") and "groups" not in given:
         given["groups"] = given.get("num_beams", Beam.num_beams)  # one beam each, where the paper found most variety
-    settings = _KINDS[name](seed=seed, **given)
+    settings = STRATEGIES[name](seed=seed, **given)
     if n > 1 and not _has_chance(settings):
         fix = "return several with --num-return" if name == "beam" else "leave -n out, or sample above temperature 0"
         raise UsageError(f"{n} samples of a choice without chance would all be the same", fix=fix)
     return settings
 
 
-def _implied(given: Mapping[str, Any]) -> StrategyName:
-    beam, masks = given.keys() & _BEAM, given.keys() & _MASKS
-    if beam and masks:
-        names = ", ".join(option.replace("_", "-") for option in given if option in beam | masks)
-        raise UsageError(f"{names} belong to different strategies", fix="keep those of one")
-    return "beam" if beam else "mask-predict" if masks else "sample"
+def _implied(given: Mapping[str, Any]) -> StrategyName | None:
+    """The strategy that alone has one of the settings that are given."""
+    takers = {option: [name for name, taken in _TAKES.items() if option in taken] for option in given}
+    alone = {option: names[0] for option, names in takers.items() if len(names) == 1}
+    if len(set(alone.values())) > 1:
+        raise UsageError(f"{_listed(alone)} belong to different strategies", fix="keep those of one")
+    return next(iter(alone.values()), None)
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(name.replace("_", "-") for name in sorted(names, key=_ORDER.index))
 
 
 def _has_chance(settings: Settings) -> bool:
@@ -268,7 +330,7 @@ def from_record(record: Mapping[str, Any]) -> Settings:
     """The settings of a record of `to_record`, also after JSON. Raises UsageError when it is none."""
     options = dict(record)
     try:
-        kind = _KINDS[options.pop("strategy")]
+        kind = STRATEGIES[options.pop("strategy")]
         options["logit_bias"] = tuple((tuple(ids), float(bias)) for ids, bias in options.pop("logit_bias"))
         return kind(**options)
     except (KeyError, TypeError, ValueError) as error:

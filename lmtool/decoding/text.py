@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lmtool.decoding.framing import Framing
-from lmtool.decoding.generate import Event, Generation, generate
+from lmtool.decoding.generate import Generation, TokenEvent, generate
 from lmtool.decoding.maskpredict import Filled, fill
 from lmtool.decoding.reader import Overflow, Prompt
 from lmtool.decoding.settings import Beam, Greedy, MaskPredict, Sample, Settings
@@ -21,8 +21,8 @@ FinishReason = Literal["end", "stop", "length", "time", "filled"]
 class Completion:
     """What became of one request.
 
-    prompt: its text. sample: which sample of the prompt, from 0; of a beam search the rank of the text.
-    draw: the number of the sample as it enters the randomness: a prompt that comes again goes on counting.
+    prompt: its text. sample: which sample of the prompt, from 0; of a beam search the rank of the hypothesis.
+    draw: the number of the sample as it enters the randomness: a prompt that comes again continues the count.
     text: what follows the prompt or answers it, without special tokens, up to a stop string; it begins with the prefix.
         Of mask-predict the whole text, prompt and all.
     tokens: all ids written, an end token and those that spell a stop string included; of mask-predict those of the
@@ -30,7 +30,7 @@ class Completion:
     logprobs: their natural log-probabilities under the model's own distribution, before any temperature or filter.
     ranks: place of each token in that distribution, from 1. removed: the probability there of all tokens that the
         filters removed. Both None unless they are asked for.
-    score: of a beam search, what the text is ranked by; else None.
+    score: of a beam search, what hypotheses are ranked by; else None.
     steps: how many tokens the model was asked for, or how often it read a text with masks.
     seed: as in the settings.
     finish_reason: "end" for an end token, "stop" for a stop string, "length" for max_new_tokens, "time" for max_time,
@@ -104,7 +104,7 @@ def write(
     """Continue or answer each prompt, or fill its masks; text as it comes about, the requests in turns.
 
     Pieces hold whole characters, and never a part of what may become a stop string. Special tokens other than the end
-    are never chosen, nor ids that the tokenizer does not have. A beam search and mask-predict give whole texts.
+    are never chosen, nor ids that the tokenizer does not have. Beam search and mask-predict give whole texts.
 
     prompts: texts; or what the model reads, as `framing` makes it, of which completions do not show the text.
 
@@ -161,7 +161,7 @@ def _write(
         details=options.details,
     )
 
-    def begin(event: Event) -> _Writer:
+    def begin(event: TokenEvent) -> _Writer:
         stop = StopStrings(options.stop)
         stream = stream_after(framed[event.prompt])
         return _Writer(_shown(prompts[event.prompt]), settings.seed, options.prefix, stream, stop)
@@ -243,7 +243,7 @@ def complete(pieces: Iterable[Piece]) -> Iterator[Completion]:
         while following in done:
             yield done.pop(following)
             following += 1
-    # A beam search of a tiny vocabulary may have found fewer texts than were asked for, which leaves gaps.
+    # A beam search of a tiny vocabulary may have found fewer hypotheses than were asked for, which leaves gaps.
     yield from (done[request] for request in sorted(done))
 
 
@@ -297,9 +297,9 @@ class _Writer:
     stream: StreamDecoder
     stop: StopStrings
     text: str = ""
-    events: list[Event] = field(default_factory=list)
+    events: list[TokenEvent] = field(default_factory=list)
 
-    def push(self, event: Event) -> str:
+    def push(self, event: TokenEvent) -> str:
         """The text to show after one more token."""
         shown = "" if self.events else self.prefix
         self.events.append(event)
@@ -334,7 +334,7 @@ class _Writer:
         )
 
 
-def _pieces(generation: Generation, begin: Callable[[Event], _Writer], n: int) -> Iterator[Piece]:
+def _pieces(generation: Generation, begin: Callable[[TokenEvent], _Writer], n: int) -> Iterator[Piece]:
     writers: dict[int, _Writer] = {}
     for event in generation:
         request = event.prompt * n + event.sample

@@ -81,10 +81,10 @@ LayerState = KeyValue | Memory | tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Branches:
-    """How rows that went on from one text in different ways share it: they have one line of keys and values.
+    """How rows that continue one text in different ways share it: they have one line of keys and values.
 
     All rows write into their line, and a row sees those slots only that are its own text. So a beam search never copies
-    keys and values when it chooses other texts to go on with.
+    keys and values when it continues other hypotheses than before.
 
     width: rows of a line; row i has line i // width.
     seen_BS: bool, the slots that a row sees, in the order of its text.

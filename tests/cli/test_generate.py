@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 import lmtool
 from lmtool.cli.generate import generate
 from lmtool.compute.device import Compute
-from lmtool.decoding.prompts import Form
-from lmtool.decoding.settings import Beam, Greedy, Sample, from_record
+from lmtool.decoding.framing import Framing
+from lmtool.decoding.settings import STRATEGIES, Beam, Greedy, Sample, described, from_record
 from lmtool.decoding.text import Options, complete, write
 from lmtool.errors import CheckpointError, DataError, UsageError
 from lmtool.inference import load as build
@@ -68,7 +68,9 @@ def history_model():
 
 
 def expected(prompts, settings, **options):
-    pieces = write(history_model(), ByteTokenizer(), prompts, settings, Options(**options), form=Form(documents=True))
+    pieces = write(
+        history_model(), Framing(ByteTokenizer(), "past", documents=True), prompts, settings, Options(**options)
+    )
     return list(complete(pieces))
 
 
@@ -244,6 +246,19 @@ def test_every_setting_reaches_the_strategy(load):
     assert from_record(record) == Beam(
         length_penalty=0.5, early_stopping="never", diversity=0.3, groups=2, max_new_tokens=4, seed=1
     )
+
+
+def test_every_setting_is_an_option_without_a_default():
+    app = typer.Typer()
+    app.command()(generate)
+    options = {option.name: option for option in typer.main.get_command(app).params}
+    for kind in STRATEGIES.values():
+        for name, (_, help) in described(kind).items():
+            assert options[name].default is None
+            assert options[name].help.startswith(help.text)
+    assert options["groups"].opts == ["--beam-groups"]
+    assert options["top_p"].opts == ["--top-p"]
+    assert options["top_p"].rich_help_panel == "Sampling"
 
 
 def test_masks_are_filled(load):

@@ -17,7 +17,7 @@ PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 0], [2, 2, 2], [3, 1], [9, 9]]
 
 
 def search(model, prompts, settings, **options):
-    """(score, tokens) of the texts of each prompt, best first."""
+    """(score, tokens) of the hypotheses of each prompt, best first."""
     tokens, found = defaultdict(list), [[] for _ in prompts]
     for event in generate(model, prompts, settings, **options):
         tokens[event.prompt, event.sample].append(event.token)
@@ -118,8 +118,8 @@ def test_a_better_beginning_that_ends_badly_is_found_out():
     assert score == pytest.approx(math.log(0.4 * 0.9))
 
 
-def test_a_finished_text_is_set_aside_and_wins_by_its_mean():
-    """A text that ends at once has probability 0.3; all longer ones have less in all, and the best a better mean."""
+def test_a_finished_hypothesis_is_kept_and_wins_by_its_mean():
+    """One that ends at once has probability 0.3; all longer ones have less in all, and the best a better mean."""
     table = [[1.0, 0.0, 0.0], [0.01, 0.99, 0.0], [0.3, 0.7, 0.0]]
     model = TableModel(table)
     by_sum = Beam(num_beams=2, length_penalty=0.0, early_stopping="never", max_new_tokens=100)
@@ -143,7 +143,7 @@ def test_a_request_is_the_same_alone_and_in_any_batch():
 
 @pytest.mark.parametrize("context", [1, 2, 7])
 def test_beams_slide_as_other_texts_do(context):
-    """All texts of a beam have one length, so the window of the reference is a function of that."""
+    """All hypotheses of a beam have one length, so the window of the reference is a function of that."""
     model = HistoryModel(context=context)
     settings = Beam(num_beams=3, num_return=3, max_new_tokens=12)
 
@@ -183,7 +183,7 @@ def test_filters_hold_in_every_beam():
         assert_equal(texts, plain(model, prompt, settings, end_ids={0}, change=change))
 
 
-def test_texts_may_end_for_a_reason_of_the_caller():
+def test_hypotheses_may_end_for_a_reason_of_the_caller():
     model = HistoryModel()
     settings = Beam(num_beams=3, num_return=3, max_new_tokens=9)
 

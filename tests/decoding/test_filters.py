@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from lmtool.decoding import filters
-from lmtool.decoding.settings import Sample
+from lmtool.decoding.settings import Greedy, Sample, described
 from tests.reference import decoding as reference
 
 SETTINGS = [
@@ -97,6 +97,16 @@ def test_top_p_1_changes_nothing():
     logits_BV = random_logits()
     logits_BV[:, 0] = -200.0
     assert torch.equal(filters.top_p(logits_BV, 1.0), logits_BV)
+
+
+@pytest.mark.parametrize("name", sorted(described(Sample).keys() - described(Greedy).keys()))
+def test_every_setting_of_sampling_is_a_filter(name):
+    logits_BV = random_logits()
+    value = 3 if name == "top_k" else 0.5
+    unfiltered = filters.apply(logits_BV, Sample(temperature=1.0))
+    expected = getattr(filters, name)(logits_BV if name == "temperature" else unfiltered, value)
+    assert not torch.equal(expected, unfiltered)
+    assert torch.equal(filters.apply(logits_BV, Sample(**{"temperature": 1.0, name: value})), expected)
 
 
 def test_filters_leave_their_argument_alone():

@@ -6,9 +6,9 @@ from collections import Counter
 import pytest
 import torch
 
+from lmtool.decoding.framing import Framing
 from lmtool.decoding.generate import generate
 from lmtool.decoding.maskpredict import fill
-from lmtool.decoding.prompts import Form, frame_masks
 from lmtool.decoding.request import random_key
 from lmtool.decoding.settings import Greedy, MaskPredict
 from lmtool.decoding.text import Options, complete, write
@@ -120,17 +120,17 @@ def test_logits_that_are_not_finite_are_an_error():
 
 
 @pytest.mark.parametrize(
-    ("prompt", "form", "options", "expected"),
+    ("prompt", "documents", "options", "expected"),
     [
-        ("a__b", Form(), {"placeholder": "__", "length": 0}, [6, "a", 4, "b", 5]),
-        ("a __ b", Form(), {"placeholder": "__", "length": 0}, [6, "a", 4, " ", "b", 5]),
-        ("____", Form(documents=True), {"placeholder": "__", "length": 0}, [6, 1, 4, 4, 2, 5]),
-        ("a", Form(), {"placeholder": None, "length": 2}, [6, "a", 4, 4, 5]),
-        ("[MASK]", Form(), {"placeholder": None, "length": 1}, [6, *"[MASK]", 4, 5]),
+        ("a__b", False, {"placeholder": "__", "length": 0}, [6, "a", 4, "b", 5]),
+        ("a __ b", False, {"placeholder": "__", "length": 0}, [6, "a", 4, " ", "b", 5]),
+        ("____", True, {"placeholder": "__", "length": 0}, [6, 1, 4, 4, 2, 5]),
+        ("a", False, {"placeholder": None, "length": 2}, [6, "a", 4, 4, 5]),
+        ("[MASK]", False, {"placeholder": None, "length": 1}, [6, *"[MASK]", 4, 5]),
     ],
 )
-def test_masks_stand_where_the_placeholder_stood(prompt, form, options, expected):
-    ids = frame_masks(ByteTokenizer(), prompt, form, **options)
+def test_masks_stand_where_the_placeholder_stood(prompt, documents, options, expected):
+    ids = Framing(ByteTokenizer(), "both", documents=documents).masks(prompt, **options)
     assert list(ids) == [token if isinstance(token, int) else SPECIAL + ord(token) for token in expected]
 
 
@@ -146,19 +146,19 @@ def test_masks_stand_where_the_placeholder_stood(prompt, form, options, expected
 )
 def test_options_that_do_not_fit_are_refused(prompt, options, words):
     with pytest.raises(UsageError, match=words):
-        write(SidesModel(ByteTokenizer.vocab_size), ByteTokenizer(), [prompt], MaskPredict(), options, form=Form())
+        write(SidesModel(ByteTokenizer.vocab_size), Framing(ByteTokenizer(), "both"), [prompt], MaskPredict(), options)
 
 
 def test_masks_are_not_for_other_strategies():
     with pytest.raises(UsageError, match="masks are not for greedy"):
-        write(HistoryModel(300), ByteTokenizer(), ["a"], Greedy(), Options(length=3), form=Form())
+        write(HistoryModel(300), Framing(ByteTokenizer(), "past"), ["a"], Greedy(), Options(length=3))
 
 
 def test_a_completion_is_the_whole_text():
     model = SidesModel(ByteTokenizer.vocab_size + 9)
     options = Options(mask="__", details=True, n=1)
     (completion,) = complete(
-        write(model, ByteTokenizer(), ["ab__c"], MaskPredict(), options, form=Form(documents=True))
+        write(model, Framing(ByteTokenizer(), "both", documents=True), ["ab__c"], MaskPredict(), options)
     )
     assert completion.text.startswith("ab")
     assert completion.text.endswith("c")
@@ -170,6 +170,6 @@ def test_a_completion_is_the_whole_text():
 def test_what_is_too_long_fills_less_when_it_may():
     model = SidesModel(ByteTokenizer.vocab_size, context=10)
     (completion,) = complete(
-        write(model, ByteTokenizer(), ["abc"], MaskPredict(), Options(length=50, overflow="cut"), form=Form())
+        write(model, Framing(ByteTokenizer(), "both"), ["abc"], MaskPredict(), Options(length=50, overflow="cut"))
     )
     assert len(completion.tokens) == 5

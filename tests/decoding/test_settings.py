@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from lmtool.decoding.settings import Greedy, Sample, choose
+from lmtool.decoding.settings import STRATEGIES, Greedy, MaskPredict, Sample, choose, described
 from lmtool.errors import UsageError
 
 
@@ -27,6 +27,34 @@ def test_values_out_of_range_are_refused_by_name(values):
         Sample(**values)
     with pytest.raises(UsageError, match=name):
         choose(**values)
+
+
+VALUES = {
+    name: getattr(kind, name) or 1  # which each of them may have
+    for kind in STRATEGIES.values()
+    for name in described(kind)
+}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", sorted(VALUES.keys() - {"seed", "diversity"}))
+def test_a_strategy_takes_its_own_fields_and_no_others(strategy, name):
+    asked = {name: VALUES[name]}
+    if name in described(STRATEGIES[strategy]):
+        assert getattr(choose(strategy, **asked), name) == VALUES[name]
+    else:
+        with pytest.raises(UsageError, match=f"{strategy} contradicts {name.replace('_', '-')}"):
+            choose(strategy, **asked)
+
+
+def test_a_setting_of_one_strategy_implies_it():
+    assert choose(num_return=2).name == "beam"
+    assert choose(rounds=2).name == "mask-predict"
+    assert choose(top_k=2).name == "sample"
+    assert choose(top_k=2, seed=1, reads_both=True) == MaskPredict(by="gibbs", top_k=2)
+    assert choose(seed=1, masked=True) == MaskPredict()
+    with pytest.raises(UsageError, match="num-beams, rounds belong to different strategies"):
+        choose(rounds=2, num_beams=3)
 
 
 def test_settings_are_frozen():

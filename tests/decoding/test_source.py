@@ -1,10 +1,10 @@
-"""Requests with a source: answers to it, and texts that go on where it ends."""
+"""Requests with a source: answers to it, and texts that continue it."""
 
 import pytest
 from pydantic import TypeAdapter
 
+from lmtool.decoding.framing import Framing
 from lmtool.decoding.generate import Prompt, generate
-from lmtool.decoding.prompts import Form, form_of, frame
 from lmtool.decoding.settings import Beam, Greedy, Sample
 from lmtool.decoding.text import Options, complete, write
 from lmtool.errors import UsageError
@@ -121,23 +121,23 @@ def ids(text):
 
 
 @pytest.mark.parametrize(
-    ("form", "reads", "prefix", "expected"),
+    ("framing", "prefix", "expected"),
     [
-        (Form(), "past", "", Prompt(ids("hi"))),
-        (Form(documents=True), "past", "!", Prompt((1, *ids("hi!")))),
-        (Form(documents=True), "source", "", Prompt(ids("i"), (1, *ids("h")), joined=True)),
-        (Form(answers=True), "source", "", Prompt((1,), ids("hi"))),
-        (Form(answers=True), "source", "so", Prompt((1, *ids("so")), ids("hi"))),
+        ({"reads": "past"}, "", Prompt(ids("hi"))),
+        ({"reads": "past", "documents": True}, "!", Prompt((1, *ids("hi!")))),
+        ({"reads": "source", "documents": True}, "", Prompt(ids("i"), (1, *ids("h")), joined=True)),
+        ({"reads": "source", "answers": True}, "", Prompt((1,), ids("hi"))),
+        ({"reads": "source", "answers": True}, "so", Prompt((1, *ids("so")), ids("hi"))),
     ],
 )
-def test_a_prompt_has_the_form_of_training(form, reads, prefix, expected):
-    assert frame(ByteTokenizer(), "hi", form, reads=reads, prefix=prefix) == expected
+def test_a_prompt_is_framed_as_in_training(framing, prefix, expected):
+    assert Framing(ByteTokenizer(), **framing).prompt("hi", prefix) == expected
 
 
 def test_an_empty_prompt_starts_from_a_token_that_begins_or_ends_a_text():
-    assert frame(ByteTokenizer(), "", Form(), reads="past") == Prompt((1,))
-    assert frame(ByteTokenizer(), "", Form(), reads="source") == Prompt((1,), (), joined=True)
-    assert frame(ByteTokenizer(), "", Form(answers=True), reads="source") == Prompt((1,), (2,))
+    assert Framing(ByteTokenizer(), "past").prompt("") == Prompt((1,))
+    assert Framing(ByteTokenizer(), "source").prompt("") == Prompt((1,), (), joined=True)
+    assert Framing(ByteTokenizer(), "source", answers=True).prompt("") == Prompt((1,), (2,))
 
 
 TRANSFORMER = {"kind": "transformer", "n_layers": 1, "d_model": 8, "n_heads": 2, "context": 8}
@@ -146,26 +146,34 @@ TRANSFORMER = {"kind": "transformer", "n_layers": 1, "d_model": 8, "n_heads": 2,
 @pytest.mark.parametrize(
     ("model", "objective", "documents", "expected"),
     [
-        ({"shape": "decoder"}, "causal", True, Form(documents=True)),
-        ({"shape": "decoder"}, "causal", False, Form()),
-        ({"shape": "prefix"}, "prefix", True, Form(documents=True)),
-        ({"shape": "prefix"}, "seq2seq", True, Form(answers=True)),
-        ({"shape": "encoder-decoder"}, "prefix", False, Form(answers=True)),
-        ({"shape": "encoder"}, "masked", True, Form(documents=True)),
+        ({"shape": "decoder"}, "causal", True, (True, False)),
+        ({"shape": "decoder"}, "causal", False, (False, False)),
+        ({"shape": "prefix"}, "prefix", True, (True, False)),
+        ({"shape": "prefix"}, "seq2seq", True, (False, True)),
+        ({"shape": "encoder-decoder"}, "prefix", False, (False, True)),
+        ({"shape": "encoder"}, "masked", True, (True, False)),
     ],
 )
-def test_the_form_follows_from_the_recipe(model, objective, documents, expected):
+def test_the_framing_follows_from_the_recipe(model, objective, documents, expected):
     recipe = load("tiny").recipe
     spec = type(recipe.model).model_validate(TRANSFORMER | model)
     learns = type(recipe).model_fields["objective"]
     learnt = TypeAdapter(learns.annotation).validate_python({"kind": objective})
-    assert form_of(recipe.model_copy(update={"model": spec, "objective": learnt}), documents=documents) == expected
+    data = recipe.data.model_copy(update={"split": "document" if documents else "slice"})
+    framing = Framing.of(recipe.model_copy(update={"model": spec, "objective": learnt, "data": data}), ByteTokenizer())
+    assert (framing.documents and not framing.answers, framing.answers) == expected
 
 
 def test_an_answer_begins_with_the_prefix():
-    model = AnswerModel(ByteTokenizer.vocab_size)
+    model, framing = AnswerModel(ByteTokenizer.vocab_size), Framing(ByteTokenizer(), "source", answers=True)
     (completion,) = complete(
-        write(model, ByteTokenizer(), ["hi"], Greedy(max_new_tokens=4), Options(prefix="so"), form=Form(answers=True))
+        write(
+            model,
+            framing,
+            ["hi"],
+            Greedy(max_new_tokens=4),
+            Options(prefix="so"),
+        )
     )
     assert completion.text.startswith("so")
     assert len(completion.tokens) <= 4

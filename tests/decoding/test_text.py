@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmtool.decoding.prompts import Form
+from lmtool.decoding.framing import Framing
 from lmtool.decoding.settings import Greedy, Sample
 from lmtool.decoding.text import Options, StopStrings, complete, visible, write
 from lmtool.errors import UsageError
@@ -66,7 +66,7 @@ def scripted(text, end=False, **options):
         script = [*script, tokenizer.eos_id, *tokenizer.encode("not this")]
     model = ScriptModel(script, n_prompt=2 if end else 1)
     settings = Greedy(max_new_tokens=len(script) if not end else 1000, seed=4)
-    pieces = list(write(model, tokenizer, [">"], settings, Options(**options), form=Form(documents=end)))
+    pieces = list(write(model, Framing(tokenizer, "past", documents=end), [">"], settings, Options(**options)))
     assert all(piece.completion is None for piece in pieces[:-1])
     return [piece.text for piece in pieces], pieces[-1].completion
 
@@ -178,20 +178,22 @@ def test_completions_come_in_order_and_equal_those_alone():
     prompts = ["one", "", "zwei", "o", "zwei"]
     settings = Sample(max_new_tokens=60, temperature=1.2, seed=9)
     options = Options(n=3, stop=("q", "xy"))
-    together = list(complete(write(model, tokenizer, prompts, settings, options, form=Form(documents=True))))
+    together = list(complete(write(model, Framing(tokenizer, "past", documents=True), prompts, settings, options)))
     assert [(c.prompt, c.sample) for c in together] == [(prompt, i) for prompt in prompts for i in range(3)]
     assert len({len(c.tokens) for c in together}) > 1
     for completion in together[:12]:
-        alone = complete(write(model, tokenizer, [completion.prompt], settings, options, form=Form(documents=True)))
+        alone = complete(
+            write(model, Framing(tokenizer, "past", documents=True), [completion.prompt], settings, options)
+        )
         assert completion in list(alone)
     order = random.Random(1).sample(prompts, len(prompts))
-    again = list(complete(write(model, tokenizer, order, settings, options, form=Form(documents=True))))
+    again = list(complete(write(model, Framing(tokenizer, "past", documents=True), order, settings, options)))
     assert {(c.prompt, c.text) for c in again} == {(c.prompt, c.text) for c in together}
 
 
 def test_completions_do_not_wait_for_later_ones():
     model = TableModel([[1 / 263] * 263] * 263)
-    pieces = write(model, ByteTokenizer(), ["a", "b"] * 100, Sample(max_new_tokens=2), form=Form())
+    pieces = write(model, Framing(ByteTokenizer(), "past"), ["a", "b"] * 100, Sample(max_new_tokens=2))
     completions = complete(pieces)
     assert next(completions).prompt == "a"
     assert next(pieces).request < 20
@@ -210,7 +212,7 @@ def test_prompts_begin_as_in_training(prompt, documents, expected):
             return super().start(batch)
 
     model = Watching(ByteTokenizer.vocab_size)
-    list(write(model, ByteTokenizer(), [prompt], Greedy(max_new_tokens=1), form=Form(documents=documents)))
+    list(write(model, Framing(ByteTokenizer(), "past", documents=documents), [prompt], Greedy(max_new_tokens=1)))
     assert seen == [expected]
 
 
@@ -220,7 +222,7 @@ def test_tokens_without_text_are_never_chosen(documents):
     model = TableModel([[1 / size] * size] * size)
     settings = Sample(max_new_tokens=500, temperature=1.0)
     completions = list(
-        complete(write(model, ByteTokenizer(), ["a"], settings, Options(n=20), form=Form(documents=documents)))
+        complete(write(model, Framing(ByteTokenizer(), "past", documents=documents), ["a"], settings, Options(n=20)))
     )
     chosen = {token for completion in completions for token in completion.tokens}
     allowed = set(range(SPECIAL, ByteTokenizer.vocab_size)) | ({ByteTokenizer.eos_id} if documents else set())
@@ -230,14 +232,14 @@ def test_tokens_without_text_are_never_chosen(documents):
 def test_the_text_of_words_goes_on_where_the_prompt_ended():
     tokenizer = WordTokenizer()
     model = ScriptModel(tokenizer.encode("a time ."), tokenizer.vocab_size, n_prompt=2)
-    (completion,) = complete(write(model, tokenizer, ["once upon"], Greedy(max_new_tokens=3), form=Form()))
+    (completion,) = complete(write(model, Framing(tokenizer, "past"), ["once upon"], Greedy(max_new_tokens=3)))
     assert completion.text == " a time."
 
 
 def test_nothing_of_the_prompt_comes_again_in_the_text():
     tokenizer = WordTokenizer()
     model = ScriptModel(tokenizer.encode("a time"), tokenizer.vocab_size, n_prompt=2)
-    (completion,) = complete(write(model, tokenizer, ["once '"], Greedy(max_new_tokens=2), form=Form()))
+    (completion,) = complete(write(model, Framing(tokenizer, "past"), ["once '"], Greedy(max_new_tokens=2)))
     assert completion.text == "a time"
 
 
@@ -246,7 +248,7 @@ def test_a_trained_tokenizer_gives_whole_text():
     tokenizer = Tokenizer.train(BpeTokenizer(vocab_size=300, sentinels=3), texts)
     model = HistoryModel(tokenizer.vocab_size + 5, context=30)
     settings = Sample(max_new_tokens=100, temperature=5.0)
-    pieces = list(write(model, tokenizer, ["日本", "plain"], settings, Options(n=5), form=Form(documents=True)))
+    pieces = list(write(model, Framing(tokenizer, "past", documents=True), ["日本", "plain"], settings, Options(n=5)))
     for completion in complete(pieces):
         assert completion.text == tokenizer.decode(completion.tokens)
     for request in range(10):
@@ -255,19 +257,21 @@ def test_a_trained_tokenizer_gives_whole_text():
 
 def test_prompts_that_are_no_text_are_refused():
     with pytest.raises(UsageError, match="not UTF-8"):
-        write(HistoryModel(300), ByteTokenizer(), ["caf\udce9"], Greedy(), form=Form())
+        write(HistoryModel(300), Framing(ByteTokenizer(), "past"), ["caf\udce9"], Greedy())
 
 
 def test_prompts_too_long_are_refused_or_cut():
     model = HistoryModel(ByteTokenizer.vocab_size, context=4)
     with pytest.raises(UsageError, match="9 tokens, but the model's context is 4") as error:
-        write(model, ByteTokenizer(), ["ok", "123456789"], Greedy(), form=Form())
+        write(model, Framing(ByteTokenizer(), "past"), ["ok", "123456789"], Greedy())
     assert error.value.where == "prompt 2 of 2"
     settings = Sample(max_new_tokens=10)
     cut, short = (
         [
             c.text
-            for c in complete(write(model, ByteTokenizer(), [prompt], settings, Options(overflow="cut"), form=Form()))
+            for c in complete(
+                write(model, Framing(ByteTokenizer(), "past"), [prompt], settings, Options(overflow="cut"))
+            )
         ]
         for prompt in ("123456789", "6789")
     )

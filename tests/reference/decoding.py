@@ -157,7 +157,7 @@ def beam_search(
     change=lambda scores, text, n_written: scores,
     ends=lambda written: False,
 ):
-    """(score, tokens) of the finished texts of all groups, best first; what is live is (total, tokens)."""
+    """(score, tokens) of the finished hypotheses of all groups, best first; live ones are (total, tokens)."""
     width = k // groups
     live = [[(0.0, [])] for _ in range(groups)]
     finished = [[] for _ in range(groups)]
@@ -171,21 +171,21 @@ def beam_search(
                     if s > -math.inf:
                         candidates.append((total + s, [*tokens, token]))
             candidates.sort(key=lambda c: -(c[0] - diversity * chosen_before.count(c[1][-1])))
-            going_on = []
+            continued = []
             for place, (total, tokens) in enumerate(candidates[: (1 + max(1, len(end_ids))) * width]):
                 if tokens[-1] in end_ids or ends(tokens) or n == max_new_tokens:
                     if place < width:
                         finished[g].append((total / n**length_penalty, tokens))
-                elif len(going_on) < width:
-                    going_on.append((total, tokens))
+                elif len(continued) < width:
+                    continued.append((total, tokens))
             finished[g] = sorted(finished[g], key=lambda f: -f[0])[:width]
-            if len(finished[g]) == width and going_on:
+            if len(finished[g]) == width and continued:
                 length = max_new_tokens if early_stopping == "never" and length_penalty > 0 else n
-                hope = max(total for total, _ in going_on) / length**length_penalty
+                hope = max(total for total, _ in continued) / length**length_penalty
                 if early_stopping == "yes" or hope <= finished[g][-1][0]:
-                    going_on = []
-            chosen_before += [tokens[-1] for _, tokens in going_on]
-            live[g] = going_on
+                    continued = []
+            chosen_before += [tokens[-1] for _, tokens in continued]
+            live[g] = continued
     return sorted((f for group in finished for f in group), key=lambda f: -f[0])
 
 

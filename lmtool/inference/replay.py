@@ -1,0 +1,143 @@
+"""What was written as a record, from which it can be had again."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import lmtool
+from lmtool.decoding.settings import Settings, from_record, to_record, within
+from lmtool.decoding.text import Completion, Options, complete
+from lmtool.errors import CheckpointError, DataError
+from lmtool.inference.writing import Writer, load
+from lmtool.run.directory import CHECKPOINTS
+
+_OPTIONS = ("stop", "prefix", "overflow", "mask", "length", "max_rows")
+"""What a record keeps of the options: `n` and `first` became the draw, and details change no text."""
+
+_NEEDED = (
+    *("prompt", "sample", "tokens", "text", "draw", "steps", "settings", "options"),
+    *("run", "step", "checkpoint", "device", "precision", "threads"),
+)
+"""What a replay reads of a record."""
+
+
+def record(writer: Writer, completion: Completion, settings: Settings, options: Options) -> dict[str, Any]:
+    """All that is needed to repeat a completion, as plain data."""
+    loaded = writer.loaded
+    details = {"ranks": completion.ranks, "removed": completion.removed} if options.details else {}
+    return {
+        "prompt": completion.prompt,
+        "sample": completion.sample,
+        "text": completion.text,
+        "tokens": list(completion.tokens),
+        "logprobs": list(completion.logprobs),
+        **details,
+        "score": completion.score,
+        "seed": completion.seed,
+        "finish_reason": completion.finish_reason,
+        "draw": completion.draw,
+        "steps": completion.steps,
+        "settings": to_record(settings),
+        "options": {name: getattr(options, name) for name in _OPTIONS},
+        "run": str(loaded.run_path),
+        "step": loaded.step,
+        "checkpoint": loaded.checkpoint_hash,
+        "device": loaded.device.type,
+        "precision": loaded.compute.precision,
+        "threads": torch.get_num_threads(),
+        "version": lmtool.__version__,
+        "torch": torch.__version__,
+    }
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A record, and what came of repeating it.
+
+    differs_at: the first token that is another one; None when all are the same. changed: what is not as it was.
+    """
+
+    record: Mapping[str, Any]
+    text: str
+    differs_at: int | None
+    changed: tuple[str, ...]
+
+    @property
+    def same(self) -> bool:
+        """True when tokens and text are those of the record."""
+        return self.differs_at is None and self.text == self.record["text"]
+
+
+def read_records(path: str) -> list[dict[str, Any]]:
+    """The records of a file, one a line. Raises DataError when it cannot be read, or holds something else."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError("the records cannot be read", where=path, fix="name a file that --json wrote") from error
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            itemgetter(*_NEEDED)(record)
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                "this is no record of generate --json", where=f"{path}:{number}", fix="write one with --json"
+            ) from error
+        records.append(record)
+    if not records:
+        raise DataError("the file holds no record", where=path, fix="write one with --json")
+    return records
+
+
+def replay(records: Sequence[Mapping[str, Any]]) -> Iterator[Replayed]:
+    """Repeat each record, alone, with the same weights, settings, device, precision and number of threads.
+
+    A text that max_time ended is repeated up to the same number of steps.
+
+    Raises CheckpointError when the weights are not there any more or are others.
+    """
+    writers: dict[tuple[str, ...], Writer] = {}
+    threads = torch.get_num_threads()
+    try:
+        for record in records:
+            key = tuple(str(record[name]) for name in ("run", "step", "checkpoint", "device", "precision"))
+            if key not in writers:
+                writers[key] = _load_recorded(record)
+            yield _repeat(writers[key], record)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _load_recorded(record: Mapping[str, Any]) -> Writer:
+    checkpoint = Path(record["run"]) / CHECKPOINTS / f"step-{record['step']:06d}"
+    writer = load(str(checkpoint), device=record["device"], precision=record["precision"])
+    if writer.loaded.checkpoint_hash != record["checkpoint"]:
+        raise CheckpointError(
+            "the checkpoint is not the one of the record", where=str(checkpoint), fix="put that one back"
+        )
+    return writer
+
+
+def _repeat(writer: Writer, record: Mapping[str, Any]) -> Replayed:
+    torch.set_num_threads(record["threads"])
+    settings = within(from_record(record["settings"]), record["steps"])
+    kept = {name: record["options"][name] for name in _OPTIONS}
+    options = Options(**{**kept, "stop": tuple(kept["stop"]), "first": record["draw"], "max_rows": 1})
+    completions = {c.sample: c for c in complete(writer.generate([record["prompt"]], settings, options))}
+    # A beam search has several texts of one sample; all else has one, whatever its number.
+    completion = completions[record["sample"] if settings.name == "beam" else 0]
+    now = {"version": lmtool.__version__, "torch": torch.__version__}
+    changed = tuple(f"{name} {record[name]} -> {value}" for name, value in now.items() if record.get(name) != value)
+    return Replayed(record, completion.text, _first_difference(record["tokens"], completion.tokens), changed)
+
+
+def _first_difference(before: Sequence[int], now: Sequence[int]) -> int | None:
+    if list(before) == list(now):
+        return None
+    same = (a == b for a, b in zip(before, now, strict=False))
+    return next((i for i, equal in enumerate(same) if not equal), min(len(before), len(now)))
