@@ -322,6 +322,8 @@ class Run:
             return checkpoints.verify(path, optimizer=optimizer), []
         except CheckpointError as error:
             newest, warnings = self.newest(optimizer=optimizer)
+            if any(path.name in warning for warning in warnings):  # that it is damaged is told already
+                return newest, warnings
             return newest, [*warnings, f"took {newest.path.name} instead of the best, {path.name}: {error.what}"]
 
     def _require_lock(self) -> None:
