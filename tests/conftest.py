@@ -2,8 +2,13 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.training.tiny import Work
 
 # Before torch is imported. Tests run in several processes at once; one that needs threads sets them itself.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -17,6 +22,15 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("LMTOOL_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("LMTOOL_RUNS", str(tmp_path_factory.mktemp("runs")))
         yield
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Work":
+    """A folder to train in; `last` and names are looked up in it alone."""
+    from tests.training.tiny import Work  # here, as below
+
+    monkeypatch.setenv("LMTOOL_RUNS", str(tmp_path / "runs"))
+    return Work(tmp_path)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

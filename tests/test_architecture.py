@@ -3,7 +3,8 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,8 @@ LIGHT_ROOMS = {"", "errors", "durable", "recipe", "cli", "__main__"}
 LIGHT_PACKAGES = {("lmtool", "cli"), ("lmtool", "recipe")}
 UNSAFE = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 DRAWERS = {"util.py", "utils.py", "helpers.py", "misc.py"}
+KNOWN = {"Row"}
+"""Names of two classes that are still to be told apart."""
 
 SOURCES = [
     path
@@ -151,6 +154,27 @@ def test_a_fault_is_found_and_named(path, source, line):
 )
 def test_what_is_allowed_is_not_a_fault(path, source):
     assert faults(Path(path), source) == []
+
+
+def shared_names(sources: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Public classes of one name in several modules, and these modules."""
+    places = defaultdict(list)
+    for path, source in sources:
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(path)
+    return {name: paths for name, paths in places.items() if len(paths) > 1}
+
+
+def test_a_name_is_that_of_one_class():
+    sources = [(path.relative_to(ROOT), path.read_text(encoding="utf-8")) for path in SOURCES]
+    found = shared_names((str(path), source) for path, source in sources if path.parts[0] == "lmtool")
+    assert {name: paths for name, paths in found.items() if name not in KNOWN} == {}
+
+
+def test_two_classes_of_one_name_are_found():
+    sources = [("a.py", "class A: ...\nclass _B: ..."), ("b.py", "class A: ...\nclass _B: ...\nclass C: ...")]
+    assert shared_names(sources) == {"A": ["a.py", "b.py"]}
 
 
 LOADER = """

@@ -40,13 +40,15 @@ def pretrain(
         flags.append(Setting("data.valid", valid, "--valid"))
     if column is not None:
         flags.append(Setting("data.column", column, "--column"))
-    named = None if source is not None and recipe is None else load(recipe or DEFAULT_RECIPE, overrides or (), flags)
+    if source is None:
+        resolved, base = load(recipe or DEFAULT_RECIPE, overrides or (), flags), None
+    else:
+        from lmtool.training.start import to_continue
+
+        # overrides are laid over what becomes of the recipe, once
+        resolved, base = to_continue(source, None if recipe is None else load(recipe), overrides or (), flags)
 
     from lmtool.cli.training import follow
     from lmtool.training.start import pretrain as start
-    from lmtool.training.start import to_continue
 
-    if source is not None:
-        follow(partial(start, *to_continue(source, named, overrides or (), flags), output=output), quiet)
-    elif named is not None:
-        follow(partial(start, named, None, output=output), quiet)
+    follow(partial(start, resolved, base, output=output), quiet)

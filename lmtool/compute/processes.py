@@ -64,7 +64,7 @@ class World:
         self, found: Mapping[int, NDArray[Any]], n: int, dtype: DTypeLike, compute: Compute
     ) -> list[NDArray[Any]]:
         """The arrays of items 0 to n - 1, of which each process has found those of its share; one or two dimensions."""
-        if self.size == 1:
+        if self.size == 1 or not n:
             return [found[i] for i in range(n)]
         # every number is given by one process, so that sums are copies
         shapes_N2 = np.zeros((n, 2), dtype=np.int64)
@@ -72,7 +72,7 @@ class World:
             shapes_N2[i] = array.shape if array.ndim == 2 else (-1, len(array))
         shapes_N2 = _all_reduced(torch.from_numpy(shapes_N2).to(compute.device)).cpu().numpy()
         stops_N = np.cumsum(np.abs(shapes_N2).prod(1))
-        flat = np.zeros(stops_N[-1] if n else 0, dtype=dtype)
+        flat = np.zeros(stops_N[-1], dtype=dtype)
         for i, array in found.items():
             flat[stops_N[i] - array.size : stops_N[i]] = array.reshape(-1)
         flat = _all_reduced(torch.from_numpy(flat).to(compute.device)).cpu().numpy()

@@ -187,7 +187,8 @@ class Run:
     ) -> None:
         """Begin a session after `step` steps: what a killed session left beyond that step is taken away.
 
-        Later records leave metrics and samples; later checkpoints are set aside (renamed to step-....aside-1).
+        Later records leave metrics and samples; later checkpoints are set aside (renamed to step-....aside-1). What an
+        earlier session measured at its end goes, since another checkpoint may become the best.
         command: as typed. environment: as from `describe_environment`. validated: see `note_validation`. pending: the
         step is still to be validated and logged.
         Raises ResourceError when the directory cannot be written.
@@ -209,6 +210,7 @@ class Run:
             for later, path in checkpoints.listed(self.path / CHECKPOINTS):
                 if later > step:
                     checkpoints.set_aside(path)
+            (self.path / RESULTS).unlink(missing_ok=True)
             if validated is None:
                 (self.path / VALIDATED).unlink(missing_ok=True)
             else:
@@ -322,6 +324,8 @@ class Run:
             return checkpoints.verify(path, optimizer=optimizer), []
         except CheckpointError as error:
             newest, warnings = self.newest(optimizer=optimizer)
+            if any(path.name in warning for warning in warnings):  # that it is damaged is told already
+                return newest, warnings
             return newest, [*warnings, f"took {newest.path.name} instead of the best, {path.name}: {error.what}"]
 
     def _require_lock(self) -> None:

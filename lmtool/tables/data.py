@@ -36,7 +36,7 @@ from lmtool.text.table import Table, open_table
 from lmtool.text.tokenizer import Tokenizer
 
 Saved = dict[str, Any]
-"""What a run keeps of the rows that are held out of each table, by the name of its task."""
+"""What a run keeps of the rows that are held out of its table; of several by the names of their tasks."""
 
 
 @dataclass(frozen=True)
@@ -244,8 +244,8 @@ def read_tables(
         lines += [part.tables.columns.describe(), f"{table}: {part.train.describe()}; {held}"]
         rows.append(TaskRows(task, part.tables.weight, encoded["train"], encoded["validation"], encoded.get("test")))
     _check_metric(recipe, rows[0].task)
-    kept = {part.tables.name: part.kept for part in read if part.kept is not None} or None
-    return TableData(recipe, framing, rows, tuple(lines), tuple(warnings), kept)
+    kept = {part.tables.name: part.kept for part in read if part.kept is not None}
+    return TableData(recipe, framing, rows, tuple(lines), tuple(warnings), kept.get("", kept) or None)
 
 
 def _read(task: TaskTables, recipe: Recipe, split: Saved | None) -> _Read:

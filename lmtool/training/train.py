@@ -78,7 +78,7 @@ def train(
         trainee.lm.compile()
     if state.pending is not None:
         yield from _validate(trainee, data, keeper, compute, world, None)
-    reason: EndReason = "early" if state.is_stale(recipe.evaluation) else "finished"
+    reason: EndReason = "early" if last < steps and state.is_stale(recipe.evaluation) else "finished"
     fitted = fit(
         trainee.lm,
         trainee.objective,

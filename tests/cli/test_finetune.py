@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lmtool.cli import app
-from lmtool.errors import DataError, UsageError
+from lmtool.errors import DataError, RecipeError, UsageError
 from lmtool.recipe.load import load
 
 RECIPE = """\
@@ -127,6 +127,36 @@ def test_a_trained_run_is_fine_tuned_and_resumed(folder: Path, base: Path) -> No
     # a head for the same labels is kept
     result = CliRunner().invoke(app, [*map(str, once[:2]), "--from", str(folder / "tuned"), "--epochs", "1"])
     assert "the head is kept" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("label", "metric", "fix"),
+    [
+        ("number", "accuracy", "take loss or correlation"),
+        ("number", "macro-f1", "take loss or correlation"),
+        ("class", "correlation", "take loss or accuracy or macro-f1"),
+        ("multi", "correlation", "take loss or accuracy or macro-f1"),
+    ],
+)
+def test_a_metric_that_the_labels_do_not_have_is_refused_before_anything_is_made(
+    label: str, metric: str, fix: str, folder: Path
+) -> None:
+    path = table(folder / "labels.csv", 60, 0, label)
+    once = ("finetune", path, "--recipe", folder / "encoder.yaml", "--metric", metric, "-o", folder / "run")
+    result = CliRunner().invoke(app, [str(argument) for argument in once])
+    assert isinstance(result.exception, UsageError)
+    assert result.exception.exit_code == 2
+    assert f"the metric {metric} is not for labels of kind {label}" in result.exception.what
+    assert result.exception.fix == fix
+    assert not (folder / "run").exists()
+
+
+def test_a_metric_of_labels_is_not_for_answers(folder: Path) -> None:
+    (folder / "pairs.yaml").write_text(PAIRS)
+    once = ("finetune", folder / "train.csv", "--recipe", folder / "pairs.yaml", "--metric", "accuracy")
+    error = CliRunner().invoke(app, [str(argument) for argument in once]).exception
+    assert isinstance(error, RecipeError)
+    assert "accuracy is for objective classification" in str(error)
 
 
 @pytest.fixture
@@ -397,7 +427,7 @@ def test_a_text_to_text_model_learns_labels_as_text(folder: Path) -> None:
     [
         ((), "no table"),
         (("{train}", "--task", "a:{train}"), "in place of TABLE"),
-        (("--task", "a"), "no name:file"),
+        (("--task", "a", "--recipe", "{pairs}"), "no name:file"),
         (("{train}", "--recipe", "tiny"), "not for tables"),
         (("{train}", "--recipe", "{pairs}", "--target-column", "zzz"), "no column"),
     ],
@@ -406,6 +436,13 @@ def test_what_cannot_be_is_refused(arguments: tuple[str, ...], what: str, folder
     (folder / "pairs.yaml").write_text(PAIRS)
     places = {"train": folder / "train.csv", "pairs": folder / "pairs.yaml"}
     assert what in refusal("finetune", *(text.format(**places) for text in arguments))
+
+
+@pytest.mark.parametrize("source", ["last", "base"])
+def test_a_run_and_a_recipe_to_begin_anew_contradict_each_other(folder: Path, base: Path, source: str) -> None:
+    once = ("finetune", folder / "train.csv", "--from", source, "--recipe", folder / "encoder.yaml")
+    assert "--from fine-tunes a run, --recipe trains from scratch" in refusal(*once, "-o", folder / "run")
+    assert not (folder / "run").exists()
 
 
 def test_a_recipe_for_tables_is_not_for_text(folder: Path) -> None:

@@ -11,11 +11,10 @@ import pytest
 
 from lmtool.cli import progress
 from lmtool.cli.progress import Display
+from lmtool.inference.evaluation import Validation
 from lmtool.recipe.load import load
-from lmtool.training.data import TextMaterial, Validation
+from lmtool.training.events import AlreadyFinished, Ended, Plan, Sampled, Started, Stepped, Warned
 from lmtool.training.fit import Step
-from lmtool.training.session import Nothing, Started
-from lmtool.training.train import Ended, Plan, Sampled, Stepped, Warned
 
 NASTY = "[red]a[/red] :smile: \x1b[31m\x07\nb"
 SHOWN = "[red]a[/red] :smile: \\x1b[31m\\x07"
@@ -51,18 +50,9 @@ def stderr(monkeypatch):
     return put
 
 
-class Store(list):
-    n_documents = 3
-
-
-def started(split="document", valid=(), asked=300, changes=()):
+def started(data=("text: 3 documents, 5,000 tokens",), asked=300, changes=()):
     recipe = load("tiny", [f"tokenizer.vocab_size={asked}"]).recipe
-    data = recipe.data.model_copy(update={"split": split, "valid": tuple(valid)})
-    tokenizer = SimpleNamespace(kind="bpe", vocab_size=300)
-    material = object.__new__(TextMaterial)
-    material.tokenizer = tokenizer
-    material.prepared = SimpleNamespace(train=Store(range(5000)), valid=Store(range(40)), tokenizer=tokenizer)
-    return Started(Path("runs/one"), "tiny", recipe.model_copy(update={"data": data}), material, changes)
+    return Started(Path("runs/one"), "tiny", recipe, SimpleNamespace(kind="bpe", vocab_size=300), data, changes)
 
 
 def plan(first_step=0, steps=10):
@@ -117,7 +107,7 @@ def test_lines_where_there_is_no_terminal(stderr):
     lines = stream.getvalue().splitlines()
     assert lines[:7] == [
         "run runs/one",
-        "text: 3 documents, 5,000 tokens; validation: 3 documents, 40 tokens",
+        "text: 3 documents, 5,000 tokens",
         "tokenizer: bpe, 300 entries",
         "model: 12,345 parameters; cpu, float32",
         "plan: steps 1 to 10, 4,096 tokens each, 1.2 times through the text",
@@ -131,7 +121,8 @@ def test_lines_where_there_is_no_terminal(stderr):
 def test_how_much_of_a_model_learns_is_said(stderr):
     stream = stderr()
     tell([started(), replace(plan(), learning=123)])
-    assert "model: 12,345 parameters, of which 123 learn (0.996 %); cpu, float32" in stream.getvalue().splitlines()
+    line = "model: 12,345 parameters, of which 123 are trained (0.996 %); cpu, float32"
+    assert line in stream.getvalue().splitlines()
 
 
 def test_lines_come_every_few_seconds(stderr, monkeypatch):
@@ -197,11 +188,11 @@ def test_work_before_training_has_a_bar_too(stderr):
 
 def test_quiet_leaves_warnings(stderr):
     stream = stderr(80)
-    tell([*STORY, Nothing(Path("runs/one"), 10, early=False)], quiet=True)
+    tell([*STORY, AlreadyFinished(Path("runs/one"), 10, early=False)], quiet=True)
     assert stream.getvalue().splitlines() == [
         f"warning: {SHOWN}\\nb",
         "finished: runs/one has done all its 10 steps",
-        "  lmtool resume runs/one -s training.steps=+500 trains on",
+        "  lmtool resume runs/one -s training.steps=+500 trains longer",
     ]
 
 
@@ -214,17 +205,13 @@ def test_a_process_that_only_computes_says_nothing(stderr):
 @pytest.mark.parametrize(
     ("event", "line"),
     [
-        (started("slice"), "text: one text, 5,000 tokens; validation: the last 10 % of the text, 40 tokens"),
-        (
-            started(valid=[NASTY, "b.txt"]),
-            f"text: 3 documents, 5,000 tokens; validation: {SHOWN}\\nb, b.txt, 40 tokens",
-        ),
+        (started(("columns: text", f"table: {NASTY}")), f"run runs/one\ncolumns: text\ntable: {SHOWN}\\nb\ntokenizer"),
         (started(asked=4096), "tokenizer: bpe, 300 entries (4,096 asked for; the text gives no more)"),
         (started(changes=("training.steps 1 -> 2",)), "changed: training.steps 1 -> 2"),
-        (Nothing(Path("a b"), 10, early=True), "finished: a b stopped early, at step 10\n"),
-        (Nothing(Path("a b"), 10, early=True), "  lmtool resume 'a b' -s evaluation.patience=+5 trains on"),
+        (AlreadyFinished(Path("a b"), 10, early=True), "finished: a b stopped early, at step 10\n"),
+        (AlreadyFinished(Path("a b"), 10, early=True), "  lmtool resume 'a b' -s evaluation.patience=+5 trains longer"),
         (Ended("early", 5, 2, 1.5, "loss"), "stopped early at step 5 after 0:00: validation got no better; best"),
-        (Ended("interrupted", 5, None, None, "loss"), "interrupted and saved at step 5; lmtool resume goes on"),
+        (Ended("interrupted", 5, None, None, "loss"), "interrupted and saved at step 5; lmtool resume continues"),
     ],
 )
 def test_single_lines(stderr, event, line):

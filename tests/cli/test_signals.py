@@ -75,7 +75,7 @@ def test_while_training(start, lmtool, home, corpus, number):
     out, err = process.communicate()
     assert process.returncode == 128 + number
     assert err.startswith("stopping after this step; Ctrl-C again leaves at once\n")
-    step = int(re.search(r"interrupted and saved at step (\d+); lmtool resume goes on", err)[1])
+    step = int(re.search(r"interrupted and saved at step (\d+); lmtool resume continues", err)[1])
     run = Path(out.strip())
     assert (run / "checkpoints" / f"step-{step:06d}" / "MANIFEST.json").is_file()
     outcome = lmtool.succeeds("resume", "last", "-s", f"training.steps={step + 2}")

@@ -1,8 +1,8 @@
 """Perplexity against its definition, for documents and streams, any stride, any batching, any number of processes."""
 
-import dataclasses
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,16 @@ from lmtool.batch import Batch
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World
 from lmtool.errors import UsageError
-from lmtool.inference import perplexity as evaluating
-from lmtool.inference.measure import measure
-from lmtool.inference.perplexity import evaluate, mean_loss, sample_spans, spans
+from lmtool.inference import perplexity as measuring_text
+from lmtool.inference.evaluation import evaluate
+from lmtool.inference.perplexity import Perplexity, evaluate_spans, measure, perplexity, sample_spans, spans
 from lmtool.model import LanguageModel
 from lmtool.objective import CausalObjective
 from lmtool.recipe.spec import Causal, CharTokenizer, Data
 from lmtool.text.prepare import encode_files, prepare
 from lmtool.text.store import TokenStore
 from lmtool.text.tokenizer import Tokenizer
+from tests.compute.together import together
 from tests.model import tiny
 from tests.reference import perplexity as reference
 from tests.training.tiny import MemoryStore, Work, ended, metrics
@@ -61,8 +62,8 @@ class Measuring:
             hidden_BTD = self.model(Batch(torch.tensor([list(ids)])))
             return tiny.array(self.model.logits(hidden_BTD)[0, -1])
 
-    def evaluate(self, stride: int) -> Any:
-        return evaluate(self.model, self.store, self.tokenizer, self.objective, CPU, CONTEXT, stride)
+    def evaluate(self, stride: int, world: World = World()) -> Perplexity:  # noqa: B008 - it is frozen
+        return perplexity(self.model, self.store, self.tokenizer, self.objective, CPU, CONTEXT, stride, world)
 
 
 @pytest.fixture(params=["document", "slice"])
@@ -106,7 +107,7 @@ def test_how_windows_are_batched_changes_nothing(
     """All in one batch, padded; a few; one at a time, without padding."""
     found = []
     for tokens in (10**6, 20, 1):
-        monkeypatch.setattr(evaluating, "BATCH_TOKENS", tokens)
+        monkeypatch.setattr(measuring_text, "evaluate", partial(evaluate, tokens=tokens))
         found.append(measuring.evaluate(stride).nats)
     assert found[1:] == pytest.approx([found[0]] * 2, rel=1e-6)
 
@@ -152,28 +153,31 @@ def test_the_sample_may_be_everything(tokens: int | None) -> None:
     assert sample_spans(some_rows(), 4, tokens, seed=1) == spans(some_rows(), 4, 4)
 
 
-@dataclasses.dataclass(frozen=True)
-class Heard(World):
-    """One process of several, whose sums are written down instead of exchanged."""
-
-    said: list[list[float]] = dataclasses.field(default_factory=list)
-
-    def sum(self, values: Sequence[float], compute: Compute) -> list[float]:
-        self.said.append(list(values))
-        return list(values)
-
-
 @pytest.mark.parametrize("size", [2, 3, 50])
-def test_processes_share_the_windows(measuring: Measuring, size: int) -> None:
+def test_processes_share_the_windows(measuring: Measuring, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     wanted = spans(measuring.store, CONTEXT, CONTEXT)
-    alone = mean_loss(measuring.model, measuring.store, wanted, measuring.objective, CPU, World())
-    said: list[list[float]] = []
-    for rank in range(size):
-        if wanted[rank::size]:
-            mean_loss(measuring.model, measuring.store, wanted, measuring.objective, CPU, Heard(rank, size, said))
-    nats, count = np.sum(said, axis=0)
-    assert count == sum(span.n_scored for span in wanted)
-    assert nats / count == pytest.approx(alone, rel=1e-6)
+    objective = measuring.objective
+
+    def validate(world: World) -> tuple[float, int]:
+        found = evaluate_spans(
+            measuring.model, measuring.store, wanted, objective.collate_validation, objective.score, CPU, world
+        )
+        return found.loss, found.count
+
+    alone = validate(World())
+    assert alone[1] == sum(span.n_scored for span in wanted)
+    assert together(monkeypatch, size, validate) == [(pytest.approx(alone[0], rel=1e-6), alone[1])] * size
+
+
+@pytest.mark.parametrize("size", [2, 50])
+def test_processes_share_a_text_that_is_measured(
+    measuring: Measuring, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    alone = measuring.evaluate(3)
+    found = together(monkeypatch, size, partial(measuring.evaluate, 3))
+    assert len(set(found)) == 1
+    assert found[0].nats == pytest.approx(alone.nats, rel=1e-6)
+    assert found[0].record() == pytest.approx(alone.record(), rel=1e-5)
 
 
 @pytest.mark.parametrize("split", ["document", "slice"])
@@ -193,7 +197,7 @@ def test_validation_equals_measuring_the_same_text(work: Work, split: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("context", "stride", "message"), [(17, None, "longer than the model's"), (8, 9, "leaves out tokens")]
+    ("context", "stride", "message"), [(17, None, "longer than the model's"), (8, 9, "skips tokens")]
 )
 def test_windows_that_cannot_be(work: Work, context: int, stride: int | None, message: str) -> None:
     work.pretrain("training.steps=1")

@@ -17,7 +17,7 @@ from lmtool.objective import CausalObjective, Example, cross_entropy, scheduled
 from lmtool.objective.scheduled import draws, mixed, truth
 from lmtool.objective.sources import Pair, Seq2SeqObjective, batch_of
 from lmtool.recipe.spec import Causal, ScheduledSampling, Seq2Seq
-from lmtool.training.carried import Continued
+from lmtool.training.carried import CarriedModel
 from tests.model import tiny
 from tests.model.tiny import FAMILIES, VOCAB
 from tests.objective.test_sources import VOCABULARY
@@ -246,7 +246,7 @@ def test_rows_that_go_on_draw_behind_what_was_read_before() -> None:
     whole = mixed(model, causal(tokens_BT, numbers_BT)).tokens_BT
     first = mixed(model, causal(tokens_BT[:, :T], numbers_BT[:, :T])).tokens_BT
     _, state = model.advance(first, model.start(Batch(first)))
-    second = mixed(Continued(model, state), causal(tokens_BT[:, T:], numbers_BT[:, T:])).tokens_BT
+    second = mixed(CarriedModel(model, state), causal(tokens_BT[:, T:], numbers_BT[:, T:])).tokens_BT
     assert torch.equal(torch.cat((first, second), 1), whole)
 
 

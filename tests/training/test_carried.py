@@ -19,8 +19,8 @@ from lmtool.recipe.spec import Causal, Recipe
 from lmtool.training import carried as carry
 from lmtool.training.fit import Step, fit
 from lmtool.training.optimizer import Optimizers
-from lmtool.training.session import _check
-from lmtool.training.windows import Examples
+from lmtool.training.start import _check
+from lmtool.training.windows import Windows
 from tests.training.tiny import MemoryStore, Work, lasting
 
 VOCAB, BOS, ROWS, CONTEXT = 11, 1, 4, 6
@@ -46,7 +46,7 @@ class Trainer:
         rng = np.random.default_rng(0)
         self.store = MemoryStore([[BOS, *rng.integers(2, VOCAB, (n_windows + 1) * CONTEXT - 1).tolist()]])
         self.objective = CausalObjective(Causal(), BOS, False)
-        self.examples = Examples(self.store, self.objective.cut(CONTEXT), 1, ROWS)  # type: ignore[arg-type]
+        self.examples = Windows(self.store, self.objective.cut(CONTEXT), 1, ROWS)  # type: ignore[arg-type]
         self.optimizers = Optimizers(self.recipe.optimizer, self.model, CPU)
 
     def steps(self, **options: Any) -> Any:

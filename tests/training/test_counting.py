@@ -10,10 +10,11 @@ from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference.load import build_model, load_run
 from lmtool.model import NGramModel
 from lmtool.objective import Cut
-from lmtool.text.prepare import Prepared
-from lmtool.training.windows import Examples
+from lmtool.recipe.load import load
+from lmtool.text.prepare import Prepared, default_cache, prepare
+from lmtool.training.windows import Windows
 from tests.reference.ngram import KneserNey
-from tests.training.tiny import MemoryStore, Work, after, ended, lasting, metrics
+from tests.training.tiny import MemoryStore, Work, after, ended, lasting, metrics, no_report
 
 NGRAM = (
     "model={kind: ngram, order: 3, context: 256}",
@@ -23,6 +24,13 @@ NGRAM = (
     "evaluation.tokens=null",
     "checkpoint.every=1",
 )
+
+
+def counted(work: Work) -> Prepared:
+    """The text that a run counts, whose tokens are in the cache since then."""
+    work.pretrain(*NGRAM)
+    recipe = load(work.run() / "recipe.yaml").recipe
+    return prepare(recipe.data, recipe.tokenizer, cache=default_cache(), seed=recipe.seed, progress=no_report)
 
 
 def documents_of(prepared: Prepared, part: str) -> list[list[int]]:
@@ -35,7 +43,7 @@ def nats(plain: KneserNey, document: list[int], first: int = 1) -> float:
 
 
 def test_all_of_the_text_is_counted_once(work: Work) -> None:
-    prepared = work.pretrain(*NGRAM)[0].material.prepared
+    prepared = counted(work)
     loaded = load_run(str(work.run()))
     assert isinstance(loaded.model, NGramModel)
     train, valid = documents_of(prepared, "train"), documents_of(prepared, "valid")
@@ -50,7 +58,7 @@ def test_all_of_the_text_is_counted_once(work: Work) -> None:
 
 
 def test_the_loss_of_a_step_is_that_of_its_part_before_it_is_counted(work: Work) -> None:
-    prepared = work.pretrain(*NGRAM)[0].material.prepared
+    prepared = counted(work)
     train = documents_of(prepared, "train")
     n_tokens, V = sum(map(len, train)), prepared.tokenizer.vocab_size
     losses = [record["loss"] for record in metrics(work.run())]
@@ -95,7 +103,7 @@ def test_a_model_of_another_order_is_refused(work: Work) -> None:
 @pytest.mark.parametrize(("start", "stop", "n_before"), [(0, 9, 2), (3, 7, 2), (4, 9, 1), (1, 2, 4)])
 def test_text_in_order_has_each_target_once(start: int, stop: int, n_before: int) -> None:
     rows = [[1, 5, 6, 7], [1, 8], [1, 9, 10]]
-    examples = Examples(MemoryStore(rows), Cut("stream", 2, 2), 1)  # type: ignore[arg-type]
+    examples = Windows(MemoryStore(rows), Cut("stream", 2, 2), 1)  # type: ignore[arg-type]
     batch = examples.in_order(start, stop, n_before)
     tokens, first = np.concatenate(rows), max(0, start - n_before)
     assert examples.n_tokens == 9

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from lmtool.inference.load import load_run
-from lmtool.training import train
+from lmtool.training.events import Plan, Stepped
 from tests.training.tiny import Work, after, documents, ended, metrics, warnings_in
 
 pytestmark = pytest.mark.gpu
@@ -22,7 +22,7 @@ def test_training_and_resuming(work: Work, precision: str) -> None:
     settings = (*LEARNS, f"training.precision={precision}")
     whole = work.pretrain(*settings, name="whole")
     assert ended(whole).step == 60
-    (plan,) = [event for event in whole if isinstance(event, train.Plan)]
+    (plan,) = [event for event in whole if isinstance(event, Plan)]
     assert plan.device.endswith(precision)
     assert sum(losses(work, "whole")[-5:]) < 0.8 * sum(losses(work, "whole")[:5])
 
@@ -57,6 +57,6 @@ def test_rows_that_do_not_fit(work: Work) -> None:
         *LEARNS, "model.context=128", "model.n_layers=8", "training.steps=1", f"training.batch_size={batch}"
     )
     assert any("rows at once from now on" in text for text in warnings_in(events))
-    (step,) = [event.step for event in events if isinstance(event, train.Stepped)]
+    (step,) = [event.step for event in events if isinstance(event, Stepped)]
     assert step.micro_batch < batch
     assert step.tokens > 0.8 * batch * 128

@@ -9,10 +9,8 @@ from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.model import SkipGramModel
-from lmtool.recipe.load import Setting, load
 from lmtool.run.directory import Run
-from lmtool.training import session
-from tests.training.tiny import Stop, Work, after, lasting, metrics, no_report, words
+from tests.training.tiny import Stop, Work, after, lasting, metrics, words
 
 TRANSFORMER = "kind: transformer, n_layers: 1, d_model: 16, n_heads: 2, context: 16, dropout: 0.1"
 RECURRENT = "kind: recurrent, d_model: 12, context: 16, dropout: 0.1"
@@ -61,11 +59,7 @@ def train(
     rows += [f"{'ab'[i % 2]},{words(2 + i % 7, i)}" for i in range(40)]
     table = work.folder / "table.csv"
     table.write_text("\n".join(rows), encoding="utf-8")
-    given = [*own, *short, *overrides]
-    resolved = load(work.recipe, given, [Setting("data.train", [str(table)], "TABLE")])
-    return list(
-        session.finetune(resolved, source=None, output=work.run(name), command=["t"], report=no_report, stop=stop)
-    )
+    return work.learn_table(work.recipe, table, *own, *short, *overrides, name=name, stop=stop)
 
 
 @pytest.mark.parametrize("family", [*ON_TEXT, *ON_TABLES])

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from lmtool.inference.load import load_run
+from lmtool.recipe.finetuning import recipe_for_tables
+from lmtool.recipe.load import load
 from lmtool.recipe.spec import Classification
-from lmtool.tables.finetuning import recipe_from_run
 from tests.training.tiny import Work
 
 LSTM = "model={kind: recurrent, shape: SHAPE, cell: lstm, n_layers: 2, d_model: 16, context: 16}"
@@ -32,7 +33,6 @@ def test_the_whole_body_learns_when_it_is_asked_to(work: Work) -> None:
 
 @pytest.mark.parametrize("model", [LSTM.replace("SHAPE", "decoder"), "model.n_layers=1"])
 def test_other_bodies_learn_below_their_last_layer(model: str, work: Work) -> None:
-    work.pretrain(model, "training.steps=2")
-    recipe = recipe_from_run(str(work.run()), 60, False, (), ()).recipe
+    recipe = recipe_for_tables(load(work.recipe, [model]).recipe, "run", 60, writes=False)
     assert isinstance(recipe.objective, Classification)
     assert (recipe.objective.layers, recipe.tuning.freeze) == ("last", "none")

@@ -17,7 +17,7 @@ from lmtool.objective import CausalObjective
 from lmtool.recipe.spec import Causal, Recipe
 from lmtool.training.fit import Step, fit
 from lmtool.training.optimizer import Optimizers
-from lmtool.training.windows import Examples
+from lmtool.training.windows import Windows
 from tests.training.tiny import MemoryStore
 
 VOCAB, BOS = 11, 1
@@ -64,7 +64,7 @@ class Trainer:
         self.objective = CausalObjective(Causal(), BOS, False)
         self.optimizers = Optimizers(recipe.optimizer, self.model, compute)
         self.store = a_store()
-        self.examples = Examples(self.store, self.objective.cut(recipe.model.context), recipe.seed)  # type: ignore[arg-type]
+        self.examples = Windows(self.store, self.objective.cut(recipe.model.context), recipe.seed)  # type: ignore[arg-type]
         self.compute = compute
         self.read: list[list[list[int]]] = []
         """Rows of each micro-batch that the model was given."""
@@ -94,7 +94,7 @@ def assert_same(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
 def test_the_loss_falls() -> None:
     trainer = Trainer(a_recipe(steps=60, optimizer={"kind": "adamw", "lr": 1e-2}), dtype=torch.float32)
     counting = MemoryStore([[BOS, *range(2, VOCAB)]] * 40)
-    trainer.examples = Examples(counting, trainer.objective.cut(trainer.recipe.model.context), 1)  # type: ignore[arg-type]
+    trainer.examples = Windows(counting, trainer.objective.cut(trainer.recipe.model.context), 1)  # type: ignore[arg-type]
     losses = [step.loss for step in trainer.train()]
     assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
 

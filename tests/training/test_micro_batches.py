@@ -16,7 +16,7 @@ from lmtool.model import build
 from lmtool.model.classifier import Classifier
 from lmtool.objective import Example, Vocabulary
 from lmtool.recipe.spec import Classification, Recipe
-from lmtool.tables.rows import Row, RowExamples
+from lmtool.tables.rows import EncodedRow, TableExamples
 from lmtool.training.fit import Step, fit, micro_batches
 from lmtool.training.optimizer import Optimizers
 from tests.model import tiny
@@ -101,20 +101,19 @@ def trained(family: dict[str, Any], **training: Any) -> tuple[list[Step], dict[s
     model = model.double()
     rng = np.random.default_rng(1)
     rows = [
-        Row(
-            rng.integers(7, tiny.VOCAB, rng.integers(2, 18)),
-            None,
-            None if writes else np.array([float(rng.integers(2))]),
+        EncodedRow(
             i,
-            False,
-            rng.integers(7, tiny.VOCAB, rng.integers(2, 18)) if writes else None,
+            rng.integers(7, tiny.VOCAB, rng.integers(2, 18)),
+            cut=False,
+            label=None if writes else np.array([float(rng.integers(2))]),
+            target=rng.integers(7, tiny.VOCAB, rng.integers(2, 18)) if writes else None,
         )
         for i in range(40)
     ]
     found: list[int] = []
     body = model.body if isinstance(model, Classifier) else model
     body.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0].tokens_BT.numel()))
-    examples = RowExamples(rows, 12, seed=3)
+    examples = TableExamples(rows, 12, seed=3)
     steps = fit(
         model,
         objective.build(recipe, VOCABULARY),

@@ -8,14 +8,14 @@ import torch
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World
 from lmtool.errors import DataError
+from lmtool.inference.evaluation import Validation
 from lmtool.inference.load import load_run
-from lmtool.inference.perplexity import mean_scores
 from lmtool.model import LanguageModel
-from lmtool.objective import Objective, causal
-from lmtool.text.prepare import default_cache, encode_files
+from lmtool.objective import causal
 from lmtool.training import fit as fitting
-from lmtool.training.windows import Examples
-from tests.training.tiny import Work, after, documents, ended, lasting, metrics
+from lmtool.training.data import read_text
+from tests.compute.together import together
+from tests.training.tiny import Work, after, documents, ended, lasting, metrics, no_report
 
 BERT = (
     "model={kind: transformer, shape: encoder, n_layers: 1, d_model: 16, n_heads: 2, context: 16, dropout: 0.1, "
@@ -81,26 +81,23 @@ def test_next_sentences_are_told_in_validation(work: Work) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 7])
-def test_processes_share_the_pairs_of_validation(work: Work, size: int) -> None:
-    work.pretrain(*BERT, "training.steps=1")
+def test_processes_share_the_pairs_of_validation(work: Work, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    # pairs of at most 13 tokens: five of them
+    work.pretrain(*BERT, "training.steps=1", "evaluation.tokens=65")
     loaded = load_run(str(work.run()))
-    objective: Objective = loaded.objective
-    store = encode_files([str(work.text)], loaded.recipe.data, loaded.tokenizer, cache=default_cache())
-    examples = Examples(store, objective.cut(16), 1)
-    alone = mean_scores(loaded.model, examples, 5, objective, CPU, World())
-    said: list[list[float]] = []
+    data = read_text(loaded.recipe, loaded.tokenizer, World(), no_report)
+    data.examples(loaded.objective)
 
-    class Heard(World):
-        def sum(self, values: Sequence[float], compute: Compute) -> list[float]:
-            said.append(list(values))
-            return list(values)
+    def validate(world: World) -> Validation:
+        return data.validate(loaded.model, loaded.objective, CPU, world)
 
-    for rank in range(size):
-        mean_scores(loaded.model, examples, 5, objective, CPU, Heard(rank, size))
-    total, count, right, rows = (sum(column) for column in zip(*said, strict=True))
-    assert rows == 5
-    assert total / count == pytest.approx(alone[0], rel=1e-6)
-    assert alone[1] == {"next-sentence-accuracy": pytest.approx(right / 5)}
+    alone = validate(World())
+    assert alone.metrics["next-sentence-accuracy"] * 5 == pytest.approx(
+        round(alone.metrics["next-sentence-accuracy"] * 5)
+    )
+    for one in together(monkeypatch, size, validate):
+        assert one.loss == pytest.approx(alone.loss, rel=1e-6)
+        assert one.metrics == alone.metrics
 
 
 def test_a_validation_text_without_a_second_document_is_refused_before_the_first_step(work: Work) -> None:

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from lmtool.objective import Example
 from lmtool.recipe.load import Setting, load, shipped
 from lmtool.recipe.spec import NGram
-from lmtool.tables.rows import RowExamples
-from lmtool.training import session
-from lmtool.training.windows import Examples
+from lmtool.tables.rows import TableExamples
+from lmtool.training.start import pretrain
+from lmtool.training.windows import Windows
 from tests.training.test_recipes import TABLES, kind_of_objective, small
 from tests.training.tiny import Work, metrics, no_report
 
@@ -35,7 +35,7 @@ def trained_by_steps() -> list[str]:
 @pytest.fixture
 def one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every step reads the first samples, corrupted in the same way."""
-    for source in (Examples, RowExamples):
+    for source in (Windows, TableExamples):
 
         def read(self: Any, sample_S: NDArray[np.int64], genuine: Any = source.read) -> list[Example]:
             return list(genuine(self, np.arange(len(sample_S))))
@@ -58,13 +58,10 @@ def test_a_small_recipe_learns_one_batch_by_heart(name: str, work: Work, one_bat
         rows = [f"the cat {i} sat on a mat,{'dog ran' if i % 2 else 'a mat'}" for i in range(40)]
         table = work.folder / "table.csv"
         table.write_text("\n".join([columns, *rows]) + "\n")
-        given = load(name, [*settings, "training.epochs=null"], [Setting("data.train", [str(table)], "TABLE")])
-        events = session.finetune(
-            given, source=None, output=work.run(), command=[], report=no_report, stop=lambda: False
-        )
+        events = work.learn_table(name, table, *settings, "training.epochs=null")
     else:
         given = load(name, settings, [Setting("data.train", [str(work.text)], "TEXT")])
-        events = session.pretrain(given, output=work.run(), **QUIET)
-    assert list(events)
+        events = list(pretrain(given, None, output=work.run(), **QUIET))
+    assert events
     losses = [line["loss"] for line in metrics(work.run())]
     assert losses[-1] < HARD.get(name, 0.2) * losses[0]

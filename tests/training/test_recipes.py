@@ -12,8 +12,9 @@ from lmtool.cli import app
 from lmtool.inference.load import build_model, load_run
 from lmtool.model import LanguageModel
 from lmtool.recipe.load import Setting, load, shipped
-from lmtool.training import session, train
+from lmtool.training import train
 from lmtool.training.optimizer import Optimizers
+from lmtool.training.start import pretrain
 from tests.training.tiny import Work, ended, metrics, no_report
 
 SMALL = (
@@ -90,11 +91,8 @@ def test_a_shipped_recipe_for_tables_trains_and_answers(
     columns = "source,target" if kind_of_objective(name) == "seq2seq" else "text,label"
     rows = [f"the cat {i} sat on a mat,{'dog ran' if i % 2 else 'a mat'}" for i in range(40)]
     table.write_text("\n".join([columns, *rows]) + "\n")
-    resolved = load(name, [*small(name), "training.epochs=null"], [Setting("data.train", [str(table)], "TABLE")])
-    events = list(
-        session.finetune(resolved, source=None, output=work.run(), command=[], report=no_report, stop=lambda: False)
-    )
-    assert [event.step for event in events if isinstance(event, train.Ended)] == [2]
+    events = work.learn_table(name, table, *small(name), "training.epochs=null")
+    assert ended(events).step == 2
     assert without_gradient == set()
     assert_loads(work.run(), built[0])
     for command in (["eval", str(work.run()), str(table), "--json"], ["predict", str(work.run()), str(table)]):
@@ -108,7 +106,7 @@ def test_a_shipped_recipe_trains_measures_and_writes(
     name: str, work: Work, without_gradient: set[str], built: list[Any]
 ) -> None:
     resolved = load(name, small(name), [Setting("data.train", [str(work.text)], "TEXT")])
-    events = list(session.pretrain(resolved, output=work.run(), command=[], report=no_report, stop=lambda: False))
+    events = list(pretrain(resolved, None, output=work.run(), command=[], report=no_report, stop=lambda: False))
     assert ended(events).step == 2
     assert without_gradient == set()
     assert metrics(work.run())[-1]["valid_loss"] > 0

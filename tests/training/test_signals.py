@@ -37,25 +37,29 @@ def test_a_signal_finishes_the_step_and_saves(work: Work, number: signal.Signals
 
 STUCK = """
 import time
-import lmtool.training.data as material
-material.mean_loss = lambda *_: time.sleep(1e6)
+from lmtool.training.data import TextData
+TextData.validate = lambda *_: time.sleep(1e6)
 from lmtool.cli import main
 main()
 """
 
 
 def test_a_second_signal_leaves_at_once(work: Work) -> None:
-    """While a validation hangs."""
+    """While a validation hangs, before which its step was saved."""
     process = start(work, [sys.executable, "-c", STUCK, *pretraining(work, "training.steps=50", "evaluation.every=6")])
-    wait_until(lambda: len(metrics(work.run())) == 5 if saved(work.run(), 4)() else False, process, work)
+    wait_until(saved(work.run(), 6), process, work)
     process.send_signal(signal.SIGTERM)
     time.sleep(0.3)
     assert process.poll() is None, "the first signal waits for the step"
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 143
     (*_, (step, path)) = listed(work.run() / "checkpoints")
-    assert (step, verify(path).step) == (4, 4)
+    assert (step, verify(path).step) == (6, 6)
+    assert [record["step"] for record in metrics(work.run())] == list(range(1, 6))
     assert ended(work.resume("training.steps=8")).step == 8
+    work.pretrain("training.steps=50", "evaluation.every=6", name="whole", stop=after(6))
+    work.resume("training.steps=8", name="whole")
+    assert lasting(work.run(), 8) == lasting(work.run("whole"), 8)
 
 
 FULL = """
@@ -72,7 +76,7 @@ def test_a_disk_that_takes_no_checkpoint(work: Work) -> None:
     process = start(work, [sys.executable, "-c", FULL, "20000", *pretraining(work, "model.d_model=64")])
     assert process.wait() == 5
     _, stderr = output(work)
-    assert stderr.count("training goes on") == 6
+    assert stderr.count("training continues") == 6
     *_, what, where, fix = stderr.splitlines()
     assert "cannot save the checkpoint of step 12" in what
     assert str(work.run()) in where

@@ -13,13 +13,14 @@ from lmtool.errors import CheckpointError, NumericalError, RecipeError, UsageErr
 from lmtool.inference.load import load_run, open_base, read_run, trained_model
 from lmtool.model import LanguageModel
 from lmtool.model.lora import adapters
-from lmtool.recipe.load import load
+from lmtool.recipe.finetuning import PART_RATE, RATE
+from lmtool.recipe.load import Setting, load
 from lmtool.recipe.spec import AdamW
 from lmtool.run.checkpoint import listed, verify
 from lmtool.run.directory import Run
-from lmtool.tables.finetuning import PART_RATE, RATE, recipe_from_run
-from lmtool.training import session, train
-from tests.training.tiny import Work, after, ended, lasting, warnings_in
+from lmtool.training.events import Plan, Started
+from lmtool.training.start import plan_finetuning
+from tests.training.tiny import Work, after, ended, lasting, warnings_in, words
 
 CPU = Compute(torch.device("cpu"), "float32")
 LORA = "tuning.lora={rank: 3, dropout: 0.1}"
@@ -39,7 +40,7 @@ def weights(run: Path, step: int) -> dict[str, Tensor]:
 def model_of(run: Path) -> LanguageModel:
     """The model of a run's best checkpoint, as it trains."""
     recipe, tokenizer = read_run(Run.open(run))
-    return trained_model(Run.open(run), recipe, tokenizer, open_base(str(run))[0].checkpoint, CPU)
+    return trained_model(Run.open(run), recipe, tokenizer, open_base(str(run)).checkpoint, CPU)
 
 
 def changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
@@ -101,7 +102,7 @@ def test_a_loss_that_is_not_finite_leaves_the_last_checkpoint(work: Work, base: 
 
 def test_only_the_head_learns_on_a_frozen_body(work: Work, base: Path) -> None:
     events = work.finetune("tuning.freeze=body", "objective.pool=attention", "checkpoint.keep_last=9", source=base)
-    (plan,) = (event for event in events if isinstance(event, train.Plan))
+    (plan,) = (event for event in events if isinstance(event, Plan))
     run = work.run("tuned")
     learnt = changed(weights(run, 10), weights(run, 12))
     assert learnt == {"head.weight", "head.bias", "pool.key.weight", "pool.key.bias", "pool.query.weight"}
@@ -195,7 +196,7 @@ def test_adapters_are_trained_on_from_as_if_they_were_merged(work: Work, tuned: 
     work.resume(name="again")
     work.finetune(LORA, source=tuned, name="whole")
     assert lasting(work.run("again"), 12) == lasting(work.run("whole"), 12)
-    base, _ = open_base(str(tuned))
+    base = open_base(str(tuned))
     model = model_of(work.run("again"))
     merged = base.tensors()
     for name, tensor in model.state_dict().items():
@@ -204,7 +205,7 @@ def test_adapters_are_trained_on_from_as_if_they_were_merged(work: Work, tuned: 
 
 
 def test_adapters_need_weights_to_stand_beside(work: Work) -> None:
-    with pytest.raises(UsageError, match="none to begin with"):
+    with pytest.raises(UsageError, match="beside weights of a run, and none is named"):
         work.pretrain(LORA)
 
 
@@ -233,16 +234,20 @@ def test_what_learns_is_no_matter_of_resuming(work: Work, base: Path) -> None:
 
 def test_events_of_a_session(work: Work, base: Path) -> None:
     events: list[Any] = work.finetune(LORA, source=base)
-    assert isinstance(events[0], session.Started)
-    (plan,) = (event for event in events if isinstance(event, train.Plan))
+    assert isinstance(events[0], Started)
+    (plan,) = (event for event in events if isinstance(event, Plan))
     kept = weights(work.run("tuned"), 12)
     assert plan.learning == sum(tensor.numel() for tensor in kept.values())
     assert plan.parameters > 5 * plan.learning
 
 
-def test_what_learns_decides_the_rate_unless_it_is_given(base: Path) -> None:
+def test_what_learns_decides_the_rate_unless_it_is_given(work: Work, base: Path) -> None:
+    table = work.folder / "rows.csv"
+    table.write_text("\n".join(["text,label", *(f"{words(3, i)},{'ab'[i % 2]}" for i in range(100))]))
+
     def rate(*settings: str) -> float:
-        optimizer = recipe_from_run(str(base), 100, False, settings, []).recipe.optimizer
+        plan = plan_finetuning(str(base), None, settings, [Setting("data.train", [str(table)], "TABLE")])
+        optimizer = plan.resolved.recipe.optimizer
         assert isinstance(optimizer, AdamW)
         return optimizer.lr
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lmtool.errors import DataError
 from lmtool.objective import Cut
-from lmtool.training.windows import Examples
+from lmtool.training.windows import Windows
 from tests.training.tiny import MemoryStore
 
 BOS, EOS, FIRST = 1, 2, 10
@@ -23,8 +23,8 @@ def store_of(lengths: list[int], marks: bool = True) -> MemoryStore:
     return MemoryStore([[BOS, *row, EOS] for row in rows] if marks else rows)
 
 
-def pairs(store: MemoryStore, length: int = 9, seed: int = 1) -> Examples:
-    return Examples(store, Cut("pair", length, length), seed)  # type: ignore[arg-type]
+def pairs(store: MemoryStore, length: int = 9, seed: int = 1) -> Windows:
+    return Windows(store, Cut("pair", length, length), seed)  # type: ignore[arg-type]
 
 
 def documents_of(lengths: list[int]) -> list[range]:

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.recipe.load import Setting, load
-from lmtool.tables.finetuning import recipe_from_run
-from lmtool.training import session, train
+from lmtool.tables.results import Results
+from lmtool.training import events, start
 
 RECIPE = """\
 model: {kind: transformer, n_layers: 1, d_model: 16, n_heads: 2, context: 16, dropout: 0.1}
@@ -23,7 +23,7 @@ schedule: {kind: linear, warmup_steps: 3}
 evaluation: {every: 4, tokens: 200}
 checkpoint: {every: 2}
 """
-WITHOUT_CLOCK = ("tokens_per_second", "seconds")
+WITH_CLOCK = ("tokens_per_second", "seconds")
 """Names in metrics.jsonl that differ from one run to the next."""
 
 Stop = Callable[[], bool]
@@ -100,16 +100,13 @@ class Work:
         flags = [Setting("data.train", [str(self.text)], "TEXT")]
         if valid:
             flags.append(Setting("data.valid", [str(valid)], "--valid"))
-        resolved = load(self.recipe, overrides, flags)
-        start = session.pretrain(
-            resolved,
-            output=self.run(name),
-            command=["test"],
-            report=no_report,
-            stop=stop,
-            source=None if source is None else str(source),
+        if source is None:
+            resolved, base = load(self.recipe, overrides, flags), None
+        else:
+            resolved, base = start.to_continue(str(source), load(self.recipe), overrides, flags)
+        return list(
+            start.pretrain(resolved, base, output=self.run(name), command=["test"], report=no_report, stop=stop)
         )
-        return list(start)
 
     def finetune(
         self,
@@ -127,14 +124,19 @@ class Work:
         settings = ("training.epochs=null", "training.steps=12", "training.batch_size=8", "training.device=cpu")
         every = ("evaluation.every=4", "checkpoint.every=2", "schedule.warmup_steps=3")
         flags = [Setting("data.train", [str(table)], "TABLE")]
-        resolved = recipe_from_run(str(source), 54, False, (*settings, *every, *overrides), flags)
-        start = session.finetune(
-            resolved, source=str(source), output=self.run(name), command=["test"], report=no_report, stop=stop
-        )
-        return list(start)
+        plan = start.plan_finetuning(str(source), None, (*settings, *every, *overrides), flags)
+        return list(start.finetune(plan, output=self.run(name), command=["test"], report=no_report, stop=stop))
+
+    def learn_table(
+        self, recipe: str | Path, table: Path, *overrides: str, name: str = "run", stop: Stop = lambda: False
+    ) -> list[Any]:
+        """Train on a table from scratch."""
+        scratch = load(recipe, overrides, [Setting("data.train", [str(table)], "TABLE")])
+        plan = start.plan_finetuning("last", scratch, (), ())
+        return list(start.finetune(plan, output=self.run(name), command=["test"], report=no_report, stop=stop))
 
     def resume(self, *overrides: str, name: str = "run", stop: Stop = lambda: False) -> list[Any]:
-        return list(session.resume(str(self.run(name)), overrides, command=["test"], report=no_report, stop=stop))
+        return list(start.resume(str(self.run(name)), overrides, command=["test"], report=no_report, stop=stop))
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
@@ -146,23 +148,30 @@ def lasting(run: Path, step: int) -> dict[str, Any]:
     checkpoint = run / "checkpoints" / f"step-{step:06d}"
     state = json.loads((checkpoint / "state.json").read_text())
     del state["seconds"]
+    if state["pending"] is not None:
+        state["pending"] = without_clock(state["pending"])
     samples = run / "samples.jsonl"
     return {
         "model": (checkpoint / "model.safetensors").read_bytes(),
         "optimizer": (checkpoint / "optimizer.safetensors").read_bytes(),
         "state": state,
-        "metrics": [
-            {key: value for key, value in record.items() if key not in WITHOUT_CLOCK} for record in metrics(run)
-        ],
+        "metrics": [without_clock(record) for record in metrics(run)],
         "samples": samples.read_text() if samples.exists() else "",
+        "validated": (run / "validated.json").read_text() if (run / "validated.json").exists() else "",
     }
 
 
-def warnings_in(events: Sequence[Any]) -> list[str]:
-    return [event.text for event in events if isinstance(event, train.Warned)]
+def without_clock(record: dict[str, Any]) -> dict[str, Any]:
+    """A record without what a clock said."""
+    return {key: value for key, value in record.items() if key not in WITH_CLOCK}
 
 
-def ended(events: Sequence[Any]) -> train.Ended:
-    last = events[-1]
-    assert isinstance(last, train.Ended)
+def warnings_in(told: Sequence[Any]) -> list[str]:
+    return [event.text for event in told if isinstance(event, events.Warned)]
+
+
+def ended(told: Sequence[Any]) -> events.Ended:
+    """How training ended; measurements of its best checkpoint may come after it."""
+    (last,) = (event for event in told if isinstance(event, events.Ended))
+    assert all(isinstance(event, Results) for event in told[told.index(last) + 1 :])
     return last

@@ -1,40 +1,20 @@
-"""Labelled examples: kinds of labels, every fault with its row and column, notices, and the split."""
+"""Labelled tables as texts and labels: every fault with its row and column, and notices."""
 
 import json
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from lmtool.errors import CheckpointError, DataError
+from lmtool.errors import DataError
 from lmtool.tables.columns import choose_columns
-from lmtool.tables.examples import (
-    Examples,
-    read_examples,
-    restore_split,
-    shared_rows,
-    split_examples,
-    stream_examples,
-)
-from lmtool.tables.labels import LabelMap, as_cell, decide_kind
+from lmtool.tables.labels import LabelMap
+from lmtool.tables.reading import LabelledTexts, read_labelled, shared_rows, stream_labelled
 from lmtool.text.table import RowFault, Skipped, open_table
-
-
-def read(path: Path, content: str, *, columns: dict[str, Any] | None = None, **options: Any) -> Examples:
-    path.write_text(content, encoding="utf-8")
-    table = open_table(str(path), cache=path.parent)
-    return read_examples(table, choose_columns(table, **(columns or {})), **options)
-
-
-def labelled(path: Path, *labels: str, **options: Any) -> Examples:
-    """A table with these labels, each text different."""
-    return read(path / "a.csv", "text,label\n" + "".join(f"t{i},{x}\n" for i, x in enumerate(labels)), **options)
+from tests.tables.labelled import labelled, read
 
 
 def test_examples_are_texts_labels_and_row_numbers(tmp_path: Path) -> None:
@@ -59,30 +39,6 @@ def test_sources_and_targets(tmp_path: Path) -> None:
     ]
     assert found.labels is None
     assert found.describe() == "2 rows"
-
-
-@pytest.mark.parametrize(
-    ("labels", "kind"),
-    [
-        (["pos", "neg"], "class"),
-        (["0", "1"], "class"),
-        (["1", "2", "2.0"], "class"),
-        ([str(i) for i in range(20)], "class"),
-        ([str(i) for i in range(21)], "number"),
-        (["0.5", "1"], "number"),
-        (["-1e-3", "+4"], "number"),
-        (["0.5", "nan"], "class"),
-        (["0.5", "inf"], "class"),
-        (["0.5", "1_0"], "class"),
-        (["0.5", "high"], "class"),
-        (["a;b", "a"], "multi"),
-        (["1;2", "1"], "multi"),
-        (["a", ";"], "multi"),
-        ([("a",), ("b", "c")], "multi"),
-    ],
-)
-def test_the_kind_of_labels(labels: list[Any], kind: str) -> None:
-    assert decide_kind(labels) == kind
 
 
 def test_the_kind_can_be_given(tmp_path: Path) -> None:
@@ -117,29 +73,8 @@ def test_labels_of_other_formats(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": list("abcd"), "label": [0.0, 1.0, 0.0, 1.0]}), path)
     table = open_table(str(path), cache=tmp_path)
-    found = read_examples(table, choose_columns(table))
+    found = read_labelled(table, choose_columns(table))
     assert found.labels == LabelMap("class", ("0", "1"))
-
-
-@pytest.mark.parametrize(
-    ("value", "cell"),
-    [
-        (" a ", "a"),
-        (None, ""),
-        (True, "true"),
-        (3, "3"),
-        (3.0, "3"),
-        (0.5, "0.5"),
-        (float("nan"), ""),
-        (float("inf"), "inf"),
-        (["a", None, 2], ("a", "2")),
-        ({"a": 1}, None),
-        ([["a"]], None),
-        (b"a", None),
-    ],
-)
-def test_values_of_label_columns(value: object, cell: object) -> None:
-    assert as_cell(value) == cell
 
 
 FAULTS = [
@@ -270,25 +205,25 @@ def test_streaming_gives_the_same_examples_and_all_columns(tmp_path: Path) -> No
     table = open_table(str(tmp_path / "b.csv"), cache=tmp_path)
     columns = choose_columns(table)
     with pytest.raises(RowFault, match="'z' is not among"):
-        list(stream_examples(table, columns, train.labels))
+        list(stream_labelled(table, columns, train.labels))
     skipped = Skipped()
-    found = list(stream_examples(table, columns, train.labels, skipped))
+    found = list(stream_labelled(table, columns, train.labels, skipped))
     assert [row.values for row, _ in found] == [("7", "t", "x"), ("9", "v", "y")]
     assert [example.label for _, example in found] == ["x", "y"]
     assert skipped.kinds == {"label unseen in training": 1, "ragged row": 1}
     assert str(skipped) == "left out 2 bad rows: label unseen in training 1, ragged row 1"
     with pytest.raises(ValueError, match="needs labels"):
-        next(stream_examples(table, columns))
+        next(stream_labelled(table, columns))
 
 
 def test_without_labels_empty_texts_are_read_too(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text("text,id\na,1\n,2\n", encoding="utf-8")
     table = open_table(str(tmp_path / "b.csv"), cache=tmp_path)
-    found = [example for _, example in stream_examples(table, choose_columns(table, labelled=False))]
+    found = [example for _, example in stream_labelled(table, choose_columns(table, labelled=False))]
     assert [(example.texts, example.label) for example in found] == [(("a",), None), (("",), None)]
 
 
-def kinds(examples: Examples) -> dict[str, int]:
+def kinds(examples: LabelledTexts) -> dict[str, int]:
     return {notice.kind: notice.count for notice in examples.notices}
 
 
@@ -327,98 +262,11 @@ def test_rows_shared_by_train_and_test(tmp_path: Path) -> None:
     assert shared_rows(train, alone, "b.csv") is None
 
 
-def test_the_order_of_names_depends_on_the_names_alone() -> None:
-    assert LabelMap.of("class", ["b", "B", "a", "é", "a"]).names == ("B", "a", "b", "é")
-    assert LabelMap.of("class", ["10", "9", "-1"]).names == ("-1", "9", "10")
-    assert LabelMap.of("class", ["10", "9", "x"]).names == ("10", "9", "x")
-    assert LabelMap.of("number", []).names == ()
-
-
-@given(st.lists(st.text(min_size=1), min_size=1), st.sampled_from(["class", "multi"]))
-def test_a_label_map_is_kept_as_json(names: list[str], kind: Any) -> None:
-    labels = LabelMap.of(kind, names)
-    again = LabelMap.from_json(json.loads(json.dumps(labels.to_json())))
-    assert again == labels
-    assert [again.encode(name) for name in again.names] == list(range(len(set(names))))
-    assert LabelMap.of(kind, reversed(names)) == labels
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        None,
-        [],
-        {},
-        {"kind": "class"},
-        {"kind": "other", "names": ["a"]},
-        {"kind": "class", "names": []},
-        {"kind": "class", "names": ["a", "a"]},
-        {"kind": "class", "names": [1]},
-        {"kind": "class", "names": "ab"},
-        {"kind": "number", "names": ["a"]},
-        {"kind": "class", "names": ["a"], "more": 1},
-    ],
-)
-def test_a_damaged_label_map_is_refused(value: object) -> None:
-    with pytest.raises(CheckpointError, match="damaged"):
-        LabelMap.from_json(value, "labels.json")
-
-
-def test_numbers_have_no_names() -> None:
-    labels = LabelMap.from_json(LabelMap("number").to_json())
-    assert labels.encode(2.5) == 2.5
-    assert labels.unknown(2.5) is None
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_split_keeps_the_classes_in_proportion(seed: int, tmp_path: Path) -> None:
-    examples = labelled(tmp_path, *["x"] * 600, *["y"] * 300, *["z"] * 2)
-    split = split_examples(examples, 0.1, seed)
-    assert Counter(item.label for item in split.test.items) == {"x": 60, "y": 30, "z": 1}
-    assert len(split.train) + len(split.test) == len(examples)
-    assert sorted([*split.train.items, *split.test.items], key=lambda item: item.row) == list(examples.items)
-    assert split_examples(examples, 0.1, seed) == split
-    assert split_examples(examples, 0.1, seed + 1) != split
-    # Not the first rows of each class
-    assert max(item.row for item in split.test.items if item.label == "x") > 300
-
-
-def test_a_split_keeps_equal_texts_together(tmp_path: Path) -> None:
-    content = "text,label\n" + "".join(f"t{i % 40},{'xy'[i % 2]}\n" for i in range(400))
-    split = split_examples(read(tmp_path / "a.csv", content), 0.25, 0)
-    assert shared_rows(split.train, split.test, "a.csv") is None
-    assert len(split.test) == 100
-    content = "text,label\n" + "a,x\n" * 5 + "a,y\n" * 5
-    with pytest.raises(DataError, match="all have the same text"):
-        split_examples(read(tmp_path / "a.csv", content), 0.5, 0)
-
-
-def test_strata_of_numbers_and_several_labels(tmp_path: Path) -> None:
-    numbers = labelled(tmp_path, *[f"{i / 7:.3f}" for i in range(200)])
-    split = split_examples(numbers, 0.1, 0)
-    tenths = Counter(int(item.row - 1) // 20 for item in split.test.items)
-    assert tenths == dict.fromkeys(range(10), 2)
-    several = labelled(tmp_path, *["common"] * 90, *["common;rare"] * 10)
-    split = split_examples(several, 0.1, 0)
-    assert sum("rare" in item.label for item in split.test.items) == 1  # type: ignore[operator]
-    assert len(split.test) == 10
-
-
-def test_a_split_is_restored_from_its_row_numbers(tmp_path: Path) -> None:
-    examples = labelled(tmp_path, *["x", "y"] * 30)
-    split = split_examples(examples, 0.2, 3)
-    saved = json.loads(json.dumps(split.to_json()))
-    assert restore_split(examples, saved) == split
-    for damaged in (None, {}, {**saved, "test": saved["test"][1:]}, {**saved, "test": [*saved["test"][1:], 99]}):
-        with pytest.raises(CheckpointError, match="does not fit"):
-            restore_split(examples, damaged)
-
-
 def test_the_page_on_tables_names_every_fault_and_notice() -> None:
     root = Path(__file__).parents[2]
     page = (root / "docs" / "tables.md").read_text(encoding="utf-8")
     source = "".join(
-        (root / "lmtool" / "text" / f"{name}.py").read_text() for name in ("delimited", "table", "examples")
+        (root / "lmtool" / f"{name}.py").read_text() for name in ("text/delimited", "text/table", "tables/reading")
     )
     found = set(re.findall(r'(?:\bFault|\bNotice|\.fault|\._fault)\(\s*"([^"]+)"', source))
     assert {"ragged row", "unclosed quote", "label unseen in training", "heavy imbalance"} <= found

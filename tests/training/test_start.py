@@ -19,12 +19,14 @@ from lmtool.cli import app
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World
 from lmtool.errors import CheckpointError, DataError, NumericalError, ResourceError, UsageError
+from lmtool.inference.evaluation import Validation
 from lmtool.inference.load import build_model, load_run
 from lmtool.run.checkpoint import listed, verify
 from lmtool.run.directory import Run
 from lmtool.text.tokenizer import Tokenizer
-from lmtool.training import data as material
-from lmtool.training import session, train
+from lmtool.training import start, train
+from lmtool.training.data import TextData
+from lmtool.training.events import AlreadyFinished, Plan, Sampled, Saved, Started, Stepped
 from tests.training.tiny import Work, after, documents, ended, lasting, metrics, warnings_in, words
 
 MUON = "optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.003}}"
@@ -63,12 +65,12 @@ def test_metrics_have_the_names_that_other_programs_read(work: Work) -> None:
 
 def test_the_events_of_a_run(work: Work) -> None:
     events = work.pretrain(PROMPTS, "evaluation.sample_tokens=5")
-    assert isinstance(events[0], session.Started)
-    assert isinstance(events[1], train.Plan)
+    assert isinstance(events[0], Started)
+    assert isinstance(events[1], Plan)
     plan = events[1]
     assert (plan.steps, plan.first_step, plan.batch_units) == (12, 0, 128)
-    assert [event.step.step for event in events if isinstance(event, train.Stepped)] == list(range(1, 13))
-    samples = [event for event in events if isinstance(event, train.Sampled)]
+    assert [event.step.step for event in events if isinstance(event, Stepped)] == list(range(1, 13))
+    samples = [event for event in events if isinstance(event, Sampled)]
     assert [(event.step, event.prompt) for event in samples] == [
         (step, prompt) for step in (4, 8, 12) for prompt in ("the", "a cat")
     ]
@@ -89,7 +91,7 @@ def validations(monkeypatch: pytest.MonkeyPatch) -> Script:
 
     def script(*losses: float) -> None:
         said = iter(losses)
-        monkeypatch.setattr(material, "mean_loss", lambda *_: next(said))
+        monkeypatch.setattr(TextData, "validate", lambda *_: Validation(next(said)))
 
     return script
 
@@ -100,14 +102,18 @@ def test_the_last_and_the_best_checkpoints_stay(work: Work, validations: Script)
     assert (ended(events).best_step, ended(events).best_value) == (4, 2.0)
     assert kept(work.run()) == [4, 10, 12]
     assert load_run(str(work.run())).step == 4
-    saved = [int(event.path.name[-6:]) for event in events if isinstance(event, train.Saved)]
+    saved = [int(event.path.name[-6:]) for event in events if isinstance(event, Saved)]
     assert saved == [2, 4, 6, 8, 10, 12]
 
 
-def test_a_new_best_is_saved_between_the_steps_that_are_saved_anyway(work: Work, validations: Script) -> None:
+@pytest.mark.parametrize(("keep_last", "steps"), [(9, [3, 6, 9, 12]), (1, [9, 12])])
+def test_what_is_validated_is_saved_between_the_steps_that_are_saved_anyway(
+    work: Work, validations: Script, keep_last: int, steps: list[int]
+) -> None:
     validations(2.0, 3.0, 1.0, 1.5)
-    work.pretrain("evaluation.every=3", "checkpoint.every=100", "checkpoint.keep_last=9")
-    assert kept(work.run()) == [3, 9, 12]
+    work.pretrain("evaluation.every=3", "checkpoint.every=100", f"checkpoint.keep_last={keep_last}")
+    assert kept(work.run()) == steps
+    assert load_run(str(work.run())).step == 9
 
 
 def test_training_stops_when_patience_runs_out(work: Work, validations: Script) -> None:
@@ -117,7 +123,7 @@ def test_training_stops_when_patience_runs_out(work: Work, validations: Script) 
     assert (last.reason, last.step, last.best_step) == ("early", 10, 4)
     assert kept(work.run()) == [4, 8, 10]
     assert Run.open(work.run()).state == "finished"
-    assert work.resume() == [session.Nothing(work.run(), 10, early=True)]
+    assert work.resume() == [AlreadyFinished(work.run(), 10, early=True)]
     validations(2.3)
     last = ended(work.resume("evaluation.patience=4"))
     assert (last.reason, last.step, last.best_step) == ("early", 12, 4)
@@ -173,11 +179,11 @@ def test_out_of_memory_is_told_from_the_first_step_on(work: Work, monkeypatch: p
     assert [text for text in warnings_in(events) if "memory" in text] == [
         "out of memory: 2 rows at once from now on; the batch stays the same"
     ]
-    rows = [event.step.micro_batch for event in events if isinstance(event, train.Stepped)]
+    rows = [event.step.micro_batch for event in events if isinstance(event, Stepped)]
     assert rows == [8] * (first - 1) + [2] * (7 - first)
     monkeypatch.setattr(train, "build_model", build_model)
     resumed = work.resume()
-    assert {event.step.micro_batch for event in resumed if isinstance(event, train.Stepped)} == {2}
+    assert {event.step.micro_batch for event in resumed if isinstance(event, Stepped)} == {2}
 
 
 # Invariant 4 and 8
@@ -227,7 +233,7 @@ def test_a_checkpoint_is_the_model_in_memory(work: Work, monkeypatch: pytest.Mon
     model.eval()
     with torch.no_grad():
         assert torch.equal(model.logits(model(batch)), loaded.model.logits(loaded.model(batch)))
-    for event in (event for event in events if isinstance(event, train.Sampled) and event.step == 12):
+    for event in (event for event in events if isinstance(event, Sampled) and event.step == 12):
         options = ["--max-new-tokens", "12", "--seed", "1", "--json"]
         named = str(work.run() / "checkpoints" / "step-000012")
         done = CliRunner().invoke(app, ["generate", event.prompt, "--run", named, *options])
@@ -241,7 +247,7 @@ def test_more_steps(work: Work) -> None:
     work.pretrain()
     events = work.resume("training.steps=+3")
     started = events[0]
-    assert isinstance(started, session.Started)
+    assert isinstance(started, Started)
     assert started.changes == ("training.steps 12 -> 15",)
     assert ended(events).step == 15
     assert [record["step"] for record in metrics(work.run())] == list(range(1, 16))
@@ -252,7 +258,7 @@ def test_more_steps(work: Work) -> None:
 def test_a_finished_run_says_so(work: Work) -> None:
     work.pretrain()
     before = lasting(work.run(), 12)
-    assert work.resume() == [session.Nothing(work.run(), 12, early=False)]
+    assert work.resume() == [AlreadyFinished(work.run(), 12, early=False)]
     done = CliRunner().invoke(app, ["resume", str(work.run())])
     assert done.exit_code == 0
     assert "has done all its 12 steps" in done.stderr
@@ -310,7 +316,7 @@ def test_another_text_is_refused(work: Work) -> None:
     work.pretrain(stop=after(4))
     before = lasting(work.run(), 4)
     work.text.write_text(documents(61), encoding="utf-8")
-    with pytest.raises(CheckpointError, match="its text has changed") as caught:
+    with pytest.raises(CheckpointError, match="training data have changed") as caught:
         work.resume()
     assert str(work.text) in caught.value.where
     assert lasting(work.run(), 4) == before
@@ -345,7 +351,7 @@ def test_a_changed_setup_is_told(work: Work) -> None:
     (warning,) = warnings_in(events)
     assert "precision float32 -> bfloat16" in warning
     assert "micro_batch auto -> 3" in warning
-    assert {event.step.micro_batch for event in events if isinstance(event, train.Stepped)} == {3}
+    assert {event.step.micro_batch for event in events if isinstance(event, Stepped)} == {3}
 
 
 def test_other_threads_are_told(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,7 +382,7 @@ def test_a_damaged_checkpoint_is_passed_over(work: Work, how: str) -> None:
         case "missing":
             weights.unlink()
     with pytest.raises(CheckpointError, match=r"model\.safetensors") as caught:
-        list(session.resume(str(weights.parent), (), command=[], report=lambda *_: None, stop=lambda: False))
+        list(start.resume(str(weights.parent), (), command=[], report=lambda *_: None, stop=lambda: False))
     assert caught.value.exit_code == 4
     (warning,) = warnings_in(work.resume())
     assert "step-000005" in warning
@@ -395,8 +401,8 @@ def test_a_checkpoint_that_is_named_is_gone_on_from(work: Work) -> None:
     work.pretrain("checkpoint.keep_last=9")
     whole = lasting(work.run(), 12)
     named = work.run() / "checkpoints" / "step-000006"
-    events = list(session.resume(str(named), (), command=[], report=lambda *_: None, stop=lambda: False))
-    assert [event.step.step for event in events if isinstance(event, train.Stepped)] == list(range(7, 13))
+    events = list(start.resume(str(named), (), command=[], report=lambda *_: None, stop=lambda: False))
+    assert [event.step.step for event in events if isinstance(event, Stepped)] == list(range(7, 13))
     assert lasting(work.run(), 12) == whole
 
 
@@ -416,7 +422,7 @@ def test_a_run_that_was_killed_after_its_last_checkpoint_becomes_finished(work: 
     content["sessions"][-1] |= {"ended": None, "outcome": None}
     info.write_text(json.dumps(content))
     assert Run.open(work.run()).state == "stopped"
-    assert work.resume() == [session.Nothing(work.run(), 12, early=False)]
+    assert work.resume() == [AlreadyFinished(work.run(), 12, early=False)]
     assert Run.open(work.run()).state == "finished"
 
 
@@ -447,7 +453,7 @@ def test_a_full_disk_is_survived(work: Work, full_disk: Callable[[set[int]], Non
     events = work.pretrain()
     told = warnings_in(events)
     assert len(told) == 3
-    assert all("No space left on device" in text and "training goes on" in text for text in told)
+    assert all("No space left on device" in text and "training continues" in text for text in told)
     assert "step 4" in told[0]
     assert ended(events).reason == "finished"
     assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
@@ -503,9 +509,9 @@ def test_a_batch_that_processes_cannot_share(work: Work) -> None:
 
     recipe = load(work.recipe).recipe
     with pytest.raises(UsageError, match="a batch of 8 rows cannot be shared by 3 processes") as caught:
-        session._check(recipe, Compute(torch.device("cpu"), "float32"), World(0, 3), {})
+        start._check(recipe, Compute(torch.device("cpu"), "float32"), World(0, 3), {})
     assert caught.value.where == "training.batch_size"
-    session._check(recipe, Compute(torch.device("cpu"), "float32"), World(0, 4), {})
+    start._check(recipe, Compute(torch.device("cpu"), "float32"), World(0, 4), {})
 
 
 # torch.compile imports parts of torch that torch itself has deprecated.
@@ -514,7 +520,7 @@ def test_a_batch_that_processes_cannot_share(work: Work) -> None:
 def test_a_compiled_model_trains_like_one_that_is_not(work: Work) -> None:
     plain = work.pretrain("model.dropout=0", name="plain")
     compiled = work.pretrain("model.dropout=0", "training.compile=true", name="compiled")
-    losses = [[event.step.loss for event in events if isinstance(event, train.Stepped)] for events in (plain, compiled)]
+    losses = [[event.step.loss for event in events if isinstance(event, Stepped)] for events in (plain, compiled)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     (warning,) = warnings_in(work.resume("training.compile=false", "training.steps=+1", name="compiled"))
     assert "compile True -> False" in warning

@@ -1,0 +1,61 @@
+"""`lmtool pretrain --from`: what comes from the run whose weights are trained further, and what from a recipe."""
+
+import pytest
+
+from lmtool.recipe.load import load
+from tests.cli.conftest import SMALL, contents
+
+SHORT = ["-s", "training.steps=2", "-s", "evaluation.tokens=200", "-s", "training.precision=float32", "-q"]
+
+GRU = ["-s", "training.carry_state=false"]
+
+
+@pytest.fixture
+def other(home):
+    path = home / "other.txt"
+    path.write_text("\n".join(f"The sailor sold {i} maps at dawn." for i in range(200)), encoding="utf-8")
+    return path
+
+
+def continued(lmtool, *arguments):
+    run = lmtool.succeeds("pretrain", *arguments).out.strip()
+    return load(f"{run}/recipe.yaml").recipe
+
+
+@pytest.mark.parametrize("named", ["tiny", "shakespeare-char"])
+def test_all_but_the_model_is_that_of_the_recipe_that_is_named(lmtool, run, other, named):
+    """Also where that is the default one."""
+    base, recipe = load(run / "recipe.yaml").recipe, load(named).recipe
+    found = continued(lmtool, other, "--from", run, "--recipe", named, *SHORT)
+    assert found.model == base.model
+    assert found.tokenizer == base.tokenizer
+    assert (found.optimizer, found.schedule) == (recipe.optimizer, recipe.schedule)
+    assert found.training.batch_size == recipe.training.batch_size != base.training.batch_size
+    assert found.evaluation.every == recipe.evaluation.every != base.evaluation.every
+    assert found.checkpoint == recipe.checkpoint
+
+
+def test_without_a_recipe_all_is_that_of_the_run(lmtool, run, other):
+    base = load(run / "recipe.yaml").recipe
+    found = continued(lmtool, other, "--from", run, "-q")
+    assert found.model_dump(exclude={"data"}) == base.model_dump(exclude={"data"})
+    assert found.data.train == (str(other),)
+
+
+def test_what_is_added_is_added_once(lmtool, run, other):
+    found = continued(lmtool, other, "--from", run, "-r", "tiny", *SHORT, "-s", "evaluation.every=+7")
+    assert found.evaluation.every == load("tiny").recipe.evaluation.every + 7
+    found = continued(lmtool, other, "--from", run, *SHORT, "-s", "evaluation.every=+7")
+    assert found.evaluation.every == load(run / "recipe.yaml").recipe.evaluation.every + 7
+
+
+def test_the_model_of_the_run_need_not_fit_the_recipe(lmtool, run, other):
+    """What is said of the model is laid over that of the run."""
+    found = continued(lmtool, other, "--from", run, "-r", "gru", *SHORT, *GRU, "-s", "model.n_heads=4")
+    assert (found.model.kind, found.model.n_heads) == ("transformer", 4)
+
+
+def test_the_run_stays_as_it_was(lmtool, run, other):
+    before = contents(run)
+    continued(lmtool, other, "--from", run, *SMALL, "-q")
+    assert contents(run) == before

@@ -1,0 +1,112 @@
+"""What processes tell each other: simulated by threads, and once by two real ones."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+import lmtool
+from lmtool.compute.device import Compute
+from lmtool.compute.processes import World, joined
+from tests.compute.together import together
+
+CPU = Compute(torch.device("cpu"), "float32")
+
+
+def test_a_share_is_each_item_once() -> None:
+    for n in (0, 1, 7, 20):
+        for size in (1, 2, 3, 30):
+            shares = [list(World(rank, size).share(n)) for rank in range(size)]
+            assert sorted(i for share in shares for i in share) == list(range(n))
+            assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+ARRAYS: dict[str, list[NDArray[Any]]] = {
+    "floats": [np.array([0.5, -1e300]), np.array([]), np.array([np.pi])],
+    "small floats": [np.array([[1.5, 2.5]], dtype=np.float32), np.zeros((0, 2), dtype=np.float32)],
+    "matrices of other sizes": [np.arange(6.0).reshape(2, 3), np.arange(4.0).reshape(4, 1)],
+    "bytes": [np.frombuffer(text, dtype=np.uint8) for text in (b"\xff\xfe\x00", b"", "é".encode())],
+    "whole numbers": [np.array([2**60, -1])],
+    "what is not finite": [np.array([np.nan, np.inf, -np.inf])],
+    "none": [],
+}
+
+
+def gathered(arrays: list[NDArray[Any]], world: World) -> list[NDArray[Any]]:
+    dtype = arrays[0].dtype if arrays else np.float64
+    return world.gather({i: arrays[i] for i in world.share(len(arrays))}, len(arrays), dtype, CPU)
+
+
+def same(one: list[NDArray[Any]], other: list[NDArray[Any]]) -> bool:
+    return len(one) == len(other) and all(
+        a.shape == b.shape and a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("kind", ARRAYS)
+def test_all_get_what_each_has_found(monkeypatch: pytest.MonkeyPatch, kind: str, size: int) -> None:
+    for found in together(monkeypatch, size, lambda world: gathered(ARRAYS[kind], world)):
+        assert same(found, ARRAYS[kind])
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_sums_and_a_text_of_the_main_process(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    assert together(monkeypatch, size, lambda world: world.sum([world.rank, 0.5], CPU)) == (
+        [[sum(range(size)), size / 2]] * size
+    )
+    for text in ("", "runs/naïve"):
+        told = together(monkeypatch, size, lambda world, text=text: world.from_main(text * world.is_main, CPU))
+        assert told == [text] * size
+
+
+def test_two_real_processes(tmp_path: Path) -> None:
+    """By gloo, which knows the types of all that is told."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*torchrun, "-m", "tests.compute.test_processes", str(tmp_path / "order")],
+        cwd=Path(lmtool.__file__).parents[1],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert sorted(one["rank"] for one in told) == [0, 1]
+    for one in told:
+        assert one["same"] == dict.fromkeys(ARRAYS, True)
+        assert one["sum"] == [1, 2]
+        assert one["text"] == "naïve"
+        assert one["order"] == [0, 1], "the main process is first"
+
+
+def _tell(order: Path) -> None:
+    """What one of two real processes finds, as JSON."""
+    with joined(CPU) as world:
+
+        def make() -> None:
+            with order.open("a") as file:
+                file.write(str(world.rank))
+
+        world.main_first(make)
+        world.wait()
+        told = {
+            "rank": world.rank,
+            "same": {kind: same(gathered(arrays, world), arrays) for kind, arrays in ARRAYS.items()},
+            "sum": world.sum([world.rank, 1.0], CPU),
+            "text": world.from_main("naïve" * world.is_main, CPU),
+            "order": [int(rank) for rank in order.read_text()],
+        }
+    print(json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    _tell(Path(sys.argv[1]))

@@ -1,0 +1,243 @@
+"""Marks around texts: each family reads a text as it did in training, whoever asks for it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmtool.decoding.framing import Framing, fit
+from lmtool.decoding.reader import Prompt
+from lmtool.recipe.spec import CharTokenizer, Recipe
+from lmtool.text.tokenizer import Tokenizer
+
+TOKENIZER = Tokenizer.train(CharTokenizer(kind="char"), ["abcdefgh "])
+BOS, EOS, SEP, CLS = TOKENIZER.bos_id, TOKENIZER.eos_id, TOKENIZER.sep_id, TOKENIZER.cls_id
+MASK = TOKENIZER.mask_id
+CONTEXT = 24
+
+TRANSFORMER = {"kind": "transformer", "n_layers": 1, "d_model": 8, "n_heads": 2, "context": CONTEXT}
+RECURRENT = {"kind": "recurrent", "d_model": 8, "context": CONTEXT}
+MODELS: dict[str, dict[str, Any]] = {
+    "decoder": {**TRANSFORMER, "shape": "decoder"},
+    "encoder": {**TRANSFORMER, "shape": "encoder"},
+    "bert": {**TRANSFORMER, "shape": "encoder", "n_segments": 2},
+    "encoder-decoder": {**TRANSFORMER, "shape": "encoder-decoder"},
+    "prefix": {**TRANSFORMER, "shape": "prefix"},
+    "lstm": RECURRENT,
+    "elmo": {**RECURRENT, "shape": "bidirectional"},
+    "recurrent encoder-decoder": {**RECURRENT, "shape": "encoder-decoder"},
+    "averaging": {"kind": "averaging", "d_model": 8, "context": CONTEXT},
+    "ngram": {"kind": "ngram", "order": 3, "context": CONTEXT},
+    "skipgram": {"kind": "skipgram", "d_model": 8, "context": CONTEXT},
+}
+
+
+def framing(model: str, objective: str, split: str = "auto") -> Framing:
+    recipe = {
+        "model": MODELS[model],
+        "objective": {"kind": objective},
+        "tokenizer": {"kind": "char", "sentinels": 3},
+        "data": {"split": split},
+        "training": {"steps": 1, "batch_size": 1},
+    }
+    return Framing.of(Recipe.model_validate(recipe), TOKENIZER)
+
+
+def ids(text: str) -> list[int]:
+    return TOKENIZER.encode_many([text])[0].tolist()
+
+
+def row(framing: Framing, *texts: str) -> list[int]:
+    """Texts as they are read whole."""
+    return framing.row([np.array(ids(text), dtype=np.int64) for text in texts])[0].tolist()
+
+
+AB, CDE = ids("ab"), ids("cde")
+OPEN, CLOSED = (AB, [*AB, SEP, *CDE]), ([BOS, *AB, EOS], [BOS, *AB, SEP, *CDE, EOS])
+"""One text and two texts, without marks, and between those of a document."""
+
+ROWS = [
+    # model, objective, how the training text was divided; a row of one text, and of two
+    ("decoder", "causal", "document", *CLOSED),
+    ("decoder", "causal", "slice", *OPEN),
+    ("decoder", "classification", "auto", [BOS, *AB, CLS], [BOS, *AB, SEP, *CDE, CLS]),
+    ("encoder", "masked", "document", [CLS, *AB, SEP], [CLS, *AB, SEP, *CDE, SEP]),
+    ("encoder", "masked", "slice", [CLS, *AB, SEP], [CLS, *AB, SEP, *CDE, SEP]),
+    ("encoder", "classification", "auto", [CLS, *AB, SEP], [CLS, *AB, SEP, *CDE, SEP]),
+    ("encoder-decoder", "span-corruption", "document", *CLOSED),
+    ("encoder-decoder", "span-corruption", "slice", *OPEN),
+    ("encoder-decoder", "seq2seq", "auto", *OPEN),
+    ("prefix", "prefix", "document", *CLOSED),
+    ("prefix", "prefix", "slice", *OPEN),
+    ("prefix", "span-corruption", "document", *CLOSED),
+    ("prefix", "seq2seq", "auto", *OPEN),
+    ("lstm", "causal", "document", *CLOSED),
+    ("lstm", "causal", "slice", *OPEN),
+    ("lstm", "classification", "auto", [BOS, *AB, CLS], [BOS, *AB, SEP, *CDE, CLS]),
+    ("elmo", "bidirectional", "document", *CLOSED),
+    ("elmo", "bidirectional", "slice", *OPEN),
+    ("elmo", "classification", "auto", [BOS, *AB, CLS], [BOS, *AB, SEP, *CDE, CLS]),
+    ("recurrent encoder-decoder", "seq2seq", "auto", *OPEN),
+    ("averaging", "classification", "auto", *OPEN),
+    ("ngram", "causal", "document", *CLOSED),
+    ("skipgram", "skip-gram", "slice", *OPEN),
+]
+
+
+@pytest.mark.parametrize(("model", "objective", "split", "one", "two"), ROWS)
+def test_a_row_has_the_marks_of_its_family(
+    model: str, objective: str, split: str, one: list[int], two: list[int]
+) -> None:
+    made = framing(model, objective, split)
+    assert row(made, "ab") == one
+    assert row(made, "ab", "cde") == two
+    assert [*made.before, *AB, *made.after] == one
+
+
+ANSWERED = Prompt((BOS,), tuple(AB))
+PROMPTS = [
+    ("decoder", "causal", "document", Prompt((BOS, *AB)), Prompt((BOS,)), {EOS}),
+    ("decoder", "causal", "slice", Prompt(tuple(AB)), Prompt((BOS,)), set()),
+    ("decoder", "classification", "auto", Prompt((BOS, *AB)), Prompt((BOS,)), {EOS}),
+    ("lstm", "causal", "document", Prompt((BOS, *AB)), Prompt((BOS,)), {EOS}),
+    ("elmo", "bidirectional", "slice", Prompt(tuple(AB)), Prompt((BOS,)), set()),
+    ("ngram", "causal", "slice", Prompt(tuple(AB)), Prompt((BOS,)), set()),
+    ("encoder-decoder", "seq2seq", "auto", ANSWERED, Prompt((BOS,), (EOS,)), {EOS}),
+    ("encoder-decoder", "span-corruption", "document", ANSWERED, Prompt((BOS,), (EOS,)), {EOS}),
+    ("encoder-decoder", "prefix", "slice", ANSWERED, Prompt((BOS,), (EOS,)), {EOS}),
+    ("recurrent encoder-decoder", "seq2seq", "auto", ANSWERED, Prompt((BOS,), (EOS,)), {EOS}),
+    ("prefix", "seq2seq", "auto", ANSWERED, Prompt((BOS,), (EOS,)), {EOS}),
+    ("prefix", "span-corruption", "slice", ANSWERED, Prompt((BOS,), (EOS,)), {EOS}),
+    # a prefix LM of texts continues its prefix, of which the last token is read from left to right
+    ("prefix", "prefix", "document", Prompt((AB[1],), (BOS, AB[0]), True), Prompt((BOS,), (), True), {EOS}),
+    ("prefix", "prefix", "slice", Prompt((AB[1],), (AB[0],), True), Prompt((BOS,), (), True), set()),
+]
+
+
+@pytest.mark.parametrize(("model", "objective", "split", "prompt", "empty", "ends"), PROMPTS)
+def test_a_prompt_stands_where_a_text_stood_in_training(
+    model: str, objective: str, split: str, prompt: Prompt, empty: Prompt, ends: set[int]
+) -> None:
+    made = framing(model, objective, split)
+    assert made.prompt("ab") == prompt
+    assert made.prompt("") == empty
+    assert made.end_ids == ends
+
+
+@pytest.mark.parametrize(("model", "objective", "split", "prompt", "empty", "ends"), PROMPTS)
+def test_what_is_written_may_have_begun(
+    model: str, objective: str, split: str, prompt: Prompt, empty: Prompt, ends: set[int]
+) -> None:
+    begun = framing(model, objective, split).prompt("ab", "cd")
+    assert begun.text == (*prompt.text, *ids("cd"))
+    assert begun.joined == prompt.joined
+    assert begun.joined or begun.source == prompt.source
+
+
+@pytest.mark.parametrize(("split", "before", "after"), [("document", [BOS], [EOS]), ("slice", [], [])])
+def test_masks_stand_in_a_row_of_training(split: str, before: list[int], after: list[int]) -> None:
+    """Behind [CLS] there is a document with its marks, as training's windows have them."""
+    made = framing("encoder", "masked", split)
+    assert list(made.masks("ab_cde", placeholder="_", length=2)) == [
+        *(CLS, *before),
+        *(*AB, MASK, *CDE, MASK, MASK),
+        *(*after, SEP),
+    ]
+
+
+def test_segments_are_told_where_a_model_knows_them() -> None:
+    texts = [np.array(AB), np.array(CDE)]
+    _, segments, _ = framing("bert", "classification").row(texts)
+    assert segments is not None
+    # the mark behind a text belongs to it, the first mark to the first text
+    assert segments.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert framing("encoder", "classification").row(texts)[1] is None
+
+
+def test_text_that_spells_a_mark_is_text() -> None:
+    assert row(framing("decoder", "classification"), "[CLS]").count(CLS) == 1
+
+
+def test_a_row_is_never_empty() -> None:
+    assert row(framing("averaging", "classification"), "") == [SEP]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=4), st.integers(1, 60))
+def test_the_longest_texts_are_cut(sizes: list[int], room: int) -> None:
+    texts = [np.arange(size) for size in sizes]
+    found = [len(text) for text in fit(texts, room)]
+    assert sum(found) == min(sum(sizes), room)
+    wanted = list(sizes)
+    while sum(wanted) > room:
+        wanted[wanted.index(max(wanted))] -= 1
+    assert sorted(found) == sorted(wanted)
+
+
+@pytest.mark.parametrize(("model", "objective", "split", "one", "two"), ROWS)
+def test_rows_fill_the_context_and_no_more(
+    model: str, objective: str, split: str, one: list[int], two: list[int]
+) -> None:
+    made = framing(model, objective, split)
+    tokens, _, cut = made.row([np.array(ids("abcdefgh" * 5)), np.array(ids("abc"))])
+    # what reads on for ever has no context
+    unlimited = model in ("lstm", "elmo", "recurrent encoder-decoder", "ngram", "skipgram")
+    assert cut == (not unlimited)
+    assert len(tokens) == (43 + len(two) - 5 if unlimited else CONTEXT)
+    assert tokens[len(tokens) - len(made.after) :].tolist() == list(made.after)
+
+
+PAIRED = [
+    ("encoder-decoder", "seq2seq"),
+    ("prefix", "seq2seq"),
+    ("recurrent encoder-decoder", "seq2seq"),
+]
+
+
+def pair(made: Framing, source: str, answer: str | None) -> tuple[list[int], list[int] | None, bool]:
+    read, written, cut = made.pair(
+        np.array(ids(source), dtype=np.int64), None if answer is None else np.array(ids(answer), dtype=np.int64)
+    )
+    return read.tolist(), None if written is None else written.tolist(), cut
+
+
+@pytest.mark.parametrize(("model", "objective"), PAIRED)
+def test_an_answer_ends_with_the_mark_of_the_end(model: str, objective: str) -> None:
+    made = framing(model, objective)
+    assert pair(made, "ab", "cde") == (AB, [*CDE, EOS], False)
+    assert pair(made, "", "a") == ([EOS], [*ids("a"), EOS], False), "a source has a token"
+    assert pair(made, "ab", "") == (AB, [EOS], False)
+    assert pair(made, "ab", None) == (AB, None, False)
+
+
+@pytest.mark.parametrize(("model", "objective"), PAIRED)
+def test_what_is_asked_is_what_was_learned(model: str, objective: str) -> None:
+    """The source of a prompt is that of a pair, and the answer stands behind [BOS]."""
+    made = framing(model, objective)
+    source, _, _ = pair(made, "ab", None)
+    assert made.answer_to(source) == made.prompt("ab") == Prompt((BOS,), tuple(AB))
+    empty, _, _ = pair(made, "", None)
+    assert made.answer_to(empty) == made.prompt("")
+
+
+def test_pairs_fill_the_context_and_no_more() -> None:
+    apart = pair(framing("encoder-decoder", "seq2seq"), "abcdefgh" * 5, "abc")
+    joined = pair(framing("prefix", "seq2seq"), "abcdefgh" * 5, "abc")
+    assert (len(apart[0]), apart[2]) == (CONTEXT, True)
+    assert apart[1] == joined[1] == [*ids("abc"), EOS]
+    assert (len(joined[0]), joined[2]) == (CONTEXT - 4, True)
+    assert pair(framing("recurrent encoder-decoder", "seq2seq"), "abcdefgh" * 5, "abc")[2] is False
+
+
+@pytest.mark.parametrize("n_source", [1, 3, 11, 12, 13, 23, 24, 40])
+def test_a_row_that_is_shared_keeps_room_for_an_answer(n_source: int) -> None:
+    """At least half of it; and what there is room for, source and answer fill together."""
+    made = framing("prefix", "seq2seq")
+    source, _, cut = pair(made, "a" * n_source, None)
+    assert len(source) == min(n_source, CONTEXT // 2)
+    assert cut == (n_source > CONTEXT // 2)
+    assert len(source) + made.room_to_answer(len(source)) == CONTEXT
+    assert framing("encoder-decoder", "seq2seq").room_to_answer(len(source)) == CONTEXT
+    assert framing("recurrent encoder-decoder", "seq2seq").room_to_answer(10) == 60

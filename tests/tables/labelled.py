@@ -1,0 +1,19 @@
+"""Labelled tables of a few rows."""
+
+from pathlib import Path
+from typing import Any
+
+from lmtool.tables.columns import choose_columns
+from lmtool.tables.reading import LabelledTexts, read_labelled
+from lmtool.text.table import open_table
+
+
+def read(path: Path, content: str, *, columns: dict[str, Any] | None = None, **options: Any) -> LabelledTexts:
+    path.write_text(content, encoding="utf-8")
+    table = open_table(str(path), cache=path.parent)
+    return read_labelled(table, choose_columns(table, **(columns or {})), **options)
+
+
+def labelled(path: Path, *labels: str, **options: Any) -> LabelledTexts:
+    """A table with these labels, each text different."""
+    return read(path / "a.csv", "text,label\n" + "".join(f"t{i},{x}\n" for i, x in enumerate(labels)), **options)

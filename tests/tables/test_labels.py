@@ -1,0 +1,99 @@
+"""Labels: their kinds, their cells, and the map of their names."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmtool.errors import CheckpointError
+from lmtool.tables.labels import LabelMap, as_cell, decide_kind
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind"),
+    [
+        (["pos", "neg"], "class"),
+        (["0", "1"], "class"),
+        (["1", "2", "2.0"], "class"),
+        ([str(i) for i in range(20)], "class"),
+        ([str(i) for i in range(21)], "number"),
+        (["0.5", "1"], "number"),
+        (["-1e-3", "+4"], "number"),
+        (["0.5", "nan"], "class"),
+        (["0.5", "inf"], "class"),
+        (["0.5", "1_0"], "class"),
+        (["0.5", "high"], "class"),
+        (["a;b", "a"], "multi"),
+        (["1;2", "1"], "multi"),
+        (["a", ";"], "multi"),
+        ([("a",), ("b", "c")], "multi"),
+    ],
+)
+def test_the_kind_of_labels(labels: list[Any], kind: str) -> None:
+    assert decide_kind(labels) == kind
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [
+        (" a ", "a"),
+        (None, ""),
+        (True, "true"),
+        (3, "3"),
+        (3.0, "3"),
+        (0.5, "0.5"),
+        (float("nan"), ""),
+        (float("inf"), "inf"),
+        (["a", None, 2], ("a", "2")),
+        ({"a": 1}, None),
+        ([["a"]], None),
+        (b"a", None),
+    ],
+)
+def test_values_of_label_columns(value: object, cell: object) -> None:
+    assert as_cell(value) == cell
+
+
+def test_the_order_of_names_depends_on_the_names_alone() -> None:
+    assert LabelMap.of("class", ["b", "B", "a", "é", "a"]).names == ("B", "a", "b", "é")
+    assert LabelMap.of("class", ["10", "9", "-1"]).names == ("-1", "9", "10")
+    assert LabelMap.of("class", ["10", "9", "x"]).names == ("10", "9", "x")
+    assert LabelMap.of("number", []).names == ()
+
+
+@given(st.lists(st.text(min_size=1), min_size=1), st.sampled_from(["class", "multi"]))
+def test_a_label_map_is_kept_as_json(names: list[str], kind: Any) -> None:
+    labels = LabelMap.of(kind, names)
+    again = LabelMap.from_json(json.loads(json.dumps(labels.to_json())))
+    assert again == labels
+    assert [again.encode(name) for name in again.names] == list(range(len(set(names))))
+    assert LabelMap.of(kind, reversed(names)) == labels
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        [],
+        {},
+        {"kind": "class"},
+        {"kind": "other", "names": ["a"]},
+        {"kind": "class", "names": []},
+        {"kind": "class", "names": ["a", "a"]},
+        {"kind": "class", "names": [1]},
+        {"kind": "class", "names": "ab"},
+        {"kind": "number", "names": ["a"]},
+        {"kind": "class", "names": ["a"], "more": 1},
+    ],
+)
+def test_a_damaged_label_map_is_refused(value: object) -> None:
+    with pytest.raises(CheckpointError, match="damaged"):
+        LabelMap.from_json(value, "labels.json")
+
+
+def test_numbers_have_no_names() -> None:
+    labels = LabelMap.from_json(LabelMap("number").to_json())
+    assert labels.encode(2.5) == 2.5
+    assert labels.unknown(2.5) is None

@@ -1,0 +1,86 @@
+"""A text that is learned from: what is said of it, what it adds to its recipe, and what it refuses to be."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lmtool.compute.device import Compute
+from lmtool.compute.processes import World
+from lmtool.errors import DataError
+from lmtool.inference.load import build_model, build_objective
+from lmtool.model import SkipGramModel
+from lmtool.recipe.load import Setting, load
+from lmtool.training.data import TextData, read_text
+from tests.training.tiny import Work, no_report, words
+
+CPU = Compute(torch.device("cpu"), "float32")
+
+
+def read(work: Work, *overrides: str, valid: Path | None = None) -> TextData:
+    flags = [Setting("data.train", [str(work.text)], "TEXT")]
+    if valid:
+        flags.append(Setting("data.valid", [str(valid)], "--valid"))
+    return read_text(load(work.recipe, overrides, flags).recipe, None, World(), no_report)
+
+
+def test_what_is_said_of_a_text(work: Work) -> None:
+    work.text.write_text("\n\n".join(["one two"] * 40) + "\n")
+    # 36 documents with two marks each
+    assert read(work).lines == ("text: 36 documents, 324 tokens; validation: 4 documents, 36 tokens",)
+    fifth = read(work, "data.split=slice", "data.valid_fraction=0.2")
+    (line,) = fifth.lines
+    assert line.startswith("text: one text, ")
+    assert "; validation: the last 20 % of the text, " in line
+    valid = work.folder / "valid.txt"
+    valid.write_text("one\n\ntwo\n")
+    (line,) = read(work, valid=valid).lines
+    assert line == f"text: 40 documents, 360 tokens; validation: {valid}, 10 tokens"
+
+
+def test_the_recipe_of_a_text_says_what_only_the_text_could(work: Work) -> None:
+    data = read(work)
+    assert (data.recipe.data.split, data.recipe.data.documents) == ("document", "blank-line")
+    assert data.recipe.model.vocab_size == data.framing.tokenizer.vocab_size
+    assert (data.framing.documents, data.split, data.warnings) == (True, None, ())
+    assert (data.unit, data.batch_units) == ("token", 8 * 16)
+    assert data.measure(work.run(), build_objective(data.recipe, data.framing.tokenizer), CPU, World()) == []
+    assert read(work).fingerprint == data.fingerprint
+    work.text.write_text(work.text.read_text() + "\n\nmore\n")
+    assert read(work).fingerprint != data.fingerprint
+
+
+def test_skip_gram_is_told_how_often_each_word_comes(work: Work) -> None:
+    work.text.write_text(words(400))
+    model = ("model={kind: skipgram, d_model: 4, context: 16}", "objective.kind=skip-gram", "tokenizer.kind=word")
+    data = read(work, *model, "data.split=slice")
+    lm: Any = build_model(data.recipe, data.framing.tokenizer, CPU)
+    data.inform(lm)
+    assert isinstance(lm, SkipGramModel)
+    assert int(lm.counts_V.sum()) == int(data.lines[0].split(" tokens")[0].split()[-1])
+    text = work.text.read_text()
+    learned = text[: round(0.9 * len(text))].split()
+    for word in ("cat", "mat", "naïve"):
+        (number,) = data.framing.tokenizer.encode(word)
+        assert int(lm.counts_V[number]) == learned.count(word)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "valid", "what"),
+    [
+        (("data.split=slice", "model.context=400"), None, "training text has 3.. tokens, but a context of 400"),
+        ((), "x", "validation text has 1 tokens"),
+    ],
+)
+def test_a_text_that_is_too_short_is_refused(
+    work: Work, overrides: tuple[str, ...], valid: str | None, what: str
+) -> None:
+    work.text.write_text("one two\n" * 50)
+    path = None
+    if valid is not None:
+        path = work.folder / "valid.txt"
+        path.write_text(valid)
+        overrides = ("data.split=slice",)
+    with pytest.raises(DataError, match=what):
+        read(work, *overrides, valid=path)

@@ -1,0 +1,267 @@
+"""What becomes of a run when its validation or its samples fail, or say nothing that is a number."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmtool.inference.evaluation import Validation
+from lmtool.inference.load import load_run
+from lmtool.recipe.load import load
+from lmtool.run.checkpoint import listed
+from lmtool.run.directory import Run
+from lmtool.tables.data import TableData
+from lmtool.training import train
+from lmtool.training.data import TextData
+from lmtool.training.events import AlreadyFinished, Plan, Sampled, Stepped
+from tests.training.tiny import Work, after, ended, lasting, metrics, warnings_in, words
+
+SAMPLES = ("evaluation.prompts=[the, a cat]", "evaluation.sample_tokens=4")
+
+
+class Broken(Exception):
+    """What no part of lmtool foresees."""
+
+
+@pytest.fixture
+def fails(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Lets the validation of this number fail, the first being 1."""
+    genuine = TextData.validate
+
+    def fail(number: int) -> None:
+        coming = iter(range(1, 100))
+
+        def validate(*arguments: Any) -> Validation:
+            if next(coming) == number:
+                raise Broken("no validation today")
+            return genuine(*arguments)
+
+        monkeypatch.setattr(TextData, "validate", validate)
+
+    return fail
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_validation_that_fails_loses_no_step(work: Work, fails: Callable[[int], None], number: int) -> None:
+    """Its step is saved, and a resumed run begins with it; then all is as if nothing had failed."""
+    step = 4 * number
+    work.pretrain(*SAMPLES, name="whole")
+    fails(number)
+    with pytest.raises(Broken):
+        work.pretrain(*SAMPLES)
+    assert listed(work.run() / "checkpoints")[-1][0] == step
+    assert [record["step"] for record in metrics(work.run())] == list(range(1, step))
+    assert Run.open(work.run()).state == "stopped"
+    fails(99)
+    told = work.resume()
+    steps = [event for event in told if isinstance(event, Stepped)]
+    assert [event.step.step for event in steps] == list(range(step + 1, 13))
+    assert [event.step for event in told if isinstance(event, Sampled)][:2] == [step, step], "it was validated first"
+    assert ended(told).reason == "finished"
+    assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
+
+
+def test_a_validation_may_fail_again(work: Work, fails: Callable[[int], None]) -> None:
+    work.pretrain(name="whole")
+    for _ in range(2):
+        fails(1)
+        with pytest.raises(Broken):
+            work.resume() if work.run().exists() else work.pretrain()
+    fails(99)
+    work.resume(stop=after(2))
+    work.resume()
+    assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
+
+
+@pytest.mark.parametrize("last", [8, 12])
+def test_patience_that_runs_out_in_a_validation_that_is_done_again(
+    work: Work, monkeypatch: pytest.MonkeyPatch, last: int
+) -> None:
+    patient = ("evaluation.patience=1", f"training.steps={last}")
+
+    def say(*losses: float | None) -> None:
+        said = iter(losses)
+
+        def validate(*_: Any) -> Validation:
+            if (loss := next(said)) is None:
+                raise Broken
+            return Validation(loss)
+
+        monkeypatch.setattr(TextData, "validate", validate)
+
+    losses = [5.0 - step for step in range(last // 4 - 1)]
+    say(*losses, 9.0)
+    whole = ended(work.pretrain(*patient, "training.steps=12", name="whole"))
+    say(*losses, None)
+    with pytest.raises(Broken):
+        work.pretrain(*patient, "training.steps=12")
+    say(9.0)
+    assert ended(work.resume()) == whole
+    assert (whole.reason, whole.step, whole.best_step) == ("finished" if last == 12 else "early", last, last - 4)
+    assert work.resume() == [AlreadyFinished(work.run(), last, early=True)]
+
+
+def test_samples_that_fail_are_told_and_change_nothing(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    work.pretrain(name="whole")
+
+    def write(*_: Any) -> Any:
+        raise Broken("no words\nat all")
+
+    monkeypatch.setattr(train, "write", write)
+    told = work.pretrain(*SAMPLES)
+    assert warnings_in(told) == [f"no samples at step {step}: no words" for step in (4, 8, 12)]
+    assert ended(told).reason == "finished"
+    found, expected = lasting(work.run(), 12), lasting(work.run("whole"), 12)
+    del found["state"]["recipe"], expected["state"]["recipe"]
+    assert found == expected
+
+
+# What is no number
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_is_never_the_best(work: Work, monkeypatch: pytest.MonkeyPatch, bad: float) -> None:
+    said = iter([bad, 2.0, bad, 3.0])
+    monkeypatch.setattr(TextData, "validate", lambda *_: Validation(next(said)))
+    told = work.pretrain("evaluation.every=3", "checkpoint.keep_last=1")
+    assert warnings_in(told) == [
+        f"the validation loss of step {step} is {bad}, which is never the best" for step in (3, 9)
+    ]
+    assert (ended(told).best_step, ended(told).best_value) == (6, 2.0)
+    assert [event.is_best for event in told if isinstance(event, Stepped) and event.validation] == [0, 1, 0, 0]
+    assert load_run(str(work.run())).step == 6
+    assert [record["valid_loss"] for record in metrics(work.run())][2::3] == [None, 2.0, None, 3.0]
+
+
+def test_a_run_without_any_best_step(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest is taken; patience runs out all the same."""
+    monkeypatch.setattr(TextData, "validate", lambda *_: Validation(math.nan))
+    told = work.pretrain("evaluation.patience=2")
+    assert (ended(told).reason, ended(told).step) == ("early", 8)
+    assert (ended(told).best_step, ended(told).best_value) == (None, None)
+    assert load_run(str(work.run())).step == 8
+    assert ended(work.resume("evaluation.patience=3")).step == 12
+
+
+def table(path: Path, rows: list[tuple[str, object]]) -> Path:
+    path.write_text("\n".join(["text,label", *(f"{text},{label}" for text, label in rows)]) + "\n")
+    return path
+
+
+NUMBERS = (
+    "objective={kind: classification, task: number, dropout: 0}",
+    "evaluation.metric=correlation",
+    "training.epochs=null",
+)
+
+
+def numbers(work: Work) -> Path:
+    return table(work.folder / "numbers.csv", [(words(3, i), 2.5 * (i % 4)) for i in range(40)])
+
+
+def test_a_correlation_of_one_row_ends_nothing(work: Work) -> None:
+    one = table(work.folder / "valid.csv", [("a cat", 1.5)])
+    told = work.learn_table(work.recipe, numbers(work), *NUMBERS, f"data.valid={one}")
+    assert warnings_in(told)[-3:] == [
+        f"the validation correlation of step {step} is nan, which is never the best" for step in (4, 8, 12)
+    ]
+    assert (ended(told).reason, ended(told).best_step) == ("finished", None)
+    record = json.loads((work.run() / "metrics.json").read_text())
+    assert (record["step"], record["pearson"], record["rows"]) == (12, None, 1)
+
+
+def test_a_correlation_of_equal_answers_ends_nothing(work: Work) -> None:
+    """A body of which nothing is seen: all rows have the same answer, until the head has learned to tell them apart."""
+    frozen = ("tuning.freeze=body", "optimizer.lr=1e-30", "model={kind: averaging, d_model: 4, n_layers: 0}")
+    table(work.folder / "numbers.csv", [("same same", 2.5 * (i % 4)) for i in range(20)])
+    rows = [("a", 1.5), ("a", 2.5)]
+    told = work.learn_table(
+        work.recipe,
+        numbers(work),
+        *NUMBERS,
+        *frozen,
+        f"data.valid={table(work.folder / 'valid.csv', rows)}",
+        "training.steps=4",
+    )
+    assert "correlation of step 4 is nan" in warnings_in(told)[-1]
+    assert ended(told).best_step is None
+
+
+# The last measurement
+
+
+CLASSES = ("objective.kind=classification", "training.epochs=null")
+
+
+def classes(work: Work) -> Path:
+    return table(work.folder / "classes.csv", [(f"the cat {words(i % 7)}", "ab"[i % 2]) for i in range(60)])
+
+
+def test_a_run_that_was_killed_before_its_last_measurement_is_measured(
+    work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work.learn_table(work.recipe, classes(work), *CLASSES, name="whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(TableData, "measure", lambda *_: [][0])
+        with pytest.raises(IndexError):
+            work.learn_table(work.recipe, classes(work), *CLASSES)
+    assert not (work.run() / "metrics.json").exists()
+    told = work.resume()
+    assert not [event for event in told if isinstance(event, Stepped)]
+    assert (work.run() / "metrics.json").read_text() == (work.run("whole") / "metrics.json").read_text()
+    assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
+    assert told[-1].record() == json.loads((work.run() / "metrics.json").read_text())
+    assert work.resume() == [AlreadyFinished(work.run(), 12, early=False)]
+
+
+def test_figures_of_shorter_training_do_not_stand_for_those_of_longer(
+    work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is trained longer, and killed before it is measured again."""
+    long = "training.steps=16"
+    work.learn_table(work.recipe, classes(work), *CLASSES)
+    with monkeypatch.context() as patch:
+        patch.setattr(TableData, "measure", lambda *_: [][0])
+        with pytest.raises(IndexError):
+            work.resume(long)
+    work.resume(long)
+    record = json.loads((work.run() / "metrics.json").read_text())
+    best = json.loads((work.run() / "validated.json").read_text())["best_step"]
+    assert record["step"] == best
+    assert best > 12 or record["loss"] == pytest.approx(metrics(work.run())[best - 1]["valid_loss"])
+    assert work.resume(long) == [AlreadyFinished(work.run(), 16, early=False)]
+
+
+# Heads without a loss
+
+BERT = "model={kind: transformer, shape: encoder, n_layers: 1, d_model: 16, n_heads: 2, context: 16, dropout: 0.1, %s}"
+IDLE = (BERT % "next_sentence_head: true, n_segments: 2", "objective={kind: masked, next_sentence: false}")
+
+
+def test_a_head_that_nothing_is_asked_of_does_not_learn(work: Work) -> None:
+    work.pretrain(*IDLE, "checkpoint.keep_last=9", name="whole")
+    first, last = (
+        load_run(str(work.run("whole") / "checkpoints" / step)).model.state_dict()
+        for step in ("step-000002", "step-000012")
+    )
+    heads = {name for name in first if name.startswith(("pooler.", "next_sentence."))}
+    assert len(heads) == 4
+    assert {name for name in first if bool((first[name] == last[name]).all())} == heads
+    told = work.pretrain(*IDLE, "checkpoint.keep_last=9", stop=after(5))
+    (plan,) = (event for event in told if isinstance(event, Plan))
+    assert plan.parameters - plan.learning == sum(first[name].numel() for name in heads)
+    work.resume()
+    assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
+
+
+def test_such_a_head_is_no_weight_to_carry_on(work: Work) -> None:
+    """Weight decay and momentum leave it alone, and what is trained from it has it."""
+    work.pretrain(*IDLE, "optimizer={kind: adam, lr: 0.01, weight_decay: 0.5}", "training.steps=4", name="base")
+    work.finetune(source=work.run("base"))
+    before, now = (load_run(str(work.run(name))).model.state_dict() for name in ("base", "tuned"))
+    for name in ("pooler.weight", "next_sentence.bias"):
+        assert bool((before[name] == now[f"body.{name}"]).all())
+    assert load(work.run("tuned") / "recipe.yaml").recipe.objective.kind == "classification"
