@@ -810,6 +810,10 @@ class AdamMoments(Spec):
     eps: PositiveFloat = 1e-8
     """Added to the root of the second moment."""
 
+    def moments(self, matrices: int, rest: int) -> int:
+        """How many numbers are kept for so many weights in the matrices of layers and in all else."""
+        return 2 * (matrices + rest)
+
 
 class Adam(AdamMoments):
     """Adam (Kingma and Ba 2015)."""
@@ -838,6 +842,10 @@ class Sgd(Spec):
     weight_decay: NonNegativeFloat = 0.0
     """L2 penalty on matrices."""
 
+    def moments(self, matrices: int, rest: int) -> int:
+        """How many numbers are kept for so many weights in the matrices of layers and in all else."""
+        return matrices + rest if self.momentum else 0
+
 
 class Muon(Spec):
     """Muon for the matrices of the layers, AdamW for all else (Jordan et al. 2024)."""
@@ -851,6 +859,10 @@ class Muon(Spec):
     """Decoupled decay of the matrices."""
     adamw: AdamW = AdamW()
     """For embeddings, heads, norms and biases."""
+
+    def moments(self, matrices: int, rest: int) -> int:
+        """How many numbers are kept for so many weights in the matrices of layers and in all else."""
+        return matrices + self.adamw.moments(0, rest)
 
 
 Optimizer = Annotated[Adam | AdamW | Sgd | Muon, Field(discriminator="kind")]
