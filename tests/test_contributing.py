@@ -31,7 +31,7 @@ for n, arguments in enumerate(sys.argv[1:]):
     assert not app(standalone_mode=False)
     model = load_run(f"run-{n}").model.double().eval()
     tokens = torch.arange(5, 17)[None]
-    whole = model(Batch(tokens))
+    whole = model(Batch(tokens)).hidden_BTD
     state, chunks = model.start(Batch(tokens)), []
     for start, stop in ((0, 5), (5, 6), (6, 12)):
         hidden, state = model.advance(tokens[:, start:stop], state)

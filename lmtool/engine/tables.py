@@ -276,7 +276,7 @@ def answer(
         examples = [_example(rows[i]) for i in group]
         batch = objective.collate(examples).to(compute.device)
         with compute.autocast():
-            scores_BC, _ = lm.answer(batch)
+            scores_BC = lm.answer(batch).scores_BC
         if examples[0].label is not None:
             total += float(objective.head_loss(scores_BC, batch).total)
         found.update(zip(group, scores_BC.cpu().double().numpy(), strict=True))

@@ -151,6 +151,18 @@ class Init(Spec):
     """Divide the std of each projection into the residual stream by the square root of their number (GPT-2)."""
 
 
+MixerName = Literal["attention"]
+
+
+class DenseFeedForward(Spec):
+    """One network for all positions (Vaswani et al. 2017)."""
+
+    kind: Literal["dense"] = "dense"
+
+
+FeedForward = DenseFeedForward
+
+
 Reads = Literal["past", "source", "both", "words"]
 """What the prediction at a position may depend on. "past": the tokens up to it. "source": these, and all of a source,
 which for a prefix LM is the prefix. "both": all tokens of the row. "words": no position at all; a text is a bag of
@@ -186,7 +198,7 @@ class Transformer(ModelSpec):
     """Which positions see which: a decoder sees the past only (GPT), an encoder all (BERT), an encoder-decoder all of a
     source and the past (Vaswani et al. 2017, T5), a prefix LM all of its beginning and the past after it."""
     n_layers: PositiveInt
-    """Layers, each of attention and a feed-forward network; of the encoder and of the decoder where there are both."""
+    """Layers, each of a mixer and a feed-forward network; of the encoder and of the decoder where there are both."""
     d_model: PositiveInt
     """Width of the residual stream."""
     n_heads: PositiveInt
@@ -202,6 +214,10 @@ class Transformer(ModelSpec):
     activation: Literal["relu", "gelu", "gelu-tanh", "swiglu", "geglu"] = "gelu"
     """Nonlinearity of the feed-forward network: ReLU, exact GELU, its tanh approximation (GPT-2), SwiGLU, or GEGLU with
     the tanh approximation (T5 1.1)."""
+    feed_forward: FeedForward = DenseFeedForward()
+    """What each layer does at every position by itself, with the width and the nonlinearity above."""
+    mixer: MixerName = "attention"
+    """What mixes the positions of a text in each layer."""
     position: Position = LearnedPosition()
     """How the model knows the order of its tokens."""
     pattern: Pattern = FullPattern()
