@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 IGNORE = -100
 """Target value of positions that have no loss."""
@@ -115,6 +116,18 @@ class Mask:
     def sees_all(self) -> bool:
         """True when no mask is needed at all."""
         return not self.causal and not self._has_rows and self.window is None
+
+    @property
+    def begins_BS(self) -> Tensor | None:
+        """True at text of another document than the text before it in its row; None where a row is one text."""
+        if self.documents_BS is None:
+            return None
+        keep_BS = torch.ones_like(self.documents_BS, dtype=torch.bool) if self.keep_BS is None else self.keep_BS
+        places_S = torch.arange(keep_BS.shape[1], device=keep_BS.device)
+        last_BS = torch.where(keep_BS, places_S, -1).cummax(1).values
+        before_BS = F.pad(last_BS[:, :-1], (1, 0), value=-1)
+        other_BS = self.documents_BS != self.documents_BS.gather(1, before_BS.clamp(min=0))
+        return keep_BS & other_BS & (before_BS >= 0)
 
     @property
     def _has_rows(self) -> bool:

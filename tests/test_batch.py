@@ -67,6 +67,29 @@ def test_allowed_equals_three_loops(drawn: tuple[dict[str, Any], int, int, int])
 
 @settings(deadline=None)
 @given(masks())
+def test_where_documents_begin_equals_a_loop(drawn: tuple[dict[str, Any], int, int, int]) -> None:
+    """At the first text of each document but the first one of a row, whatever padding stands between."""
+    fields, rows, _, n_keys = drawn
+    documents, keep = fields["documents_BS"], fields["keep_BS"] or [[True] * n_keys] * rows
+    mask = Mask(
+        documents_BS=None if documents is None else torch.tensor(documents),
+        keep_BS=None if fields["keep_BS"] is None else torch.tensor(keep),
+    )
+    if documents is None:
+        assert mask.begins_BS is None
+        return
+    wanted = []
+    for row, kept in zip(documents, keep, strict=True):
+        last = None
+        for document, is_text in zip(row, kept, strict=True):
+            wanted.append(is_text and last is not None and document != last)
+            last = document if is_text else last
+    assert mask.begins_BS is not None
+    assert mask.begins_BS.flatten().tolist() == wanted
+
+
+@settings(deadline=None)
+@given(masks())
 def test_the_shortcuts_are_true(drawn: tuple[dict[str, Any], int, int, int]) -> None:
     fields, _, n_queries, n_keys = drawn
     mask = Mask(**{name: torch.tensor(value) if isinstance(value, list) else value for name, value in fields.items()})

@@ -14,11 +14,25 @@ PARTS = {
     "model.score=cosine": "{kind: transformer, n_layers: 2, d_model: 16, n_heads: 2, context: 16, dropout: 0.1}",
     "objective.kind=word-dropout": "{kind: recurrent, d_model: 16, context: 16, cell: gru}",
     "model.cell=mgu": "{kind: recurrent, n_layers: 2, d_model: 16, context: 16, attention: {score: dot}}",
+    "model.mixer=mingru": "{kind: transformer, n_layers: 2, d_model: 16, n_heads: 2, context: 16}",
+    "model.feed_forward.kind=switch": "{kind: transformer, n_layers: 2, d_model: 16, n_heads: 2, context: 16}",
+    "optimizer.kind=lion": "{kind: transformer, n_layers: 2, d_model: 16, n_heads: 2, context: 16}",
 }
 """What each example adds to the recipe language, and a model to try it in."""
 
+FAMILIES: dict[str, dict[str, object]] = {
+    "example of a position": {"position": {"kind": "log"}},
+    "example of a score": {"score": "cosine"},
+    "example of a cell": {"kind": "recurrent", "cell": "mgu", "n_layers": 2, "d_model": 8, "context": 24},
+    "example of a mixer": {"mixer": "mingru"},
+    "example of a mixer behind norms": {"mixer": "mingru", "norm": {"place": "post"}, "bias": False},
+    "example of experts": {"feed_forward": {"kind": "switch"}, "activation": "swiglu"},
+    "example of experts of a source": {"feed_forward": {"kind": "switch"}, "shape": "encoder-decoder"},
+}
+"""What is added to `FAMILIES` in tests/model/tiny.py, so that models of the new parts are held to all invariants."""
+
 TRY = """
-import sys, torch
+import contextlib, io, sys, torch
 from lmtool.batch import Batch
 from lmtool.cli import app
 from lmtool.inference.load import load_run
@@ -31,12 +45,17 @@ for n, arguments in enumerate(sys.argv[1:]):
     assert not app(standalone_mode=False)
     model = load_run(f"run-{n}").model.double().eval()
     tokens = torch.arange(5, 17)[None]
-    whole = model(Batch(tokens))
+    whole = model(Batch(tokens)).hidden_BTD
     state, chunks = model.start(Batch(tokens)), []
     for start, stop in ((0, 5), (5, 6), (6, 12)):
         hidden, state = model.advance(tokens[:, start:stop], state)
         chunks.append(hidden)
     torch.testing.assert_close(torch.cat(chunks, 1), whole, rtol=1e-9, atol=1e-9)
+    for how in (["--num-beams", "3"], ["--precision", "int8"]):
+        sys.argv = ["lmtool", "generate", "the", "--run", f"run-{n}", "--max-new-tokens", "6", "-q", *how]
+        with contextlib.redirect_stdout(io.StringIO()) as written:
+            assert not app(standalone_mode=False)
+        assert written.getvalue().startswith("the")
 """
 TRY_FILTER = """
 import contextlib, io, json, sys
@@ -95,7 +114,9 @@ def changes() -> list[tuple[str, str, str]]:
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with lmtool in it, to which CONTRIBUTING.md has been done."""
     folder = tmp_path_factory.mktemp("copy")
-    shutil.copytree(ROOT / "lmtool", folder / "lmtool", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("lmtool", "tests", "recipes"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
     for name, old, new in changes():
         file = folder / name
         text = file.read_text(encoding="utf-8") if old else ""
@@ -119,6 +140,20 @@ def test_a_new_filter_follows_from_its_field(copy: Path) -> None:
     (copy / "small.yaml").write_text(SMALL)
     done = subprocess.run([sys.executable, "-c", TRY_FILTER], cwd=copy, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_each_new_part_keeps_the_invariants_and_its_formula(copy: Path) -> None:
+    """What all families are held to, and what is held of the examples alone."""
+    tiny = copy / "tests" / "model" / "tiny.py"
+    first = "FAMILIES: dict[str, dict[str, Any]] = {\n"
+    lines = "".join(f"    {name!r}: {of!r},\n" for name, of in FAMILIES.items())
+    assert tiny.read_text().count(first) == 1
+    tiny.write_text(tiny.read_text().replace(first, first + lines))
+    held = ["tests/contributing/mingru.py", "tests/contributing/experts.py", "tests/contributing/lion.py"]
+    held += [f"tests/model/test_{name}.py" for name in ("cache", "invariance", "packed", "depth", "classifier")]
+    pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *held, "-k", "example or contributing"]
+    done = subprocess.run(pytest_, cwd=copy, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_without_the_examples_there_are_no_such_parts() -> None:

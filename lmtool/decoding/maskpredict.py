@@ -152,7 +152,7 @@ def _run(
 def _read(model: LanguageModel, works: Sequence[_Work], device: torch.device) -> list[Tensor]:
     """The logits (N, V) that each of them wants; their texts have one length."""
     tokens_BT = torch.tensor([work.ids for work in works], device=device)
-    hidden_BTD = model(Batch(tokens_BT))
+    hidden_BTD = model(Batch(tokens_BT)).hidden_BTD
     wanted = [hidden_BTD[i, torch.tensor(work.wanted, device=device)] for i, work in enumerate(works)]
     with torch.autocast(device.type, enabled=False):
         logits_NV = model.logits(torch.cat(wanted)).float()

@@ -5,6 +5,8 @@ all rows have the same positions. Under a window: C blocks of Q queries, with W 
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +31,12 @@ STEP = 16
 class Attend:
     """softmax(score(q, k) + mask) v under one mask: made once for a forward pass and used by all layers of a stack.
 
-    positions_PS: positions of all keys, the last `n_queries` being the queries'; counted from 0 when None.
-    rule: how positions take part; not at all when None. source: attention to a source, for layers that have it.
+    What it takes to attend is computed when a layer first does. Layers that do not attend learn from it what their
+    positions are, which are its queries: `keep_BT` and `begins_BT`.
+
+    mask: who sees whom. positions_PS: positions of all keys, the last `n_queries` being the queries'; counted from 0
+    when None. rule: how positions take part; not at all when None. source: attention to a source, for layers that have
+    it. width: how many rows share a line, on which their queries stand behind each other; see `Branches`.
     """
 
     def __init__(
@@ -42,22 +48,38 @@ class Attend:
         positions_PS: Tensor | None = None,
         rule: AttentionPositions | None = None,
         source: "Attend | None" = None,
+        width: int = 1,
     ) -> None:
+        self.mask = mask
         self.source = source
+        self.width = width
+        self._n_queries, self._n_keys, self._device = n_queries, n_keys, device
         self._rule = rule
         if positions_PS is None:
             positions_PS = torch.arange(n_keys, device=device)[None]
+        self._positions_PS = positions_PS
         self._query_PT = positions_PS[:, n_keys - n_queries :]
         self._waves: dict[torch.dtype, tuple[Tensor, Tensor] | None] = {}
-        self._windows: _Windows | None = None
-        if n_queries == n_keys and _Windows.pay(mask, n_keys):
-            self._windows = _Windows(mask, n_keys, device, positions_PS, rule)
-            return
-        bias_PNTS = None if rule is None else rule.bias(self._query_PT, positions_PS)
-        fused_causal = mask.only_causal and n_queries == n_keys and bias_PNTS is None
-        sees_all = mask.sees_all or fused_causal or (mask.only_causal and n_queries == 1)
-        allowed_BTS = None if sees_all else mask.allowed(n_queries, n_keys, device)
-        self._kernel = _Kernel(allowed_BTS, bias_PNTS, fused_causal, n_keys, device)
+        # no cached properties, since torch.compile stops at their locks
+        self._begins_BT: Tensor | None = None
+        self._kernel: _Kernel | _Windows | None = None
+
+    @property
+    def keep_BT(self) -> Tensor | None:
+        """False at queries that are padding; None where all are text."""
+        return None if self.mask.keep_BS is None else self.mask.keep_BS[:, self._n_keys - self._n_queries :]
+
+    @property
+    def begins_BT(self) -> Tensor | None:
+        """True at queries that begin a document which may not see the text before it; None where a row is one text."""
+        if self._begins_BT is None and (begins_BS := self.mask.begins_BS) is not None:
+            self._begins_BT = begins_BS[:, self._n_keys - self._n_queries :]
+        return self._begins_BT
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether attention is computed for blocks of queries, not for all pairs of positions."""
+        return self._n_queries == self._n_keys and _Windows.pay(self.mask, self._n_keys)
 
     def turn(self, x_BNTH: Tensor) -> Tensor:
         """Queries and new keys of all heads, placed at the positions of the queries."""
@@ -77,8 +99,19 @@ class Attend:
         """
         score = score or Score(q_BNTH.shape[-1] ** -0.5)
         q_BNTH = score.queries(q_BNTH)
-        compute = self._kernel if self._windows is None else self._windows
-        return compute(q_BNTH, keys_BKSH, v_BKSH, dropout, score)
+        if self._kernel is None:
+            self._kernel = self._prepare()
+        return self._kernel(q_BNTH, keys_BKSH, v_BKSH, dropout, score)
+
+    def _prepare(self) -> "_Kernel | _Windows":
+        mask, n_queries, n_keys, device = self.mask, self._n_queries, self._n_keys, self._device
+        if self.in_blocks:
+            return _Windows(mask, n_keys, device, self._positions_PS, self._rule)
+        bias_PNTS = None if self._rule is None else self._rule.bias(self._query_PT, self._positions_PS)
+        fused_causal = mask.only_causal and n_queries == n_keys and bias_PNTS is None
+        sees_all = mask.sees_all or fused_causal or (mask.only_causal and n_queries == 1)
+        allowed_BTS = None if sees_all else mask.allowed(n_queries, n_keys, device)
+        return _Kernel(allowed_BTS, bias_PNTS, fused_causal, n_keys, device)
 
 
 class _Kernel:
@@ -267,18 +300,39 @@ def _reach(mask: Mask) -> tuple[int, int]:
     return reach, max(BLOCK, reach)
 
 
+class Mixed(NamedTuple):
+    """What a mixer gives back.
+
+    x_BTD: what joins the residual stream. now: what to remember, which may be None where nothing was remembered.
+    auxiliary_B: as in `Output`.
+    """
+
+    x_BTD: Tensor
+    now: LayerState | None = None
+    auxiliary_B: Tensor | None = None
+
+
 class Mixer(nn.Module, ABC):
     """What a sublayer computes before it joins the residual stream; `out` is its projection into the stream."""
 
     out: nn.Linear
+
+    def projections(self) -> Sequence[nn.Linear]:
+        """Its maps into the stream: `out`, or those of the mixers that it is made of."""
+        return (self.out,)
 
     @abstractmethod
     def start(self, n_rows: int) -> LayerState:
         """What is kept before the first token, but see `CrossAttention.read`."""
 
     @abstractmethod
-    def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> tuple[Tensor, LayerState | None]:
-        """The output for x, which follows what `past` remembers; and what to remember, unless `past` is None."""
+    def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> Mixed:
+        """The output for x, which follows what `past` remembers; and what to remember, unless `past` is None.
+
+        `past` is None where whole rows are read at once; only then is there an auxiliary loss. `attend` knows which
+        positions are text, and where documents begin that see nothing of the text before them. A mixer that keeps a
+        plain tuple is given the rows that share a line apart; all others are given the line.
+        """
 
 
 class JoinedLinear(nn.Linear):
@@ -313,7 +367,7 @@ class SelfAttention(Mixer):
         none = self.qkv.weight.new_empty(n_rows, self.n_kv_heads, 0, self.head_width)
         return KeyValue(self.score.keys(none), none)
 
-    def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> tuple[Tensor, LayerState | None]:
+    def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> Mixed:
         B, T, D = x_BTD.shape
         heads = self.qkv(x_BTD).view(B, T, -1, self.head_width).transpose(1, 2)
         qk, v = torch.split(heads, [heads.shape[1] - self.n_kv_heads, self.n_kv_heads], 1)
@@ -324,7 +378,7 @@ class SelfAttention(Mixer):
             now = past.plus(k, v)
             k, v = now
         mixed_BNTH = attend(q, k, v, self.dropout if self.training else 0.0, self.score)
-        return self.out(mixed_BNTH.transpose(1, 2).reshape(B, T, D)), now
+        return Mixed(self.out(mixed_BNTH.transpose(1, 2).reshape(B, T, D)), now)
 
 
 class CrossAttention(Mixer):
@@ -351,11 +405,11 @@ class CrossAttention(Mixer):
         k, v = (part.view(B, S, -1, self.head_width).transpose(1, 2) for part in self.kv.parts(source_BSD))
         return Memory(self.score.keys(k), v)
 
-    def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> tuple[Tensor, LayerState | None]:
+    def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> Mixed:
         assert isinstance(past, Memory)
         assert attend.source is not None
         B, T, D = x_BTD.shape
         q_BNTH = self.q(x_BTD).view(B, T, -1, self.head_width).transpose(1, 2)
         dropout = self.dropout if self.training else 0.0
         mixed_BNTH = attend.source(q_BNTH, past.k_BNSH, past.v_BNSH, dropout, self.score)
-        return self.out(mixed_BNTH.transpose(1, 2).reshape(B, T, D)), past
+        return Mixed(self.out(mixed_BNTH.transpose(1, 2).reshape(B, T, D)), past)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.model.dropout import drop
-from lmtool.model.language_model import DecodeState, LanguageModel
+from lmtool.model.language_model import DecodeState, LanguageModel, Output
 from lmtool.recipe.spec import Averaging
 
 MERSENNE = 2**31 - 1
@@ -138,9 +138,9 @@ class AveragingModel(LanguageModel):
             keep_BF = torch.where(stays_BF.any(1, keepdim=True), stays_BF, keep_BF)
         return features_BF, keep_BF.to(dtype) / keep_BF.sum(1, keepdim=True).clamp(min=1)
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch) -> Output:
         """The vectors of the tokens (B, T, D), which nothing around them changes. Raises UsageError with one_hot."""
-        return self.token_vectors()[batch.tokens_BT]
+        return Output(self.token_vectors()[batch.tokens_BT])
 
     def token_vectors(self) -> Tensor:
         if self.embedding is None:
@@ -149,7 +149,7 @@ class AveragingModel(LanguageModel):
 
     def layers(self, batch: Batch) -> list[Tensor]:
         """The vectors of the tokens; the layers above are of whole texts."""
-        return [self(batch)]
+        return [self(batch).hidden_BTD]
 
     def logits(self, hidden: Tensor) -> Tensor:
         raise _no_writer()

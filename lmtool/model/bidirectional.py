@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lmtool.batch import Batch
-from lmtool.model.language_model import DecodeState
+from lmtool.model.language_model import DecodeState, Output
 from lmtool.model.recurrent import Layers, RecurrentModel, find_texts, make_cell
 from lmtool.recipe.spec import Recurrent
 
@@ -26,11 +26,11 @@ class BidirectionalModel(RecurrentModel):
             for backwards in (False, True)
         )
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch) -> Output:
         """States (B, T, D) that have read each text up to the position; they predict the next token."""
         return self._hidden(self.forth, batch)
 
-    def backward(self, batch: Batch) -> Tensor:
+    def backward(self, batch: Batch) -> Output:
         """States (B, T, D) that have read each text from its end to the position; they predict the token before."""
         return self._hidden(self.back, batch)
 
@@ -48,8 +48,8 @@ class BidirectionalModel(RecurrentModel):
         length = state.length + tokens_BT.shape[1]
         return self.hidden(outs[-1], None), DecodeState(length, state.padding_B, states)
 
-    def _hidden(self, half: Layers, batch: Batch) -> Tensor:
-        return self.hidden(self._read(half, batch, self.embed(batch.tokens_BT))[-1], None)
+    def _hidden(self, half: Layers, batch: Batch) -> Output:
+        return Output(self.hidden(self._read(half, batch, self.embed(batch.tokens_BT))[-1], None))
 
     @staticmethod
     def _read(half: Layers, batch: Batch, embedded_BTD: Tensor) -> list[Tensor]:

@@ -4,7 +4,7 @@ Shapes: B rows, T positions, D width of the states, C classes, labels or 1 numbe
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from lmtool.errors import UsageError
 from lmtool.model.averaging import AveragingModel, RatioHead
 from lmtool.model.bidirectional import BidirectionalModel
 from lmtool.model.dropout import drop
-from lmtool.model.language_model import DecodeState, LanguageModel
+from lmtool.model.language_model import DecodeState, LanguageModel, Output
 from lmtool.model.recurrent import RecurrentDecoder
 from lmtool.recipe.spec import Classification, Model, Transformer
 
@@ -75,6 +75,17 @@ class ScalarMix(nn.Module):
         return mixed
 
 
+class Answer(NamedTuple):
+    """What a head says of rows.
+
+    scores_BC: in float32. hidden_BTD: the states that they come from, if there are any. auxiliary_B: as in `Output`.
+    """
+
+    scores_BC: Tensor
+    hidden_BTD: Tensor | None = None
+    auxiliary_B: Tensor | None = None
+
+
 class Classifier(LanguageModel):
     """A language model with a head: y = W dropout(pool(h_1..h_T)) + b. It still is the language model that it was.
 
@@ -123,24 +134,20 @@ class Classifier(LanguageModel):
             )
         self.head.count(self.body, list(batches))
 
-    def answer(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Scores (B, C) of the rows in float32, and the states (B, T, D) that they come from, if there are any."""
+    def answer(self, batch: Batch) -> Answer:
+        """Scores of the rows, and what a loss needs beside them."""
         if isinstance(self.body, AveragingModel):
-            return self.body.scores(batch, self.head, self.dropout).float(), None
+            return Answer(self.body.scores(batch, self.head, self.dropout).float())
         assert self.pool is not None
-        hidden_BTD = self._states(batch)
+        hidden_BTD, auxiliary_B = self._states(batch)
         pooled_BD = drop(self.pool(hidden_BTD, batch.keep_BT), self.dropout, self.training)
-        return self.head(pooled_BD).float(), hidden_BTD
+        return Answer(self.head(pooled_BD).float(), hidden_BTD, auxiliary_B)
 
-    def _states(self, batch: Batch) -> Tensor:
-        states: Tensor
-        if self.mix is not None:
-            states = self.mix(self.body.layers(batch))
-        elif isinstance(self.body, BidirectionalModel):
-            states = self.body.layers(batch)[-1]
-        else:
-            states = self.body(batch)
-        return states
+    def _states(self, batch: Batch) -> Output:
+        if self.mix is None and not isinstance(self.body, BidirectionalModel):
+            return self.forward(batch)
+        layers, auxiliary_B = self.body.layers_and_auxiliary(batch)
+        return Output(layers[-1] if self.mix is None else self.mix(layers), auxiliary_B)
 
     def _beside_states(self) -> list[nn.Parameter]:
         """The body's parameters that states do not depend on: of a head of its own, which learns nothing here."""
@@ -148,19 +155,22 @@ class Classifier(LanguageModel):
         was_training = self.training
         self.eval()
         with torch.enable_grad():
-            grads = torch.autograd.grad(self._states(_probe(self.body)).sum(), parameters, allow_unused=True)
+            grads = torch.autograd.grad(self._states(_probe(self.body)).hidden_BTD.sum(), parameters, allow_unused=True)
         self.train(was_training)
         return [parameter for parameter, grad in zip(parameters, grads, strict=True) if grad is None]
 
-    def forward(self, batch: Batch) -> Tensor:
-        hidden: Tensor = self.body(batch)
-        return hidden
+    def forward(self, batch: Batch) -> Output:
+        output: Output = self.body(batch)
+        return output
 
     def token_vectors(self) -> Tensor:
         return self.body.token_vectors()
 
     def layers(self, batch: Batch) -> list[Tensor]:
         return self.body.layers(batch)
+
+    def layers_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
+        return self.body.layers_and_auxiliary(batch)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.body.logits(hidden)

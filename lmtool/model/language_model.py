@@ -4,15 +4,35 @@ Shapes: B rows, T new positions, D model width, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
-from typing import Literal
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.model.state import DecodeState, KeyValue, LayerState, Memory
 
-__all__ = ["DecodeState", "KeyValue", "LanguageModel", "LayerState", "Memory"]
+__all__ = ["DecodeState", "KeyValue", "LanguageModel", "LayerState", "Memory", "Output"]
+
+
+class Output(NamedTuple):
+    """What a forward pass gives back.
+
+    hidden_BTD: hidden states of all positions.
+    auxiliary_B: what a model asks of itself beside its targets, a loss of each row, from nothing but the row's own
+        text; None where it asks nothing. Objectives add it where they train, and never where they measure.
+    """
+
+    hidden_BTD: Tensor
+    auxiliary_B: Tensor | None = None
+
+
+def summed(auxiliaries: Iterable[Tensor | None]) -> Tensor | None:
+    """The sum of those auxiliary losses that there are (B,); None where there are none."""
+    found = [auxiliary_B for auxiliary_B in auxiliaries if auxiliary_B is not None]
+    return torch.stack(found).sum(0) if found else None
 
 
 class LanguageModel(nn.Module, ABC):
@@ -35,8 +55,8 @@ class LanguageModel(nn.Module, ABC):
     recurrent: bool = False
 
     @abstractmethod
-    def forward(self, batch: Batch) -> Tensor:
-        """Hidden states (B, T, D) of all positions at once."""
+    def forward(self, batch: Batch) -> Output:
+        """All positions at once: their hidden states (B, T, D), and the auxiliary losses of the rows, if it has any."""
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
@@ -56,6 +76,10 @@ class LanguageModel(nn.Module, ABC):
         A model with an encoder reads the tokens with that. Raises UsageError where a model has no vectors.
         """
         raise UsageError("this model has no vectors of tokens: it counts them", fix="name a run of another family")
+
+    def layers_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
+        """What `layers` gives, and the auxiliary losses (B,) of the same pass, if there are any."""
+        return self.layers(batch), None
 
     @abstractmethod
     def start(self, batch: Batch) -> DecodeState:

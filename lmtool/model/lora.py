@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lmtool.errors import UsageError
 from lmtool.model.attention import CrossAttention, JoinedLinear, Mixer, SelfAttention
 from lmtool.model.classifier import Classifier
 from lmtool.model.dropout import drop
@@ -63,7 +64,10 @@ class AdaptedLinear(JoinedLinear):
 
 
 def adapt(model: nn.Module, spec: Lora) -> None:
-    """Give a model adapters, in place, and let no other of its weights learn."""
+    """Give a model adapters, in place, and let no other of its weights learn.
+
+    Raises UsageError when it has no matrix of the kinds that get them.
+    """
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     for mixer in [module for module in model.modules() if isinstance(module, Mixer)]:
@@ -71,6 +75,12 @@ def adapt(model: nn.Module, spec: Lora) -> None:
             adapted = tuple(part in spec.targets for part in parts)
             if any(adapted):
                 setattr(mixer, name, AdaptedLinear(getattr(mixer, name), adapted, spec))
+    if not any(adapters(model)):
+        raise UsageError(
+            f"the model has no matrices of the kind {' or '.join(spec.targets)}",
+            where="tuning.lora.targets",
+            fix="set it to [feed-forward]",
+        )
 
 
 def merge(model: nn.Module) -> None:
@@ -112,7 +122,7 @@ def _places(mixer: Mixer) -> Places:
             return ("q", ("query",)), ("kv", ("key", "value")), ("out", ("output",))
         case FeedForward():
             return ("up", ("feed-forward",) * len(mixer.up.widths)), ("out", ("feed-forward",))
-    raise TypeError(f"no targets of adapters are known in a {type(mixer).__name__}")
+    return ()
 
 
 def _widths(linear: nn.Linear) -> tuple[int, ...]:

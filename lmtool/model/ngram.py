@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lmtool.batch import IGNORE, Batch
-from lmtool.model.language_model import DecodeState, LanguageModel
+from lmtool.model.language_model import DecodeState, LanguageModel, Output
 from lmtool.recipe.spec import NGram
 
 NONE = -1
@@ -82,8 +82,11 @@ class NGramModel(LanguageModel):
     counts_G: Tensor
     n_read: Tensor
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch) -> Output:
         """The tokens up to each position (B, T, C), of its own document only; padding is passed over."""
+        return Output(self._read(batch))
+
+    def _read(self, batch: Batch) -> Tensor:
         tokens_BT, documents_BT = batch.tokens_BT, batch.documents_BT
         if batch.keep_BT is None:
             return self._windows(tokens_BT, documents_BT)
@@ -173,7 +176,7 @@ class NGramModel(LanguageModel):
         """Every target behind the N - 1 tokens before it, and a count of 1 for each."""
         if batch.targets_BT is None:
             raise ValueError("a batch without targets has nothing to count")
-        context_BTC = self(batch)[..., self.width - (self.order - 1) :]
+        context_BTC = self._read(batch)[..., self.width - (self.order - 1) :]
         grams_MN = torch.cat((context_BTC, batch.targets_BT[..., None]), -1)[batch.targets_BT != IGNORE]
         return grams_MN.to("cpu", torch.int32).numpy(), np.ones(len(grams_MN), dtype=np.int64)
 

@@ -3,7 +3,7 @@
 Shapes: I input width, O output width, R rows of a product.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -61,9 +61,10 @@ def pack(model: nn.Module, precision: str, device: torch.device) -> None:
                     setattr(module, name, packed)
 
 
-def _linears(model: nn.Module) -> Iterator[nn.Linear]:
+def _linears(model: nn.Module) -> Iterable[nn.Linear]:
     mixers = [module for module in model.modules() if isinstance(module, Mixer)]
-    return (part for mixer in mixers for part in mixer.children() if isinstance(part, nn.Linear))
+    # once each, also where mixers are made of mixers
+    return dict.fromkeys(part for mixer in mixers for part in mixer.modules() if isinstance(part, nn.Linear))
 
 
 def _shape_of(weight: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmtool.model.attention import Attend, JoinedLinear, Mixer
+from lmtool.model.attention import Attend, JoinedLinear, Mixed, Mixer
 from lmtool.model.dropout import drop
 from lmtool.model.language_model import LayerState
 from lmtool.model.positions import build_position
@@ -38,9 +38,9 @@ class FeedForward(Mixer):
     def start(self, n_rows: int) -> LayerState:
         return ()
 
-    def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> tuple[Tensor, LayerState | None]:
+    def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> Mixed:
         inner = activate(self.up(x_BTD), self.activation)
-        return self.out(drop(inner, self.dropout, self.training)), past
+        return Mixed(self.out(drop(inner, self.dropout, self.training)), past)
 
 
 class Inputs(nn.Module):

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from lmtool.batch import Batch
 from lmtool.model.cells import Cell, State, Texts, build_cell
 from lmtool.model.dropout import drop
-from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel
+from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel, Output
 from lmtool.model.recall import Recall, earlier
 from lmtool.recipe.spec import Recurrent
 
@@ -115,8 +115,8 @@ class RecurrentDecoder(RecurrentModel):
         self.rnn = Layers([make_cell(spec) for _ in range(spec.n_layers)], spec.dropout)
         self.recall = None if spec.attention is None else Recall(spec.attention, spec.d_model)
 
-    def forward(self, batch: Batch) -> Tensor:
-        return self._read(batch, self.start(batch))[0]
+    def forward(self, batch: Batch) -> Output:
+        return Output(self._read(batch, self.start(batch))[0])
 
     def layers(self, batch: Batch) -> list[Tensor]:
         """The embeddings and the states of each layer, each (B, T, D)."""

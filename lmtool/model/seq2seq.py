@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lmtool.batch import Batch
 from lmtool.model.cells import Cell, State, Texts
 from lmtool.model.dropout import drop
-from lmtool.model.language_model import DecodeState, Memory
+from lmtool.model.language_model import DecodeState, Memory, Output
 from lmtool.model.recall import Recall
 from lmtool.model.recurrent import Layers, RecurrentModel, find_texts, make_cell
 from lmtool.recipe.spec import CELLS, Recurrent
@@ -90,8 +90,8 @@ class RecurrentEncoderDecoder(RecurrentModel):
         # the columns of the first layer's input weights that the context meets
         self.feed = nn.Linear(spec.d_model, n_gates * spec.d_model, bias=False) if feeds else None
 
-    def forward(self, batch: Batch) -> Tensor:
-        return self._read(batch, self.start(batch))[0]
+    def forward(self, batch: Batch) -> Output:
+        return Output(self._read(batch, self.start(batch))[0])
 
     def layers(self, batch: Batch) -> list[Tensor]:
         """Those of the encoder, which reads the tokens as a source."""

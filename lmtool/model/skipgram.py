@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
-from lmtool.model.language_model import DecodeState, LanguageModel
+from lmtool.model.language_model import DecodeState, LanguageModel, Output
 from lmtool.recipe.spec import SkipGram
 
 
@@ -36,10 +36,9 @@ class SkipGramModel(LanguageModel):
         """Keep how often each id of the tokenizer stands in the training text; rows beyond it count 0."""
         self.counts_V[: len(counts)] = torch.from_numpy(counts)
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch) -> Output:
         """The centre vectors of the tokens (B, T, D), which nothing around them changes."""
-        hidden: Tensor = self.centres(batch.tokens_BT)
-        return hidden
+        return Output(self.centres(batch.tokens_BT))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores (..., V) of every word as a neighbour."""
@@ -53,7 +52,7 @@ class SkipGramModel(LanguageModel):
 
     def layers(self, batch: Batch) -> list[Tensor]:
         """The centre vectors: there is no other layer."""
-        return [self(batch)]
+        return [self(batch).hidden_BTD]
 
     def start(self, batch: Batch) -> DecodeState:
         raise UsageError("a skip-gram model has no next token", fix="see what it knows with lmtool neighbors")

@@ -5,18 +5,19 @@ Shapes: B rows, T positions, S positions so far, D model width. P is B, or 1 whe
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from lmtool.batch import Mask
-from lmtool.model.attention import Attend, CrossAttention, Mixer, SelfAttention
+from lmtool.model.attention import Attend, CrossAttention, Mixed, Mixer, SelfAttention
 from lmtool.model.dropout import drop
-from lmtool.model.language_model import LayerState, Memory
+from lmtool.model.language_model import KeyValue, LayerState, Memory, Output, summed
 from lmtool.model.parts import FeedForward, build_norm, initialise
 from lmtool.model.positions import build_attention_position
 from lmtool.model.scores import Score, build_score
-from lmtool.recipe.spec import Transformer, WindowPattern
+from lmtool.recipe.spec import DenseFeedForward, Transformer, WindowPattern
 
 
 class Sublayer(nn.Module):
@@ -29,11 +30,18 @@ class Sublayer(nn.Module):
         self.pre = pre
         self.dropout = dropout
 
-    def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> tuple[Tensor, LayerState | None]:
+    def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> Mixed:
+        read: Tensor = self.norm(x_BTD) if self.pre else x_BTD
+        # a state of fixed size is of one row; whose keys and values are, a mask tells
+        apart = attend.width > 1 and past and not isinstance(past, KeyValue | Memory)
+        if apart:
+            read = read.reshape(len(read) * attend.width, -1, read.shape[-1])
         mixed: Tensor
-        mixed, now = self.mixer(self.norm(x_BTD) if self.pre else x_BTD, attend, past)
+        mixed, now, auxiliary_B = self.mixer(read, attend, past)
+        if apart:
+            mixed = mixed.reshape(x_BTD.shape)
         x_BTD = x_BTD + drop(mixed, self.dropout, self.training)
-        return (x_BTD if self.pre else self.norm(x_BTD)), now
+        return Mixed(x_BTD if self.pre else self.norm(x_BTD), now, auxiliary_B)
 
 
 class Stack(nn.Module):
@@ -59,11 +67,12 @@ class Stack(nn.Module):
         initialise(self, spec)
         if spec.init.scale_residual:
             # smaller projections into the stream (Radford et al. 2019)
-            for mixer in self._mixers():
-                nn.init.normal_(mixer.out.weight, std=spec.init.std * len(self.sublayers) ** -0.5)
+            for projection in (part for mixer in self._mixers() for part in mixer.projections()):
+                nn.init.normal_(projection.weight, std=spec.init.std * len(self.sublayers) ** -0.5)
 
     def _mixers(self) -> Iterator[Mixer]:
-        return (module for module in self.modules() if isinstance(module, Mixer))
+        """Of each sublayer its own, and not those that it may be made of."""
+        return (cast(Mixer, sublayer.mixer) for sublayer in self.sublayers)
 
     def start(self, n_rows: int, source_BSD: Tensor | None = None) -> tuple[LayerState, ...]:
         """The state of every sublayer before the first token."""
@@ -107,11 +116,13 @@ class Stack(nn.Module):
         past: Sequence[LayerState | None] | None = None,
         source_mask: Mask | None = None,
         seen: list[Tensor] | None = None,
-    ) -> tuple[Tensor, tuple[LayerState | None, ...]]:
+        width: int = 1,
+    ) -> tuple[Output, tuple[LayerState | None, ...]]:
         """Hidden states (B, T, D) of the vectors, which follow what `past` remembers; and what to remember.
 
         positions_PS: of all positions, remembered ones first; mask covers all of them, source_mask the source.
         seen: where wanted, gets the vectors and the output of each layer, the last one behind the final norm.
+        width: how many rows share each line of the vectors.
         """
         T, S = x_BTD.shape[1], positions_PS.shape[1]
         past = past or (None,) * len(self.sublayers)
@@ -121,17 +132,19 @@ class Stack(nn.Module):
             source = Attend(source_mask, T, n_source, x_BTD.device)
         if _out_of_place(mask, positions_PS):
             mask = replace(mask, places_PS=positions_PS)
-        attend = Attend(mask, T, S, x_BTD.device, positions_PS, self.position, source)
-        now = []
+        attend = Attend(mask, T, S, x_BTD.device, positions_PS, self.position, source, width)
+        now: list[LayerState | None] = []
+        auxiliaries: list[Tensor | None] = []
         for number, (sublayer, state) in enumerate(zip(self.sublayers, past, strict=True)):
             if seen is not None and number % self.per_layer == 0:
                 seen.append(x_BTD)
-            x_BTD, state = sublayer(x_BTD, attend, state)
-            now.append(state)
+            x_BTD, after, auxiliary_B = sublayer(x_BTD, attend, state)
+            now.append(after)
+            auxiliaries.append(auxiliary_B)
         hidden_BTD: Tensor = self.norm(x_BTD)
         if seen is not None:
             seen.append(hidden_BTD)
-        return hidden_BTD, tuple(now)
+        return Output(hidden_BTD, summed(auxiliaries)), tuple(now)
 
 
 def _out_of_place(mask: Mask, positions_PS: Tensor) -> bool:
@@ -149,14 +162,29 @@ def _out_of_place(mask: Mask, positions_PS: Tensor) -> bool:
 
 
 def _mixers(spec: Transformer, source: bool) -> Sequence[Mixer]:
-    n_kv_heads = spec.n_kv_heads or spec.n_heads
-    sizes = (spec.d_model, spec.n_heads, n_kv_heads, spec.bias, spec.dropout)
-    mixers: list[Mixer] = [SelfAttention(*sizes, _score(spec))]
+    mixers = [build_mixer(spec)]
     if source:
-        mixers.append(CrossAttention(*sizes, _score(spec)))
-    d_ff = spec.d_ff or 4 * spec.d_model
-    mixers.append(FeedForward(spec.d_model, d_ff, spec.activation, spec.bias, spec.ffn_dropout))
-    return mixers
+        mixers.append(CrossAttention(*_sizes(spec), _score(spec)))
+    return [*mixers, build_feed_forward(spec)]
+
+
+def build_mixer(spec: Transformer) -> Mixer:
+    """What mixes the positions of a text in one layer."""
+    match spec.mixer:
+        case "attention":
+            return SelfAttention(*_sizes(spec), _score(spec))
+
+
+def build_feed_forward(spec: Transformer) -> Mixer:
+    """What follows in each layer, for every position by itself."""
+    sizes = (spec.d_model, spec.d_ff or 4 * spec.d_model, spec.activation, spec.bias, spec.ffn_dropout)
+    match spec.feed_forward:
+        case DenseFeedForward():
+            return FeedForward(*sizes)
+
+
+def _sizes(spec: Transformer) -> tuple[int, int, int, bool, float]:
+    return spec.d_model, spec.n_heads, spec.n_kv_heads or spec.n_heads, spec.bias, spec.dropout
 
 
 def _score(spec: Transformer) -> Score:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from lmtool.batch import Batch, Mask
 from lmtool.errors import UsageError
-from lmtool.model.language_model import DecodeState, LanguageModel, LayerState
+from lmtool.model.language_model import DecodeState, LanguageModel, LayerState, Output, summed
 from lmtool.model.parts import Head, Inputs, initialise
 from lmtool.model.positions import longest
 from lmtool.model.stack import Stack
@@ -49,21 +49,24 @@ class TransformerDecoder(TransformerModel):
         super().__init__(spec, vocab_size)
         self.stack = Stack(spec, causal=True)
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch) -> Output:
         return self._read(batch)
 
     def layers(self, batch: Batch) -> list[Tensor]:
-        seen: list[Tensor] = []
-        self._read(batch, seen)
-        return seen
+        return self.layers_and_auxiliary(batch)[0]
 
-    def _read(self, batch: Batch, seen: list[Tensor] | None = None) -> Tensor:
+    def layers_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
+        seen: list[Tensor] = []
+        output = self._read(batch, seen)
+        return seen, output.auxiliary_B
+
+    def _read(self, batch: Batch, seen: list[Tensor] | None = None) -> Output:
         mask = self.stack.mask(batch.prefix_B, batch.keep_BT, batch.documents_BT)
         positions_PT = positions_in_text(batch)
         x_BTD = self.inputs(batch.tokens_BT, positions_PT)
-        hidden: Tensor
-        hidden, _ = self.stack(x_BTD, positions_PT, mask, seen=seen)
-        return hidden
+        output: Output
+        output, _ = self.stack(x_BTD, positions_PT, mask, seen=seen)
+        return output
 
     def start(self, batch: Batch) -> DecodeState:
         return DecodeState(0, None, self.stack.start(len(batch.tokens_BT)))
@@ -77,8 +80,9 @@ class TransformerDecoder(TransformerModel):
         mask = self.stack.mask(prefix_B, keep_BS, seen_BQS=seen_BQS)
         tokens_GQ = after.on_lines(tokens_BT)
         x_GQD = self.inputs(tokens_GQ, positions_PS[:, -tokens_GQ.shape[1] :])
-        hidden, layers = self.stack(x_GQD, positions_PS, mask, state.layers)
-        return after.on_rows(hidden), replace(after, layers=layers)
+        output: Output
+        output, layers = self.stack(x_GQD, positions_PS, mask, state.layers, width=after.width)
+        return after.on_rows(output.hidden_BTD), replace(after, layers=layers)
 
 
 class TransformerPrefix(TransformerDecoder):
@@ -116,21 +120,24 @@ class TransformerEncoder(TransformerModel):
             if part is not None:
                 initialise(part, spec)
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch) -> Output:
         return self._read(batch)
 
     def layers(self, batch: Batch) -> list[Tensor]:
-        seen: list[Tensor] = []
-        self._read(batch, seen)
-        return seen
+        return self.layers_and_auxiliary(batch)[0]
 
-    def _read(self, batch: Batch, seen: list[Tensor] | None = None) -> Tensor:
+    def layers_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
+        seen: list[Tensor] = []
+        output = self._read(batch, seen)
+        return seen, output.auxiliary_B
+
+    def _read(self, batch: Batch, seen: list[Tensor] | None = None) -> Output:
         mask = self.stack.mask(keep_BS=batch.keep_BT, documents_BS=batch.documents_BT)
         positions_PT = positions_in_text(batch)
         x_BTD = self.inputs(batch.tokens_BT, positions_PT, batch.segments_BT)
-        hidden: Tensor
-        hidden, _ = self.stack(x_BTD, positions_PT, mask, seen=seen)
-        return hidden
+        output: Output
+        output, _ = self.stack(x_BTD, positions_PT, mask, seen=seen)
+        return output
 
     def next_sentence_logits(self, hidden_BTD: Tensor) -> Tensor:
         """Scores (B, 2) of "does not follow" and "follows", from tanh of a dense layer on the first position.
@@ -168,8 +175,8 @@ class TransformerEncoderDecoder(TransformerModel):
         self.encoder = Stack(spec, causal=False)
         self.decoder = Stack(spec, causal=True, source=True)
 
-    def encode(self, batch: Batch) -> Tensor:
-        """Hidden states (B, S, D) of the source. Raises ValueError when the batch has none."""
+    def encode(self, batch: Batch) -> Output:
+        """Of the source its hidden states (B, S, D). Raises ValueError when the batch has none."""
         if batch.source_BS is None:
             raise ValueError("a batch without a source")
         return self._encode(Batch(batch.source_BS, keep_BT=batch.source_keep_BS))
@@ -180,25 +187,26 @@ class TransformerEncoderDecoder(TransformerModel):
         self._encode(batch, seen)
         return seen
 
-    def _encode(self, source: Batch, seen: list[Tensor] | None = None) -> Tensor:
+    def _encode(self, source: Batch, seen: list[Tensor] | None = None) -> Output:
         positions_PS = positions_in_text(source)
         x_BSD = self.inputs(source.tokens_BT, positions_PS)
         mask = self.encoder.mask(keep_BS=source.keep_BT)
-        hidden: Tensor
-        hidden, _ = self.encoder(x_BSD, positions_PS, mask, seen=seen)
-        return hidden
+        output: Output
+        output, _ = self.encoder(x_BSD, positions_PS, mask, seen=seen)
+        return output
 
-    def forward(self, batch: Batch) -> Tensor:
-        past = self.decoder.sources(self.encode(batch))
+    def forward(self, batch: Batch) -> Output:
+        source = self.encode(batch)
+        past = self.decoder.sources(source.hidden_BTD)
         positions_PT = positions_in_text(batch)
         mask = self.decoder.mask(keep_BS=batch.keep_BT, documents_BS=batch.documents_BT)
         x_BTD = self.inputs(batch.tokens_BT, positions_PT)
-        hidden: Tensor
-        hidden, _ = self.decoder(x_BTD, positions_PT, mask, past, Mask(keep_BS=batch.source_keep_BS))
-        return hidden
+        output: Output
+        output, _ = self.decoder(x_BTD, positions_PT, mask, past, Mask(keep_BS=batch.source_keep_BS))
+        return Output(output.hidden_BTD, summed((source.auxiliary_B, output.auxiliary_B)))
 
     def start(self, batch: Batch) -> DecodeState:
-        layers: tuple[LayerState, ...] = self.decoder.start(len(batch.tokens_BT), self.encode(batch))
+        layers: tuple[LayerState, ...] = self.decoder.start(len(batch.tokens_BT), self.encode(batch).hidden_BTD)
         return DecodeState(0, None, layers, batch.source_keep_BS)
 
     def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
@@ -208,8 +216,9 @@ class TransformerEncoderDecoder(TransformerModel):
         tokens_GQ = after.on_lines(tokens_BT)
         x_GQD = self.inputs(tokens_GQ, positions_PS[:, -tokens_GQ.shape[1] :])
         source_mask = Mask(keep_BS=state.source_keep_BS)
-        hidden, layers = self.decoder(x_GQD, positions_PS, mask, state.layers, source_mask)
-        return after.on_rows(hidden), replace(after, layers=layers)
+        output: Output
+        output, layers = self.decoder(x_GQD, positions_PS, mask, state.layers, source_mask, width=after.width)
+        return after.on_rows(output.hidden_BTD), replace(after, layers=layers)
 
 
 def positions_in_text(batch: Batch) -> Tensor:

@@ -118,7 +118,10 @@ class Objective(ABC):
 
     @abstractmethod
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        """The summed loss of the batch's targets, to train on. Raises ValueError when it has none."""
+        """The summed loss of the batch's targets, to train on. Raises ValueError when it has none.
+
+        An auxiliary loss of a row, if the model has any, counts as often as the row has targets.
+        """
 
     @abstractmethod
     def score(self, model: LanguageModel, batch: Batch) -> Loss:

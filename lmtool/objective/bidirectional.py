@@ -15,7 +15,7 @@ from lmtool.model import LanguageModel
 from lmtool.model.bidirectional import BidirectionalModel
 from lmtool.objective.base import Cut, Example, Loss, Objective
 from lmtool.objective.causal import CausalObjective
-from lmtool.objective.cross_entropy import chunked_cross_entropy
+from lmtool.objective.cross_entropy import loss_of_hidden, with_auxiliary
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,11 @@ class BidirectionalObjective(Objective):
         if not isinstance(model, BidirectionalModel):
             raise ValueError("only a model of both directions learns both")
         forward = self.forth.loss(model, batch)
-        backward = chunked_cross_entropy(
-            model.logits,
-            model.head_parameters(),
-            model.backward(batch).flatten(0, 1),
-            self.targets_before(batch).flatten(),
-            model.vocab_size,
-        )
-        return Loss((forward.total + backward) / 2, forward.count)
+        hidden_BTD, auxiliary_B = model.backward(batch)
+        targets_BT = self.targets_before(batch)
+        backward = loss_of_hidden(model, hidden_BTD.flatten(0, 1), targets_BT.flatten())
+        backward = with_auxiliary(backward, auxiliary_B, targets_BT)
+        return Loss((forward.total + backward.total) / 2, forward.count)
 
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
         return self.forth.score(model, batch)

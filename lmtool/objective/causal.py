@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lmtool.batch import IGNORE, Batch
 from lmtool.model import LanguageModel
 from lmtool.objective.base import Cut, Example, Loss, Objective
-from lmtool.objective.cross_entropy import summed_loss
+from lmtool.objective.cross_entropy import summed_loss, training_loss
 from lmtool.objective.scheduled import draws, mixed
 from lmtool.recipe.spec import Causal
 
@@ -59,7 +59,7 @@ class CausalObjective(Objective):
         return Batch(tokens_BT, targets_BT)
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        return summed_loss(model, mixed(model, batch), self.spec.label_smoothing)
+        return training_loss(model, mixed(model, batch), self.spec.label_smoothing)
 
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
         return summed_loss(model, batch)

@@ -18,7 +18,7 @@ from lmtool.batch import IGNORE, Batch, padded
 from lmtool.model import LanguageModel
 from lmtool.model.classifier import Classifier
 from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
-from lmtool.objective.cross_entropy import chunked_cross_entropy, smoothed_cross_entropy
+from lmtool.objective.cross_entropy import chunked_cross_entropy, smoothed_cross_entropy, with_auxiliary
 from lmtool.recipe.spec import Classification
 
 
@@ -63,17 +63,17 @@ class ClassificationObjective(Objective):
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
         assert isinstance(model, Classifier)
-        scores_BC, hidden_BTD = model.answer(batch)
+        scores_BC, hidden_BTD, auxiliary_B = model.answer(batch)
         total = self._head_loss(scores_BC, batch, self.spec.label_smoothing, self._weights)
         if batch.targets_BT is not None:
             assert hidden_BTD is not None
             total = total + self.spec.lm_weight * self._lm_loss(model, hidden_BTD, batch.targets_BT)
-        return Loss(total, torch.tensor(len(scores_BC), device=scores_BC.device))
+        loss = Loss(total, torch.tensor(len(scores_BC), device=scores_BC.device))
+        return with_auxiliary(loss, auxiliary_B, None)
 
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
         assert isinstance(model, Classifier)
-        scores_BC, _ = model.answer(batch)
-        return self.head_loss(scores_BC, batch)
+        return self.head_loss(model.answer(batch).scores_BC, batch)
 
     def head_loss(self, scores_BC: Tensor, batch: Batch) -> Loss:
         """The plain loss of scores that are there already."""

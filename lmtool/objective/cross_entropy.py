@@ -1,16 +1,17 @@
 """Cross-entropy over a vocabulary, in chunks, so that the logits of a whole batch never exist at once.
 
-Shapes: M positions that are scored, D model width, V vocabulary.
+Shapes: B rows, T positions, M positions that are scored, D model width, V vocabulary.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lmtool.batch import IGNORE, Batch
-from lmtool.model import LanguageModel
+from lmtool.model import LanguageModel, Output
 from lmtool.objective.base import Loss
 
 CHUNK_SCALE = 2.0**10
@@ -132,11 +133,34 @@ class _ChunkedLoss(torch.autograd.Function):
         return None, None, None, None, *grads
 
 
+def training_loss(model: LanguageModel, batch: Batch, label_smoothing: float = 0.0) -> Loss:
+    """The cross-entropy of all targets of a batch, and the auxiliary losses. Raises ValueError when it has none."""
+    loss, output = _read(model, batch, label_smoothing)
+    return with_auxiliary(loss, output.auxiliary_B, batch.targets_BT)
+
+
 def summed_loss(model: LanguageModel, batch: Batch, label_smoothing: float = 0.0) -> Loss:
     """The cross-entropy of all targets of a batch. Raises ValueError when it has none."""
+    return _read(model, batch, label_smoothing)[0]
+
+
+def _read(model: LanguageModel, batch: Batch, label_smoothing: float) -> tuple[Loss, Output]:
     if batch.targets_BT is None:
         raise ValueError("a batch without targets has no loss")
-    return loss_of_hidden(model, model(batch).flatten(0, 1), batch.targets_BT.flatten(), label_smoothing)
+    output: Output = model(batch)
+    hidden_MD, targets_M = output.hidden_BTD.flatten(0, 1), batch.targets_BT.flatten()
+    return loss_of_hidden(model, hidden_MD, targets_M, label_smoothing), output
+
+
+def with_auxiliary(loss: Loss, auxiliary_B: Tensor | None, targets_BT: Tensor | None) -> Loss:
+    """The loss and, of each row, another one as often as the row has targets; once where a row is a target itself.
+
+    So the mean over targets has a mean over rows in it, and no split of a batch changes that.
+    """
+    if auxiliary_B is None:
+        return loss
+    weighed_B = auxiliary_B if targets_BT is None else (targets_BT != IGNORE).sum(1) * auxiliary_B
+    return replace(loss, total=loss.total + weighed_B.sum())
 
 
 def loss_of_hidden(model: LanguageModel, hidden_MD: Tensor, targets_M: Tensor, label_smoothing: float = 0.0) -> Loss:

@@ -14,10 +14,10 @@ from torch.nn import Parameter
 from torch.nn import functional as F
 
 from lmtool.batch import IGNORE, Batch
-from lmtool.model import LanguageModel
+from lmtool.model import LanguageModel, Output
 from lmtool.model.transformer import TransformerEncoder
 from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
-from lmtool.objective.cross_entropy import loss_of_hidden
+from lmtool.objective.cross_entropy import loss_of_hidden, with_auxiliary
 from lmtool.recipe.spec import Masked, SpanMasking
 
 NEXT_SENTENCE = "next-sentence-accuracy"
@@ -102,28 +102,29 @@ class MaskedObjective(Objective):
         return [parameter for head in heads if head is not None for parameter in head.parameters()]
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        loss, hidden_BTD = self._of_chosen(model, batch)
-        if batch.labels_B is None or batch.targets_BT is None:
+        loss, output = self._of_chosen(model, batch)
+        loss = with_auxiliary(loss, output.auxiliary_B, batch.targets_BT)
+        if batch.labels_B is None:
             return loss
-        nats_B = F.cross_entropy(self._follows(model, hidden_BTD), batch.labels_B, reduction="none")
-        return replace(loss, total=loss.total + ((batch.targets_BT != IGNORE).sum(1) * nats_B).sum())
+        nats_B = F.cross_entropy(self._follows(model, output.hidden_BTD), batch.labels_B, reduction="none")
+        return with_auxiliary(loss, nats_B, batch.targets_BT)
 
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
         """That of the chosen tokens alone; and of rows of two texts, how many are told right."""
-        loss, hidden_BTD = self._of_chosen(model, batch)
+        loss, output = self._of_chosen(model, batch)
         if batch.labels_B is None:
             return loss
-        right = (self._follows(model, hidden_BTD).argmax(1) == batch.labels_B).sum()
+        right = (self._follows(model, output.hidden_BTD).argmax(1) == batch.labels_B).sum()
         return replace(loss, metrics={NEXT_SENTENCE: (right, len(batch.labels_B))})
 
     @staticmethod
-    def _of_chosen(model: LanguageModel, batch: Batch) -> tuple[Loss, Tensor]:
-        """The loss of the chosen tokens, the only ones that logits are computed of; and all hidden states."""
+    def _of_chosen(model: LanguageModel, batch: Batch) -> tuple[Loss, Output]:
+        """The loss of the chosen tokens, the only ones that logits are computed of; and all that the model gave."""
         if batch.targets_BT is None:
             raise ValueError("a batch without targets has no loss")
-        hidden_BTD: Tensor = model(batch)
+        output: Output = model(batch)
         chosen_BT = batch.targets_BT != IGNORE
-        return loss_of_hidden(model, hidden_BTD[chosen_BT], batch.targets_BT[chosen_BT]), hidden_BTD
+        return loss_of_hidden(model, output.hidden_BTD[chosen_BT], batch.targets_BT[chosen_BT]), output
 
     @staticmethod
     def _follows(model: LanguageModel, hidden_BTD: Tensor) -> Tensor:

@@ -81,7 +81,7 @@ def mixed(model: LanguageModel, batch: Batch) -> Batch:
 
 def _at_once(model: LanguageModel, batch: Batch, drawn_BT: Tensor) -> Tensor:
     assert batch.draws_BT is not None
-    hidden_BTD = model(batch)
+    hidden_BTD = model(batch).hidden_BTD
     tokens_BT = batch.tokens_BT.clone()
     tokens_BT[drawn_BT] = _draw(model, hidden_BTD[:, :-1][drawn_BT[:, 1:]], batch.draws_BT[drawn_BT])
     return tokens_BT

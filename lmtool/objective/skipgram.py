@@ -17,9 +17,9 @@ from torch.utils.checkpoint import checkpoint
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.errors import DataError
-from lmtool.model import LanguageModel
+from lmtool.model import LanguageModel, Output
 from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
-from lmtool.objective.cross_entropy import chunk_rows
+from lmtool.objective.cross_entropy import chunk_rows, with_auxiliary
 from lmtool.recipe.spec import SkipGramWindow
 
 MEASURING_SEED = 0
@@ -76,19 +76,24 @@ class SkipGramObjective(Objective):
         return self._batch(parts)
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
+        return with_auxiliary(*self._read(model, batch), batch.targets_BT)
+
+    def score(self, model: LanguageModel, batch: Batch) -> Loss:
+        """What is minimised is what is measured, per pair."""
+        return self._read(model, batch)[0]
+
+    def _read(self, model: LanguageModel, batch: Batch) -> tuple[Loss, Tensor | None]:
+        """The loss of all pairs, and the auxiliary losses of the centres, if the model has any."""
         if batch.targets_BT is None:
             raise ValueError("a batch without targets has no loss")
-        hidden_BD, targets_BN = model(batch)[:, 0], batch.targets_BT
+        output: Output = model(batch)
+        hidden_BD, targets_BN = output.hidden_BTD[:, 0], batch.targets_BT
         if batch.negatives_BK is None:
             total = self._softmax(model, hidden_BD, targets_BN)
         else:
             (table_VD,) = model.head_parameters()
             total = against_noise(hidden_BD, table_VD, targets_BN, batch.negatives_BK)
-        return Loss(total, (targets_BN != IGNORE).sum())
-
-    def score(self, model: LanguageModel, batch: Batch) -> Loss:
-        """The same as `loss`: what is minimised is what is measured, per pair."""
-        return self.loss(model, batch)
+        return Loss(total, (targets_BN != IGNORE).sum()), output.auxiliary_B
 
     @staticmethod
     def _softmax(model: LanguageModel, hidden_BD: Tensor, targets_BN: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from lmtool.batch import IGNORE, Batch, padded
 from lmtool.model import LanguageModel
 from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
-from lmtool.objective.cross_entropy import summed_loss
+from lmtool.objective.cross_entropy import summed_loss, training_loss
 from lmtool.objective.scheduled import draws, mixed
 from lmtool.recipe.spec import Prefix, Seq2Seq, SpanCorruption
 
@@ -92,7 +92,7 @@ class PrefixObjective(Objective):
         return Pair(tokens[:split], int(behind[0]), targets[1:])
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        return summed_loss(model, batch, self.spec.label_smoothing)
+        return training_loss(model, batch, self.spec.label_smoothing)
 
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
         return summed_loss(model, batch)
@@ -184,7 +184,7 @@ class SpanCorruptionObjective(Objective):
         return batch_of(pairs, self.form, self.vocabulary.pad)
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        return summed_loss(model, batch)
+        return training_loss(model, batch)
 
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
         return summed_loss(model, batch)
@@ -215,7 +215,7 @@ class Seq2SeqObjective(Objective):
         return replace(batch, draws_BT=draws(self.spec.scheduled_sampling, examples, batch.tokens_BT.shape[1], done))
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        return summed_loss(model, mixed(model, batch), self.spec.label_smoothing)
+        return training_loss(model, mixed(model, batch), self.spec.label_smoothing)
 
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
         return summed_loss(model, batch)

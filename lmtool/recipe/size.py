@@ -9,19 +9,15 @@ from typing import NamedTuple
 from lmtool.errors import RecipeError
 from lmtool.recipe.spec import (
     CELLS,
-    Adam,
-    AdamW,
     Averaging,
     CharTokenizer,
     LearnedPosition,
     Model,
-    Muon,
     NGram,
     Recipe,
     Recurrent,
     RelativePosition,
     ScoreName,
-    Sgd,
     SkipGram,
     TokenizerFile,
     Transformer,
@@ -49,15 +45,9 @@ def training_bytes(recipe: Recipe, vocab_size: int | None = None) -> int:
     adapters or a head learn, all else has neither gradients nor moments.
     vocab_size: of the tokenizer, where it is known; else the most that the recipe allows.
     """
-    model, optimizer = recipe.model, recipe.optimizer
+    model = recipe.model
     matrices, rest = _weights(model, _rows(recipe, vocab_size))
-    match optimizer:
-        case Adam() | AdamW():
-            moments = 2 * (matrices + rest)
-        case Sgd():
-            moments = matrices + rest if optimizer.momentum else 0
-        case Muon():
-            moments = matrices + 2 * rest
+    moments = recipe.optimizer.moments(matrices, rest)
     sequences = 1 if recipe.training.micro_batch == "auto" else recipe.training.micro_batch
     activations = sequences * model.context * _activation_bytes(model)
     if recipe.tuning.lora is not None or recipe.tuning.freeze == "body":

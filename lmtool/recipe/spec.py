@@ -151,6 +151,18 @@ class Init(Spec):
     """Divide the std of each projection into the residual stream by the square root of their number (GPT-2)."""
 
 
+MixerName = Literal["attention"]
+
+
+class DenseFeedForward(Spec):
+    """One network for all positions (Vaswani et al. 2017)."""
+
+    kind: Literal["dense"] = "dense"
+
+
+FeedForward = DenseFeedForward
+
+
 Reads = Literal["past", "source", "both", "words"]
 """What the prediction at a position may depend on. "past": the tokens up to it. "source": these, and all of a source,
 which for a prefix LM is the prefix. "both": all tokens of the row. "words": no position at all; a text is a bag of
@@ -196,7 +208,7 @@ class Transformer(ModelSpec):
     """Which positions see which: a decoder sees the past only (GPT), an encoder all (BERT), an encoder-decoder all of a
     source and the past (Vaswani et al. 2017, T5), a prefix LM all of its beginning and the past after it."""
     n_layers: PositiveInt
-    """Layers, each of attention and a feed-forward network; of the encoder and of the decoder where there are both."""
+    """Layers, each of a mixer and a feed-forward network; of the encoder and of the decoder where there are both."""
     d_model: PositiveInt
     """Width of the residual stream."""
     n_heads: PositiveInt
@@ -212,6 +224,10 @@ class Transformer(ModelSpec):
     activation: Literal["relu", "gelu", "gelu-tanh", "swiglu", "geglu"] = "gelu"
     """Nonlinearity of the feed-forward network: ReLU, exact GELU, its tanh approximation (GPT-2), SwiGLU, or GEGLU with
     the tanh approximation (T5 1.1)."""
+    feed_forward: FeedForward = DenseFeedForward()
+    """What each layer does at every position by itself, with the width and the nonlinearity above."""
+    mixer: MixerName = "attention"
+    """What mixes the positions of a text in each layer."""
     position: Position = LearnedPosition()
     """How the model knows the order of its tokens."""
     pattern: Pattern = FullPattern()
@@ -828,6 +844,10 @@ class AdamMoments(Spec):
     eps: PositiveFloat = 1e-8
     """Added to the root of the second moment."""
 
+    def moments(self, matrices: int, rest: int) -> int:
+        """How many numbers are kept for so many weights in the matrices of layers and in all else."""
+        return 2 * (matrices + rest)
+
 
 class Adam(AdamMoments):
     """Adam (Kingma and Ba 2015)."""
@@ -856,6 +876,10 @@ class Sgd(Spec):
     weight_decay: NonNegativeFloat = 0.0
     """L2 penalty on matrices."""
 
+    def moments(self, matrices: int, rest: int) -> int:
+        """How many numbers are kept for so many weights in the matrices of layers and in all else."""
+        return matrices + rest if self.momentum else 0
+
 
 class Muon(Spec):
     """Muon for the matrices of the layers, AdamW for all else (Jordan et al. 2024)."""
@@ -869,6 +893,10 @@ class Muon(Spec):
     """Decoupled decay of the matrices."""
     adamw: AdamW = AdamW()
     """For embeddings, heads, norms and biases."""
+
+    def moments(self, matrices: int, rest: int) -> int:
+        """How many numbers are kept for so many weights in the matrices of layers and in all else."""
+        return matrices + self.adamw.moments(0, rest)
 
 
 Optimizer = Annotated[Adam | AdamW | Sgd | Muon, Field(discriminator="kind")]

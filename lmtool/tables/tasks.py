@@ -141,7 +141,7 @@ class HeadTask(Task):
 
         def read(chosen: list[int]) -> tuple[Loss | None, list[Floats]]:
             batch = objective.collate([rows[i].example() for i in chosen]).to(model.compute.device)
-            scores_BC, _ = lm.answer(batch)
+            scores_BC = lm.answer(batch).scores_BC
             loss = None if rows[chosen[0]].label is None else objective.head_loss(scores_BC, batch)
             return loss, list(scores_BC.cpu().double().numpy())
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.errors import CheckpointError
-from lmtool.model import DecodeState, LanguageModel
+from lmtool.model import DecodeState, LanguageModel, Output
 
 PREFIX = "carried/"
 """Of the names of carried states among the tensors of a checkpoint."""
@@ -29,12 +29,12 @@ class CarriedModel(LanguageModel):
         self.before = before
         self.after = before
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch) -> Output:
         hidden, after = self.model.advance(batch.tokens_BT, self.before)
         layers = tuple(tuple(tensor.detach() for tensor in layer) for layer in after.layers)
         # of fixed size, so that it does not matter how much was read
         self.after = replace(after, length=0, layers=layers)
-        return hidden
+        return Output(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.model.logits(hidden)

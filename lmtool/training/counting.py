@@ -49,4 +49,4 @@ def _nats(model: NGramModel, batch: Batch) -> float:
     """Sum of -log p over the targets."""
     assert batch.targets_BT is not None
     scored_BT = batch.targets_BT != IGNORE
-    return -float(model.log_p(model(batch)[scored_BT], batch.targets_BT[scored_BT]).sum())
+    return -float(model.log_p(model(batch).hidden_BTD[scored_BT], batch.targets_BT[scored_BT]).sum())

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel
+from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel, Output
 
 
 class HistoryModel(LanguageModel):
@@ -34,7 +34,7 @@ class HistoryModel(LanguageModel):
         return self.logits_after(ids)
 
     def forward(self, batch):
-        return self.advance(batch.tokens_BT, self.start(batch))[0]
+        return Output(self.advance(batch.tokens_BT, self.start(batch))[0])
 
     def logits(self, hidden):
         return hidden
@@ -96,7 +96,7 @@ class SidesModel(HistoryModel):
 
     def forward(self, batch):
         self.read += batch.tokens_BT.numel()
-        return torch.tensor([self.logits_of(row) for row in batch.tokens_BT.tolist()])
+        return Output(torch.tensor([self.logits_of(row) for row in batch.tokens_BT.tolist()]))
 
 
 class AnswerModel(HistoryModel):

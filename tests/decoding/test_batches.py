@@ -107,7 +107,7 @@ def test_cached_equals_uncached(family, settings):
             if model.reads == "source":  # a prefix LM has no forward pass over a source beside the tokens
                 hidden_BTD, _ = model.advance(tokens_BT, model.start(Batch(tokens_BT, source_BS=source_BS)))
             else:
-                hidden_BTD = model(Batch(tokens_BT))
+                hidden_BTD = model(Batch(tokens_BT)).hidden_BTD
             return model.logits(hidden_BTD[0, -1]).float().tolist()
 
         return logits_after

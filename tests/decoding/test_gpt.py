@@ -70,7 +70,7 @@ def gpt2_with_weights_of(model):
 def without_cache(model):
     @torch.inference_mode()
     def logits_after(ids):
-        return model.logits(model(Batch(torch.tensor([ids])))[0, -1]).float().tolist()
+        return model.logits(model(Batch(torch.tensor([ids]))).hidden_BTD[0, -1]).float().tolist()
 
     return logits_after
 

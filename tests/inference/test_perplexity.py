@@ -59,7 +59,7 @@ class Measuring:
 
     def next_logits(self, ids: Sequence[int]) -> NDArray[np.float64]:
         with torch.no_grad():
-            hidden_BTD = self.model(Batch(torch.tensor([list(ids)])))
+            hidden_BTD = self.model(Batch(torch.tensor([list(ids)]))).hidden_BTD
             return tiny.array(self.model.logits(hidden_BTD)[0, -1])
 
     def evaluate(self, stride: int, world: World = World()) -> Perplexity:  # noqa: B008 - it is frozen

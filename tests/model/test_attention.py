@@ -168,8 +168,9 @@ def test_self_attention_splits_its_heads_in_order(n_kv_heads: int) -> None:
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter)
     x = torch.randn(1, S, N * H, dtype=torch.float64)
-    y, kept = layer(x, Attend(Mask(causal=True), S, S, CPU), None)
+    y, kept, auxiliary_B = layer(x, Attend(Mask(causal=True), S, S, CPU), None)
     assert kept is None
+    assert auxiliary_B is None
     weight, bias = array(layer.qkv.weight), array(layer.qkv.bias)
     joined = array(x[0]) @ weight.T + bias
     wide, narrow = N * H, n_kv_heads * H

@@ -92,7 +92,7 @@ def test_blocks_equal_the_dense_mask(
         if not plain:
             patch.setattr(attention, "PLAIN_LIMIT", 0)
         blocks = Attend(mask, length, length, CPU, positions, position_rule)
-        assert blocks._windows is not None
+        assert blocks.in_blocks
         found = blocks(blocks.turn(q), score.keys(blocks.turn(k)), v, 0.0, score)
     scores = score(blocks.turn(q), score.keys(blocks.turn(k)))
     bias = position_rule.bias(positions, positions)
@@ -121,9 +121,9 @@ def test_a_model_with_a_window_is_the_same_in_blocks_and_dense(monkeypatch: pyte
     pattern = {"kind": "window", "size": 3, "dilation": 2, "global_tokens": 1}
     model = tiny.model(pattern=pattern, context=64, position={"kind": "rotary"})
     tokens_BT = tiny.tokens(2, 40)
-    in_blocks = model(Batch(tokens_BT))
+    in_blocks = model(Batch(tokens_BT)).hidden_BTD
     monkeypatch.setattr(attention, "BLOCK", 1000)
-    torch.testing.assert_close(in_blocks, model(Batch(tokens_BT)), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(in_blocks, model(Batch(tokens_BT)).hidden_BTD, rtol=1e-9, atol=1e-9)
 
 
 def kept_bytes(length: int, windowed: bool) -> int:
@@ -156,7 +156,7 @@ def test_dropout_under_a_window(causal: bool) -> None:
     """With values of ones the output is the sum of the weights: 1 in the mean, and not always 1."""
     q, k = torch.randn(2, 64, N, 40, H, generator=torch.Generator().manual_seed(0))
     attend = Attend(Mask(causal, 4, n_global=2), 40, 40, CPU)
-    assert attend._windows is not None
+    assert attend.in_blocks
     sums = attend(q, k, torch.ones(64, N, 40, H), 0.25)
     assert float(sums.mean()) == pytest.approx(1.0, abs=0.02)
     assert float((sums - 1.0).abs().max()) > 0.2
@@ -170,7 +170,7 @@ def test_bfloat16_is_close_to_float32() -> None:
         context=48,
     )
     batch = Batch(tiny.tokens(2, 48))
-    exact = model(batch).detach()
+    exact = model(batch).hidden_BTD.detach()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        close = model(batch).detach()
+        close = model(batch).hidden_BTD.detach()
     assert float((close - exact).norm()) < 0.03 * float(exact.norm())

@@ -71,10 +71,10 @@ def test_neighbours_and_padding_do_not_change_the_scores_of_a_row(family: str, l
     rows = [tiny.tokens(length, seed=length).tolist() for length in (6, 9, 1, 4)]
     tokens, keep = tiny.padded(rows)
     assert keep is not None
-    together, _ = model.answer(Batch(tokens, keep_BT=keep))
+    together = model.answer(Batch(tokens, keep_BT=keep)).scores_BC
     assert together.shape == (4, 3)
     for row, scores in zip(rows, together, strict=True):
-        alone, _ = model.answer(Batch(torch.tensor([row])))
+        alone = model.answer(Batch(torch.tensor([row]))).scores_BC
         torch.testing.assert_close(scores, alone[0], rtol=1e-6, atol=1e-6)
 
 
@@ -89,9 +89,9 @@ def test_a_classifier_still_is_its_language_model() -> None:
     body = tiny.model()
     model = Classifier(body, Classification(kind="classification", task="number"), tiny.spec())
     batch = Batch(tiny.tokens(2, 7))
-    assert torch.equal(model.logits(model(batch)), body.logits(body(batch)))
+    assert torch.equal(model.logits(model(batch).hidden_BTD), body.logits(body(batch).hidden_BTD))
     assert torch.equal(model.token_vectors(), body.token_vectors())
     assert all(torch.equal(*pair) for pair in zip(model.layers(batch), body.layers(batch), strict=True))
     state = model.start(batch)
     hidden, _ = model.advance(batch.tokens_BT, state)
-    torch.testing.assert_close(hidden, body(batch))
+    torch.testing.assert_close(hidden, body(batch).hidden_BTD)

@@ -60,7 +60,7 @@ def test_an_encoder_tells_every_position_of_a_token(family: str, t: int, shift: 
     one = tiny.tokens(2, T)
     two = one.clone()
     two[0, t] = (two[0, t] + shift) % tiny.VOCAB
-    before, after = (model(Batch(tokens)).detach() for tokens in (one, two))
+    before, after = (model(Batch(tokens)).hidden_BTD.detach() for tokens in (one, two))
     torch.testing.assert_close(after[1], before[1], **EXACT)
     for position in range(T):
         if family not in REACH or position in (0, t):
@@ -113,8 +113,8 @@ def test_padding_anywhere_in_a_source_changes_nothing(
     source_BS = torch.tensor([filler])
     source_BS[keep_BS] = text[0]
     with torch.set_grad_enabled(grad):
-        hidden = model(Batch(answer, source_BS=source_BS, source_keep_BS=keep_BS))
-        alone = model(Batch(answer, source_BS=text))
+        hidden = model(Batch(answer, source_BS=source_BS, source_keep_BS=keep_BS)).hidden_BTD
+        alone = model(Batch(answer, source_BS=text)).hidden_BTD
     torch.testing.assert_close(hidden, alone, **EXACT)
     state = model.start(Batch(answer, source_BS=source_BS, source_keep_BS=keep_BS))
     torch.testing.assert_close(model.advance(answer, state)[0], alone, **EXACT)
@@ -159,22 +159,22 @@ def test_isolated_documents_of_a_packed_row_equal_each_alone(
     # a second row whose documents are cut elsewhere
     tokens_BT, documents_BT = torch.cat([row, row]), torch.cat([numbers, torch.zeros_like(numbers)])
     with torch.set_grad_enabled(grad):
-        hidden = model(Batch(tokens_BT, documents_BT=documents_BT))
+        hidden = model(Batch(tokens_BT, documents_BT=documents_BT)).hidden_BTD
     start = 0
     for document in documents:
         own = hidden[0, start : start + document.shape[1]]
         if len(own) == document.shape[1]:  # an encoder's text that is cut off is another one
-            torch.testing.assert_close(own, model(Batch(document))[0], **EXACT)
+            torch.testing.assert_close(own, model(Batch(document)).hidden_BTD[0], **EXACT)
         start += document.shape[1]
-    torch.testing.assert_close(hidden[1], model(Batch(row))[0], **EXACT)
+    torch.testing.assert_close(hidden[1], model(Batch(row)).hidden_BTD[0], **EXACT)
 
 
 @pytest.mark.parametrize("family", [name for name in PACKED if REACH.get(name, T) > 1 or name in WINDOWS])
 def test_without_isolation_documents_see_each_other(family: str) -> None:
     model = model_of(family)
     row = tiny.tokens(1, 6)
-    apart = model(Batch(row, documents_BT=torch.tensor([[0, 0, 0, 1, 1, 1]])))
-    assert not torch.allclose(apart[0, 3:], model(Batch(row))[0, 3:], atol=1e-3)
+    apart = model(Batch(row, documents_BT=torch.tensor([[0, 0, 0, 1, 1, 1]]))).hidden_BTD
+    assert not torch.allclose(apart[0, 3:], model(Batch(row)).hidden_BTD[0, 3:], atol=1e-3)
 
 
 @families
@@ -193,7 +193,7 @@ def test_positions_matter_and_without_them_order_of_the_past_does_not(family: st
     forth = torch.tensor([[1, 2, 3, 4]])
     back = torch.tensor([[2, 1, 3, 4]])
     model = model_of(family)
-    assert not torch.allclose(model(Batch(forth))[0, 3], model(Batch(back))[0, 3], atol=1e-3)
+    assert not torch.allclose(model(Batch(forth)).hidden_BTD[0, 3], model(Batch(back)).hidden_BTD[0, 3], atol=1e-3)
     # in a single layer without positions, the last token sees a set
     blind = tiny.model(n_layers=1, position={"kind": "none"})
-    torch.testing.assert_close(blind(Batch(forth))[0, 3], blind(Batch(back))[0, 3], **EXACT)
+    torch.testing.assert_close(blind(Batch(forth)).hidden_BTD[0, 3], blind(Batch(back)).hidden_BTD[0, 3], **EXACT)

@@ -22,9 +22,9 @@ KEEP = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
 def last_of(model: LanguageModel, batch: Batch) -> Tensor:
     """The hidden states of the stack that reads text."""
     if hasattr(model, "encode"):
-        hidden: Tensor = model.encode(Batch(batch.tokens_BT, source_BS=batch.tokens_BT, source_keep_BS=batch.keep_BT))
-        return hidden
-    return model(batch)
+        source = Batch(batch.tokens_BT, source_BS=batch.tokens_BT, source_keep_BS=batch.keep_BT)
+        return model.encode(source).hidden_BTD
+    return model(batch).hidden_BTD
 
 
 @shapes
@@ -82,7 +82,7 @@ def test_recurrent_layers(shape: str, both: bool) -> None:
     for together, own in zip(layers, alone, strict=True):
         torch.testing.assert_close(together[1, :4], own[0], **EXACT)
     if shape == "decoder":
-        torch.testing.assert_close(layers[-1], model(Batch(tokens_BT, keep_BT=KEEP)), **EXACT)
+        torch.testing.assert_close(layers[-1], model(Batch(tokens_BT, keep_BT=KEEP)).hidden_BTD, **EXACT)
 
 
 def test_skip_gram_has_the_centres_only() -> None:

@@ -75,14 +75,14 @@ def test_a_model_begins_as_the_one_that_it_is_made_of_and_merges_into_one_like_i
     plain, adapted = (tiny.model(**tiny.TRANSFORMERS[name]) for _ in range(2))
     batch = batch_of(name)
     with torch.no_grad():
-        before = plain.logits(plain(batch))
+        before = plain.logits(plain(batch).hidden_BTD)
         adapt(adapted, Lora(rank=2, targets=ALL))
-        torch.testing.assert_close(adapted.logits(adapted(batch)), before, rtol=0, atol=0)
+        torch.testing.assert_close(adapted.logits(adapted(batch).hidden_BTD), before, rtol=0, atol=0)
         drawn(adapted)
-        after = adapted.logits(adapted(batch))
+        after = adapted.logits(adapted(batch).hidden_BTD)
         assert not torch.allclose(after, before)
         merge(adapted)
-        torch.testing.assert_close(adapted.logits(adapted(batch)), after, rtol=1e-8, atol=1e-9)
+        torch.testing.assert_close(adapted.logits(adapted(batch).hidden_BTD), after, rtol=1e-8, atol=1e-9)
     assert list(adapters(adapted)) == []
     assert {n: p.shape for n, p in adapted.named_parameters()} == {n: p.shape for n, p in plain.named_parameters()}
 
@@ -141,7 +141,7 @@ def test_what_is_adapted_is_computed_from_a_cache_alike() -> None:
     filled(model, rank=3, targets=ALL)
     tokens = tiny.tokens(2, 9)
     with torch.no_grad():
-        whole = model(Batch(tokens))
+        whole = model(Batch(tokens)).hidden_BTD
         state, parts = model.start(Batch(tokens)), []
         for piece in tokens.split([4, 1, 1, 3], 1):
             hidden, state = model.advance(piece, state)
@@ -155,17 +155,17 @@ def test_dropout_is_of_what_adapters_read() -> None:
     adapt(model, Lora(dropout=0.5))
     model.train()
     batch = Batch(tiny.tokens(2, 5))
-    assert torch.equal(model(batch), model(batch))
+    assert torch.equal(model(batch).hidden_BTD, model(batch).hidden_BTD)
     drawn(model)
-    assert not torch.equal(model(batch), model(batch))
+    assert not torch.equal(model(batch).hidden_BTD, model(batch).hidden_BTD)
     model.eval()
-    assert torch.equal(model(batch), model(batch))
+    assert torch.equal(model(batch).hidden_BTD, model(batch).hidden_BTD)
 
 
 def test_gradients_reach_all_adapters_and_nothing_else() -> None:
     model = tiny.model(**tiny.T5)
     filled(model, targets=ALL)
-    model.logits(model(Batch(tiny.tokens(2, 5), source_BS=tiny.tokens(2, 6)))).square().sum().backward()
+    model.logits(model(Batch(tiny.tokens(2, 5), source_BS=tiny.tokens(2, 6))).hidden_BTD).square().sum().backward()
     with_gradient = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
     assert with_gradient == set(adapters(model))
     assert all(bool(p.grad.any()) for p in chain(model.parameters()) if p.grad is not None)

@@ -53,7 +53,7 @@ def counted(documents: list[list[int]], order: int, vocab_size: int = VOCAB, cut
 
 
 def log_p(model: NGramModel, text: list[int]) -> Tensor:
-    return model.logits(model(Batch(torch.tensor([text]))))[0]
+    return model.logits(model(Batch(torch.tensor([text]))).hidden_BTD)[0]
 
 
 @orders
@@ -82,7 +82,7 @@ def test_discounts_are_estimated_where_the_text_allows_it(order: int) -> None:
 def test_probabilities_sum_to_one_and_one_alone_is_the_same(order: int) -> None:
     model = counted(some_documents(), order)
     tokens_BT, targets_BT = tiny.tokens(5, 12), tiny.tokens(5, 12, seed=1)
-    hidden = model(Batch(tokens_BT))
+    hidden = model(Batch(tokens_BT)).hidden_BTD
     every = model.logits(hidden)
     torch.testing.assert_close(every.exp().sum(-1), torch.ones(5, 12, dtype=torch.float64), **EXACT)
     torch.testing.assert_close(
@@ -94,7 +94,7 @@ def test_probabilities_sum_to_one_and_one_alone_is_the_same(order: int) -> None:
 def test_before_anything_is_counted_all_tokens_are_alike(order: int) -> None:
     model = build(NGram(kind="ngram", order=order), VOCAB)
     assert isinstance(model, NGramModel)
-    hidden = model(Batch(tiny.tokens(2, 4)))
+    hidden = model(Batch(tiny.tokens(2, 4))).hidden_BTD
     alike = torch.full((2, 4, VOCAB), -math.log(VOCAB), dtype=torch.float64)
     torch.testing.assert_close(model.logits(hidden), alike, **EXACT)
     torch.testing.assert_close(model.log_p(hidden, tiny.tokens(2, 4)), alike[..., 0], **EXACT)
@@ -121,7 +121,7 @@ def test_wide_vocabularies_are_packed_into_several_words() -> None:
     model = counted(wide, 5, 10_000_000)
     small = counted(documents, 5)
     assert sorted(model.counts_G.tolist()) == sorted(small.counts_G.tolist())
-    hidden = model(Batch(torch.tensor([wide[0]])))
+    hidden = model(Batch(torch.tensor([wide[0]]))).hidden_BTD
     plain = KneserNey(5, wide, 10_000_000)
     expected = [math.log(plain.probability(wide[0][: t + 1], wide[0][t])) for t in range(len(wide[0]))]
     found = model.log_p(hidden, torch.tensor([wide[0]]))[0]
@@ -135,7 +135,7 @@ def test_any_chunks_equal_one_forward_pass(order: int, chunking: tuple[int, list
     model, (length, cuts) = counted(some_documents(), order), chunking
     tokens_BT = tiny.tokens(2, length, seed=length)
     hidden, state = read(model, tokens_BT, cuts, model.start(Batch(tokens_BT)))
-    assert torch.equal(hidden, model(Batch(tokens_BT)))
+    assert torch.equal(hidden, model(Batch(tokens_BT)).hidden_BTD)
     assert state.length == length
 
 
@@ -149,7 +149,7 @@ def test_rows_of_states_are_picked_and_joined(order: int) -> None:
     more = tiny.tokens(3, 2, seed=9)
     hidden, _ = model.advance(more, joined)
     for i, row in enumerate((rows[1], rows[0], rows[1])):
-        assert torch.equal(hidden[i], model(Batch(torch.cat([row, more[i : i + 1]], 1)))[0, -2:])
+        assert torch.equal(hidden[i], model(Batch(torch.cat([row, more[i : i + 1]], 1))).hidden_BTD[0, -2:])
 
 
 @orders
@@ -159,8 +159,8 @@ def test_padding_anywhere_changes_nothing(order: int, keep: list[bool]) -> None:
     model = counted(some_documents(), order)
     keep_BT, tokens_BT = torch.tensor([keep]), tiny.tokens(1, 9)
     text = tokens_BT[keep_BT][None]
-    hidden = model(Batch(tokens_BT, keep_BT=keep_BT))
-    assert torch.equal(hidden[keep_BT], model(Batch(text))[0])
+    hidden = model(Batch(tokens_BT, keep_BT=keep_BT)).hidden_BTD
+    assert torch.equal(hidden[keep_BT], model(Batch(text)).hidden_BTD[0])
     assert torch.isfinite(model.logits(hidden)).all()
 
 
@@ -168,8 +168,8 @@ def test_padding_anywhere_changes_nothing(order: int, keep: list[bool]) -> None:
 def test_isolated_documents_equal_each_alone(order: int) -> None:
     model = counted(some_documents(), order)
     row, documents_BT = tiny.tokens(1, 9), torch.tensor([[3, 3, 3, 4, 5, 5, 5, 5, 5]])
-    hidden = model(Batch(row, documents_BT=documents_BT))[0]
-    alone = [model(Batch(row[:, i:j]))[0] for i, j in ((0, 3), (3, 4), (4, 9))]
+    hidden = model(Batch(row, documents_BT=documents_BT)).hidden_BTD[0]
+    alone = [model(Batch(row[:, i:j])).hidden_BTD[0] for i, j in ((0, 3), (3, 4), (4, 9))]
     assert torch.equal(hidden, torch.cat(alone))
 
 

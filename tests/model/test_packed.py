@@ -126,8 +126,8 @@ def test_any_number_of_rows(precision: str) -> None:
     model = packed(model_of("gpt2"), precision)
     tokens_BT = tiny.tokens(40, 20)
     with torch.inference_mode():
-        together = model(Batch(tokens_BT))
-        alone = model(Batch(tokens_BT[7:8, :3]))
+        together = model(Batch(tokens_BT)).hidden_BTD
+        alone = model(Batch(tokens_BT[7:8, :3])).hidden_BTD
     torch.testing.assert_close(together[7:8, :3], alone, rtol=1e-2, atol=1e-2)
 
 
@@ -139,6 +139,6 @@ def test_packed_on_cuda(precision: str) -> None:
     other = copy.deepcopy(model).cuda()
     pack(other, precision, torch.device("cuda"))
     with torch.inference_mode():
-        found = other.logits(other(Batch(tiny.tokens(3, 11).cuda())))
+        found = other.logits(other(Batch(tiny.tokens(3, 11).cuda())).hidden_BTD)
     assert found.dtype == torch.float32
     assert away(found.cpu(), wanted) < {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.01, "int8": 0.1}[precision]

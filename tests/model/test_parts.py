@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from lmtool.batch import Mask
-from lmtool.model.attention import Attend, JoinedLinear, Mixer
+from lmtool.model.attention import Attend, JoinedLinear, Mixed, Mixer
 from lmtool.model.language_model import LayerState
 from lmtool.model.parts import FeedForward, build_norm
 from lmtool.model.positions import LearnedPositions, SinusoidalPositions
@@ -45,7 +45,7 @@ def test_activations(name: str, formula: Callable[[float], float]) -> None:
     nn.init.eye_(network.up.weight)
     nn.init.eye_(network.out.weight)
     x = torch.tensor([-6.0, -2.0, -0.7, -1e-3, 0.0, 0.5, 1.3, 7.0], dtype=torch.float64)
-    y, _ = network(x, ATTEND, None)
+    y, _, _ = network(x, ATTEND, None)
     assert y.detach().numpy() == pytest.approx([formula(value) for value in x.tolist()], rel=1e-10, abs=1e-12)
 
 
@@ -58,7 +58,7 @@ def test_swiglu() -> None:
     torch.manual_seed(0)
     network = FeedForward(3, 5, "swiglu", True, 0.0).double()
     x = torch.randn(3, dtype=torch.float64)
-    y, _ = network(x, ATTEND, None)
+    y, _, _ = network(x, ATTEND, None)
     w, b = network.up.weight.tolist(), network.up.bias.tolist()
     rows = [sum(w[i][j] * float(x[j]) for j in range(3)) + b[i] for i in range(10)]
     inner = [rows[i] / (1 + math.exp(-rows[i])) * rows[5 + i] for i in range(5)]
@@ -72,7 +72,7 @@ def test_dropout_inside_the_network_scales_what_it_keeps() -> None:
     nn.init.eye_(network.up.weight)
     nn.init.eye_(network.out.weight)
     torch.manual_seed(0)
-    y, _ = network(torch.ones(200, 64), ATTEND, None)
+    y, _, _ = network(torch.ones(200, 64), ATTEND, None)
     assert torch.isclose(y, torch.tensor(0.0)).logical_or(torch.isclose(y, torch.tensor(1 / 0.8))).all()
     assert float(y.detach().mean()) == pytest.approx(1, abs=0.02)
     assert torch.equal(network.eval()(torch.ones(2, 64), ATTEND, None)[0], torch.ones(2, 64))
@@ -84,17 +84,15 @@ class Double(Mixer):
     def start(self, n_rows: int) -> LayerState:
         return ()
 
-    def forward(
-        self, x_BTD: torch.Tensor, attend: Attend, past: LayerState | None
-    ) -> tuple[torch.Tensor, LayerState | None]:
-        return 2 * x_BTD, past
+    def forward(self, x_BTD: torch.Tensor, attend: Attend, past: LayerState | None) -> Mixed:
+        return Mixed(2 * x_BTD, past)
 
 
 def test_where_the_norm_stands() -> None:
     x = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
     norm = nn.LayerNorm(8)
-    pre, _ = Sublayer(Double(), norm, True, 0.0)(x, ATTEND, None)
-    post, _ = Sublayer(Double(), norm, False, 0.0)(x, ATTEND, None)
+    pre, _, _ = Sublayer(Double(), norm, True, 0.0)(x, ATTEND, None)
+    post, _, _ = Sublayer(Double(), norm, False, 0.0)(x, ATTEND, None)
     torch.testing.assert_close(pre, x + 2 * norm(x))
     torch.testing.assert_close(post, norm(x + 2 * x))
 
@@ -102,7 +100,7 @@ def test_where_the_norm_stands() -> None:
 def test_dropout_of_a_sublayer_leaves_the_stream_whole() -> None:
     x = torch.ones(50, 4, 16)
     torch.manual_seed(0)
-    y, _ = Sublayer(Double(), nn.Identity(), True, 0.2)(x, ATTEND, None)
+    y, _, _ = Sublayer(Double(), nn.Identity(), True, 0.2)(x, ATTEND, None)
     joined = y - x
     assert torch.isclose(joined, torch.tensor(0.0)).logical_or(torch.isclose(joined, torch.tensor(2 / 0.8))).all()
     assert float(joined.mean()) == pytest.approx(2, abs=0.1)

@@ -62,7 +62,7 @@ def test_gpt2(dtype: torch.dtype, tolerance: float) -> None:
     tokens_BT = tiny.tokens(3, 20)
     with torch.no_grad():
         wanted = peer(tokens_BT).logits
-    for logits in (model.logits(model(Batch(tokens_BT))), model.logits(no_grad_forward(model, tokens_BT))):
+    for logits in (model.logits(model(Batch(tokens_BT)).hidden_BTD), model.logits(no_grad_forward(model, tokens_BT))):
         torch.testing.assert_close(logits, wanted, rtol=tolerance, atol=tolerance)
 
 
@@ -81,13 +81,13 @@ def test_gpt1(dtype: torch.dtype, tolerance: float) -> None:
     tokens_BT = tiny.tokens(3, 20)
     with torch.no_grad():
         wanted = peer(tokens_BT).logits
-    for logits in (model.logits(model(Batch(tokens_BT))), model.logits(no_grad_forward(model, tokens_BT))):
+    for logits in (model.logits(model(Batch(tokens_BT)).hidden_BTD), model.logits(no_grad_forward(model, tokens_BT))):
         torch.testing.assert_close(logits, wanted, rtol=tolerance, atol=tolerance)
 
 
 def no_grad_forward(model: LanguageModel, tokens_BT: Tensor) -> Tensor:
     with torch.no_grad():
-        hidden: Tensor = model(Batch(tokens_BT))
+        hidden: Tensor = model(Batch(tokens_BT)).hidden_BTD
     return hidden
 
 
@@ -167,7 +167,7 @@ def test_llama(dtype: torch.dtype, tolerance: float, theta: float, monkeypatch: 
     tokens_BT = tiny.tokens(3, 20)
     with torch.no_grad():
         wanted = peer(tokens_BT).logits
-    for logits in (model.logits(model(Batch(tokens_BT))), model.logits(no_grad_forward(model, tokens_BT))):
+    for logits in (model.logits(model(Batch(tokens_BT)).hidden_BTD), model.logits(no_grad_forward(model, tokens_BT))):
         torch.testing.assert_close(logits, wanted, rtol=tolerance, atol=tolerance)
 
 
@@ -224,7 +224,7 @@ def test_bloom(dtype: torch.dtype, tolerance: float, n_heads: int) -> None:
     tokens_BT = tiny.tokens(3, 20)
     with torch.no_grad():
         wanted = peer(tokens_BT).logits
-    for logits in (model.logits(model(Batch(tokens_BT))), model.logits(no_grad_forward(model, tokens_BT))):
+    for logits in (model.logits(model(Batch(tokens_BT)).hidden_BTD), model.logits(no_grad_forward(model, tokens_BT))):
         torch.testing.assert_close(logits, wanted, rtol=tolerance, atol=tolerance)
 
 
@@ -288,7 +288,7 @@ def test_bert(dtype: torch.dtype, tolerance: float, grad: bool) -> None:
     with torch.no_grad():
         wanted = peer(tokens_BT, attention_mask=keep_BT.long(), token_type_ids=segments_BT)
     with torch.set_grad_enabled(grad):
-        hidden = model(Batch(tokens_BT, keep_BT=keep_BT, segments_BT=segments_BT))
+        hidden = model(Batch(tokens_BT, keep_BT=keep_BT, segments_BT=segments_BT)).hidden_BTD
         logits, pair = model.logits(hidden), model.next_sentence_logits(hidden)
     torch.testing.assert_close(logits[keep_BT], wanted.prediction_logits[keep_BT], rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(pair, wanted.seq_relationship_logits, rtol=tolerance, atol=tolerance)
@@ -314,7 +314,7 @@ def test_roberta(dtype: torch.dtype, tolerance: float) -> None:
     tokens_BT[tokens_BT == 1] = 2  # theirs takes 1 for padding
     with torch.no_grad():
         wanted = peer(tokens_BT).logits
-    logits = model.logits(model(Batch(tokens_BT)))
+    logits = model.logits(model(Batch(tokens_BT)).hidden_BTD)
     torch.testing.assert_close(logits, wanted, rtol=tolerance, atol=tolerance)
 
 
@@ -384,7 +384,7 @@ def test_t5(dtype: torch.dtype, tolerance: float, version: str, grad: bool) -> N
     with torch.no_grad():
         wanted = peer(source_BS, attention_mask=keep_BS.long(), decoder_input_ids=tokens_BT).logits
     with torch.set_grad_enabled(grad):
-        logits = model.logits(model(Batch(tokens_BT, source_BS=source_BS, source_keep_BS=keep_BS)))
+        logits = model.logits(model(Batch(tokens_BT, source_BS=source_BS, source_keep_BS=keep_BS)).hidden_BTD)
     torch.testing.assert_close(logits, wanted, rtol=tolerance, atol=tolerance)
 
 
@@ -443,7 +443,7 @@ def test_torch_transformer(dtype: torch.dtype, tolerance: float, pre: bool, grad
             memory_key_padding_mask=~keep_BS,
         )
     with torch.set_grad_enabled(grad):
-        hidden = model(Batch(tokens_BT, source_BS=source_BS, source_keep_BS=keep_BS))
+        hidden = model(Batch(tokens_BT, source_BS=source_BS, source_keep_BS=keep_BS)).hidden_BTD
     torch.testing.assert_close(hidden, wanted, rtol=tolerance, atol=tolerance)
 
 

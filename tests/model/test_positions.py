@@ -78,7 +78,7 @@ def test_rows_longer_than_in_training_can_be_read(kind: str) -> None:
     model = tiny.model(position={"kind": kind})
     assert model.longest is None
     tokens_BT = tiny.tokens(1, 60)
-    hidden = model(Batch(tokens_BT))
+    hidden = model(Batch(tokens_BT)).hidden_BTD
     assert torch.isfinite(hidden).all()
     state = model.start(Batch(tokens_BT))
     first, state = model.advance(tokens_BT[:, :40], state)
@@ -97,7 +97,9 @@ def test_the_same_text_further_on_is_read_alike(kind: str) -> None:
     model = tiny.model(n_layers=1, position={"kind": kind}, pattern={"kind": "window", "size": 4})
     row = tiny.tokens(1, 20)
     shifted = torch.cat((tiny.tokens(1, 3, seed=5), row), 1)
-    torch.testing.assert_close(model(Batch(shifted))[0, 3 + 4 :], model(Batch(row))[0, 4:], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        model(Batch(shifted)).hidden_BTD[0, 3 + 4 :], model(Batch(row)).hidden_BTD[0, 4:], rtol=1e-9, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("both_sides", [True, False])

@@ -175,7 +175,7 @@ def test_a_memory_of_past_states_equals_the_loop(attention: dict[str, Any], tied
     model = built(of)
     assert isinstance(model, RecurrentDecoder)
     weights, tokens_BT = Weights(model, of), tokens(2, 9)
-    logits = model.logits(model(Batch(tokens_BT))).detach()
+    logits = model.logits(model(Batch(tokens_BT)).hidden_BTD).detach()
     aligned = model.alignments(Batch(tokens_BT)).detach()
     score = weights.score()
     for row in range(2):
@@ -196,7 +196,7 @@ def test_a_decoder_equals_the_loop(cell: str, nonlinearity: str, tied: bool) -> 
     model = built(of)
     assert isinstance(model, RecurrentDecoder)
     weights, tokens_BT = Weights(model, of), tokens(2, 9)
-    logits, layers = model.logits(model(Batch(tokens_BT))).detach(), model.layers(Batch(tokens_BT))
+    logits, layers = model.logits(model(Batch(tokens_BT)).hidden_BTD).detach(), model.layers(Batch(tokens_BT))
     for row in range(2):
         xs = weights.embed(tokens_BT[row])
         every, _ = reference.run_layers(weights.layers("rnn.cells"), xs)
@@ -221,7 +221,7 @@ def test_dropout_is_of_embeddings_between_layers_and_of_outputs() -> None:
     torch.manual_seed(0)
     model = build(spec(d_model=64, dropout=0.5), VOCAB)
     batch = Batch(tokens(8, 20))
-    hidden, plain = model(batch), model.eval()(batch)
+    hidden, plain = model(batch).hidden_BTD, model.eval()(batch).hidden_BTD
     assert 0.4 < float((hidden == 0).float().mean()) < 0.6
     kept = hidden != 0
     assert not torch.allclose(hidden[kept], 2 * plain[kept], rtol=0.1), "what it read was dropped as well"
@@ -246,7 +246,7 @@ def test_one_batch_is_learnt_by_heart(changes: dict[str, Any]) -> None:
     batch = Batch(tokens(4, 12))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     for _ in range(150):
-        logits = model.logits(model(batch))[:, :-1].flatten(0, 1)
+        logits = model.logits(model(batch).hidden_BTD)[:, :-1].flatten(0, 1)
         loss = torch.nn.functional.cross_entropy(logits, batch.tokens_BT[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
@@ -277,7 +277,7 @@ def test_chunks_of_rows_that_come_and_go_equal_one_pass(changes: dict[str, Any])
     picked = torch.tensor([2, 0, 2])
     three, state = model.advance(step[picked, 4:], state[picked].trimmed())
     for row, text in enumerate(texts):
-        whole = model(Batch(text))[0, -6:]
+        whole = model(Batch(text)).hidden_BTD[0, -6:]
         torch.testing.assert_close(torch.cat((one, two), 1)[row], whole[:4], **EXACT)
         for place in (picked == row).nonzero()[:, 0]:
             torch.testing.assert_close(three[place], whole[4:], **EXACT)
@@ -289,19 +289,19 @@ def test_padding_and_neighbours_in_a_row_change_nothing(changes: dict[str, Any])
     keep_BT = torch.tensor([[0, 1, 1, 0, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 0, 1, 0, 0], [0] * 9]).bool()
     documents_BT = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 2, 2], [0, 0, 3, 3, 3, 3, 4, 4, 4], [0] * 9])
     tokens_BT = tokens(3, 9)
-    padded = model(Batch(tokens_BT, keep_BT=keep_BT))
-    packed = model(Batch(tokens_BT, keep_BT=keep_BT, documents_BT=documents_BT))
-    full = model(Batch(tokens_BT, documents_BT=documents_BT))
+    padded = model(Batch(tokens_BT, keep_BT=keep_BT)).hidden_BTD
+    packed = model(Batch(tokens_BT, keep_BT=keep_BT, documents_BT=documents_BT)).hidden_BTD
+    full = model(Batch(tokens_BT, documents_BT=documents_BT)).hidden_BTD
     assert torch.isfinite(padded).all()
     for row in range(2):
         kept = keep_BT[row]
-        torch.testing.assert_close(padded[row, kept], model(Batch(tokens_BT[row, kept][None]))[0], **EXACT)
+        torch.testing.assert_close(padded[row, kept], model(Batch(tokens_BT[row, kept][None])).hidden_BTD[0], **EXACT)
         for number in documents_BT[row].unique():
             inside = documents_BT[row] == number
-            alone = model(Batch(tokens_BT[row, inside][None]))[0]
+            alone = model(Batch(tokens_BT[row, inside][None])).hidden_BTD[0]
             torch.testing.assert_close(full[row, inside], alone, **EXACT)
             if (inside & kept).any():
-                alone = model(Batch(tokens_BT[row, inside & kept][None]))[0]
+                alone = model(Batch(tokens_BT[row, inside & kept][None])).hidden_BTD[0]
                 torch.testing.assert_close(packed[row, inside & kept], alone, **EXACT)
 
 
@@ -311,6 +311,6 @@ def test_a_token_changes_nothing_before_it(changes: dict[str, Any]) -> None:
     one = tokens(1, 8)
     two = one.clone()
     two[0, 4] = (two[0, 4] + 1) % VOCAB
-    before, after = (model(Batch(row))[0] for row in (one, two))
+    before, after = (model(Batch(row)).hidden_BTD[0] for row in (one, two))
     torch.testing.assert_close(before[:4], after[:4], **EXACT)
     assert not torch.allclose(before[4:], after[4:])

@@ -71,7 +71,7 @@ def test_it_equals_the_loop(attention: Any, both: bool, cell: str) -> None:
     model, of = seq2seq(cell=cell, attention=attention, bidirectional_encoder=both)
     tokens_BT, source_BS = tokens(2, 7), tokens(2, 5, seed=1)
     batch = Batch(tokens_BT, source_BS=source_BS)
-    logits = model.logits(model(batch)).detach()
+    logits = model.logits(model(batch).hidden_BTD).detach()
     for row in range(2):
         wanted, aligned = by_loops(model, of, source_BS[row], tokens_BT[row])
         np.testing.assert_allclose(logits[row], wanted, **EXACT)
@@ -90,7 +90,7 @@ def test_any_cell_any_number_of_layers_any_head(
         cell=cell, nonlinearity=nonlinearity, attention={"feed": feed}, n_layers=n_layers, tie_embeddings=tied
     )
     tokens_BT, source_BS = tokens(1, 6), tokens(1, 4, seed=1)
-    logits = model.logits(model(Batch(tokens_BT, source_BS=source_BS)))[0].detach()
+    logits = model.logits(model(Batch(tokens_BT, source_BS=source_BS)).hidden_BTD)[0].detach()
     np.testing.assert_allclose(logits, by_loops(model, of, source_BS[0], tokens_BT[0])[0], **EXACT)
 
 
@@ -102,11 +102,11 @@ def test_padding_of_sources_and_targets_changes_nothing(attention: Any, both: bo
     source_keep = torch.tensor([[0, 1, 1, 0, 1, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]]).bool()
     keep = torch.tensor([[1, 0, 1, 1, 0], [0, 1, 1, 1, 1], [1, 1, 1, 0, 0]]).bool()
     source_BS, tokens_BT = tokens(3, 6, seed=2), tokens(3, 5)
-    hidden = model(Batch(tokens_BT, keep_BT=keep, source_BS=source_BS, source_keep_BS=source_keep))
+    hidden = model(Batch(tokens_BT, keep_BT=keep, source_BS=source_BS, source_keep_BS=source_keep)).hidden_BTD
     assert torch.isfinite(hidden).all()
     for row in range(2):
         alone = Batch(tokens_BT[row, keep[row]][None], source_BS=source_BS[row, source_keep[row]][None])
-        torch.testing.assert_close(hidden[row, keep[row]], model(alone)[0], **EXACT)
+        torch.testing.assert_close(hidden[row, keep[row]], model(alone).hidden_BTD[0], **EXACT)
     if attention is not None:
         weights = model.alignments(Batch(tokens_BT, source_BS=source_BS, source_keep_BS=source_keep))
         assert not weights[~source_keep[:, None].expand_as(weights)].any()
@@ -128,7 +128,7 @@ def test_cached_decoding_equals_the_forward_pass(attention: Any, both: bool) -> 
     picked = torch.tensor([2, 0, 0, 1])
     two, _ = model.advance(tokens_BT[picked, 3:], state[picked])
     for row, (target, source) in enumerate(rows):
-        whole = model(Batch(target, source_BS=source))[0]
+        whole = model(Batch(target, source_BS=source)).hidden_BTD[0]
         torch.testing.assert_close(one[row], whole[:3], **EXACT)
         for place in (picked == row).nonzero()[:, 0]:
             torch.testing.assert_close(two[place], whole[3:], **EXACT)
@@ -180,7 +180,7 @@ def test_it_learns_to_reverse(feed: str) -> None:
         source_BS = tokens(32, 6, seed=step)
         target_BT = source_BS.flip(1)
         inputs_BT = torch.cat((torch.zeros(32, 1, dtype=torch.int64), target_BT[:, :-1]), 1)
-        logits = model.logits(model(Batch(inputs_BT, source_BS=source_BS)))
+        logits = model.logits(model(Batch(inputs_BT, source_BS=source_BS)).hidden_BTD)
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), target_BT.flatten())
         optimizer.zero_grad()
         loss.backward()

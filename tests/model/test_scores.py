@@ -40,7 +40,7 @@ def test_attention_heads_use_their_score(kind: str, grad: bool) -> None:
     from lmtool.model.attention import Attend
 
     with torch.set_grad_enabled(grad):
-        found, _ = mixer(x, Attend(Mask(causal=True), 6, 6, x.device), None)  # type: ignore[operator]
+        found, _, _ = mixer(x, Attend(Mask(causal=True), 6, 6, x.device), None)  # type: ignore[operator]
     q, k, v = (part.view(6, 4, 4).detach().numpy() for part in mixer.qkv.parts(x))  # type: ignore[union-attr, operator]
     heads = []
     for head in range(4):
@@ -57,7 +57,7 @@ def test_attention_heads_use_their_score(kind: str, grad: bool) -> None:
 def test_weights_of_scores_get_gradients(kind: str) -> None:
     model = tiny.model(score=kind, rank=2 if kind == "reduced-rank" else None)
     batch = Batch(tiny.tokens(2, 8))
-    model.logits(model(batch)).logsumexp(-1).square().sum().backward()
+    model.logits(model(batch).hidden_BTD).logsumexp(-1).square().sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.abs().max() > 0, name

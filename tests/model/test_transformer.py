@@ -105,7 +105,7 @@ def test_a_prefix_of_any_length_equals_the_plain_model(n: int, position: str) ->
     changes: dict[str, Any] = {"shape": "prefix", "position": {"kind": position}}
     model = tiny.model(**changes)
     tokens_BT = tiny.tokens(1, 5)
-    logits = model.logits(model(Batch(tokens_BT, prefix_B=torch.tensor([n]))))
+    logits = model.logits(model(Batch(tokens_BT, prefix_B=torch.tensor([n]))).hidden_BTD)
     wanted = tiny.as_reference(model, tiny.spec(**changes)).prefix(tokens_BT[0].tolist(), n)
     assert tiny.array(logits[0]) == pytest.approx(wanted, rel=1e-8, abs=1e-9)
 
@@ -114,8 +114,12 @@ def test_without_segments_all_tokens_belong_to_the_first() -> None:
     model = tiny.model(**tiny.BERT)
     tokens_BT = tiny.tokens(2, 5)
     zeros = torch.zeros_like(tokens_BT)
-    torch.testing.assert_close(model(Batch(tokens_BT)), model(Batch(tokens_BT, segments_BT=zeros)))
-    assert not torch.allclose(model(Batch(tokens_BT)), model(Batch(tokens_BT, segments_BT=1 - zeros)))
+    torch.testing.assert_close(
+        model(Batch(tokens_BT)).hidden_BTD, model(Batch(tokens_BT, segments_BT=zeros)).hidden_BTD
+    )
+    assert not torch.allclose(
+        model(Batch(tokens_BT)).hidden_BTD, model(Batch(tokens_BT, segments_BT=1 - zeros)).hidden_BTD
+    )
 
 
 @pytest.mark.parametrize("changes", CHOICES.values(), ids=CHOICES.keys())
@@ -182,7 +186,7 @@ def test_an_encoder_without_the_head_has_no_next_sentence() -> None:
     model = tiny.model(shape="encoder")
     assert isinstance(model, TransformerEncoder)
     with pytest.raises(ValueError, match="next_sentence_head"):
-        model.next_sentence_logits(model(Batch(tiny.tokens(1, 3))))
+        model.next_sentence_logits(model(Batch(tiny.tokens(1, 3))).hidden_BTD)
 
 
 def test_an_encoder_decoder_needs_a_source() -> None:
@@ -258,10 +262,10 @@ def test_dropout_of_embeddings_zeroes_some_and_scales_the_rest() -> None:
     model.stack.norm = nn.Identity()
     batch = Batch(tiny.tokens(50, 20))
     with torch.no_grad():
-        whole = model(batch)
+        whole = model(batch).hidden_BTD
         model.train()
         torch.manual_seed(0)
-        ratio = model(batch) / whole
+        ratio = model(batch).hidden_BTD / whole
     assert torch.isclose(ratio, torch.tensor(0.0).double()).logical_or(torch.isclose(ratio, ratio.max())).all()
     assert float(ratio.max()) == pytest.approx(1 / 0.75)
     assert float(ratio.mean()) == pytest.approx(1, abs=0.02)
@@ -270,11 +274,11 @@ def test_dropout_of_embeddings_zeroes_some_and_scales_the_rest() -> None:
 def test_dropout_is_off_in_evaluation() -> None:
     model = tiny.model(dropout=0.5, ffn_dropout=0.5)
     batch = Batch(tiny.tokens(2, 6))
-    assert torch.equal(model(batch), model(batch))
+    assert torch.equal(model(batch).hidden_BTD, model(batch).hidden_BTD)
     plain = tiny.model()
-    assert torch.equal(model(batch), plain(batch))
+    assert torch.equal(model(batch).hidden_BTD, plain(batch).hidden_BTD)
     model.train()
-    assert not torch.equal(model(batch), model(batch))
+    assert not torch.equal(model(batch).hidden_BTD, model(batch).hidden_BTD)
 
 
 def test_the_pages_name_every_key() -> None:

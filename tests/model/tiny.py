@@ -199,12 +199,12 @@ def read(built: LanguageModel, tokens_BT: Tensor, texts: Sequence[Sequence[int]]
     """
     device = device_of(built)
     if built.reads != "source":
-        hidden: Tensor = built(Batch(tokens_BT, **more).to(device))
+        hidden: Tensor = built(Batch(tokens_BT, **more).to(device)).hidden_BTD
         return hidden
     texts = sources(len(tokens_BT)) if texts is None else texts
     source_BS, keep_BS = padded(texts)
     if not isinstance(built, TransformerPrefix):
-        return built(Batch(tokens_BT, source_BS=source_BS, source_keep_BS=keep_BS, **more).to(device))
+        return built(Batch(tokens_BT, source_BS=source_BS, source_keep_BS=keep_BS, **more).to(device)).hidden_BTD
     # a row is the prefix, the tokens, and padding
     T = tokens_BT.shape[1]
     keep_BT = more.pop("keep_BT", torch.ones_like(tokens_BT, dtype=torch.bool))
@@ -214,7 +214,7 @@ def read(built: LanguageModel, tokens_BT: Tensor, texts: Sequence[Sequence[int]]
     if text_BT is not None or not keep_BT.all():
         more["keep_BT"] = padded(kept, rows_BT.shape[1])[0] == 1
     prefix_B = torch.tensor([len(text) for text in texts])
-    hidden = built(Batch(rows_BT, prefix_B=prefix_B, **more).to(device))
+    hidden = built(Batch(rows_BT, prefix_B=prefix_B, **more).to(device)).hidden_BTD
     return torch.stack([row[n : n + T] for row, n in zip(hidden, prefix_B.tolist(), strict=True)])
 
 

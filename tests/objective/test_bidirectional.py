@@ -48,8 +48,8 @@ def test_the_loss_is_half_the_sum_of_both_directions(isolated: bool) -> None:
         cuts = [i for i, token in enumerate(row[:-1]) if token == BOS and i and isolated]
         for start, stop in zip([0, *cuts], [*cuts, len(row) - 1], strict=True):
             text = torch.tensor([row[start:stop]])
-            forth = model.logits(model(Batch(text)))[0].log_softmax(-1).detach()
-            back = model.logits(model.backward(Batch(text)))[0].log_softmax(-1).detach()
+            forth = model.logits(model(Batch(text)).hidden_BTD)[0].log_softmax(-1).detach()
+            back = model.logits(model.backward(Batch(text)).hidden_BTD)[0].log_softmax(-1).detach()
             for i in range(stop - start):
                 following = row[start + i + 1]
                 if following != BOS:

@@ -76,7 +76,7 @@ def test_the_language_models_loss_is_a_mean_over_the_tokens_of_each_row() -> Non
     plain = setting("class")[1]
     batch = objective.collate(rows("class"))
     assert batch.targets_BT is not None
-    logits = model.logits(model(batch)).detach()
+    logits = model.logits(model(batch).hidden_BTD).detach()
     extra = 0.0
     for row in range(4):
         targets = [(t, int(token)) for t, token in enumerate(batch.targets_BT[row]) if token != IGNORE]

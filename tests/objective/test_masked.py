@@ -98,7 +98,7 @@ def test_pseudo_likelihood_masks_one_token_at_a_time() -> None:
         row = [CLS, *text.tolist(), SEP]
 
         def log_p(masked: list[int], t: int) -> torch.Tensor:
-            return model.logits(model(Batch(torch.tensor([masked])))).detach().log_softmax(-1)[0, t]
+            return model.logits(model(Batch(torch.tensor([masked]))).hidden_BTD).detach().log_softmax(-1)[0, t]
 
         for t in range(len(row)):
             if t - 1 >= first and row[t] >= SPECIALS:
@@ -185,7 +185,7 @@ def test_two_texts_share_the_context() -> None:
 def test_whether_a_text_follows_is_added_to_the_loss() -> None:
     model, own = bert(), objective(next_sentence=True, rate=0.4)
     batch = own.collate([pair(4, 6, True), pair(3, 2, False, 1), pair(8, 5, False, 2)])
-    hidden = model(batch).detach()
+    hidden = model(batch).hidden_BTD.detach()
     logits = tiny.array(model.logits(hidden))
     scores = tiny.array(model.next_sentence_logits(hidden))
     targets, labels = batch.targets_BT.tolist(), batch.labels_B.tolist()  # type: ignore[union-attr]

@@ -120,7 +120,7 @@ def test_own_tokens_are_drawn_as_in_the_papers(family: str, chunk_rows: int, see
         ]
 
         def after(text: Any) -> list[float]:
-            return probabilities(model, model(Batch(torch.tensor([list(text)])))[0, -1])
+            return probabilities(model, model(Batch(torch.tensor([list(text)]))).hidden_BTD[0, -1])
 
         assert found.tokens_BT[i].tolist() == plain(model)(row, wanted, after)
         changed |= found.tokens_BT[i].tolist() != row

@@ -69,7 +69,7 @@ class Trainer:
 def test_steps_of_a_model_that_stays_as_it_is_are_one_long_row() -> None:
     trainer = Trainer(lr=1e-30)
     rows = trainer.rows(5)
-    logits = trainer.model.logits(trainer.model(Batch(rows[:, :-1])))
+    logits = trainer.model.logits(trainer.model(Batch(rows[:, :-1])).hidden_BTD)
     nats = torch.nn.functional.cross_entropy(logits.transpose(1, 2), rows[:, 1:], reduction="none")
     for step, part in zip(trainer.train(), nats.split(CONTEXT, 1), strict=True):
         assert step.loss == pytest.approx(float(part.detach().mean()), rel=1e-6)
@@ -98,7 +98,7 @@ def test_rows_start_anew_with_each_epoch() -> None:
     trainer = Trainer(lr=1e-30, steps=6)
     last = trainer.train()[-1]
     rows = torch.from_numpy(np.stack([e.tokens for e in trainer.examples.read(np.arange(20, 24))]))
-    logits = trainer.model.logits(trainer.model(Batch(rows[:, :-1])))
+    logits = trainer.model.logits(trainer.model(Batch(rows[:, :-1])).hidden_BTD)
     nats = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
     assert trainer.examples.restarts(5)
     assert not trainer.examples.restarts(4)

@@ -108,7 +108,7 @@ def test_a_step_is_the_gradient_of_the_mean_over_all_targets() -> None:
     assert batch.targets_BT is not None
     per_row = (batch.targets_BT >= 0).sum(1)
     assert len(per_row.unique()) > 2, "the rows should differ in their numbers of targets"
-    logits = by_hand.model.logits(by_hand.model(batch))
+    logits = by_hand.model.logits(by_hand.model(batch).hidden_BTD)
     mean = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets_BT.flatten())
     mean.backward()
     norm = torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in by_hand.model.parameters()]))  # type: ignore[union-attr]

@@ -372,7 +372,7 @@ def test_every_optimizer_learns(fields: dict[str, Any]) -> None:
     batch = Batch(torch.arange(24).expand(2, 24) % tiny.VOCAB)
     losses = []
     for _ in range(30):
-        log_p = model.logits(model(batch))[:, :-1].log_softmax(-1)
+        log_p = model.logits(model(batch).hidden_BTD)[:, :-1].log_softmax(-1)
         total = -log_p.gather(-1, batch.tokens_BT[:, 1:, None]).sum()
         losses.append(float(total.detach()))
         optimizers.backward(total)
@@ -394,7 +394,7 @@ def test_scaled_gradients_give_the_same_step(fields: dict[str, Any]) -> None:
         model = gpt()
         optimizers = Optimizers(spec_of(fields), model, compute)
         for _ in range(3):
-            optimizers.backward(model.logits(model(Batch(tiny.tokens(2, 5)))).square().mean())
+            optimizers.backward(model.logits(model(Batch(tiny.tokens(2, 5))).hidden_BTD).square().mean())
             norm = optimizers.update(0.5, 0.25, 1.0)
         results.append((norm, [parameter.detach() for parameter in model.parameters()]))
     assert results[0][0] == pytest.approx(results[1][0], rel=1e-4)
@@ -407,7 +407,7 @@ def test_an_overflow_halves_the_scale_and_changes_no_weight() -> None:
     optimizers = Optimizers(spec_of(MUON), model, HALF)
     before = weights_of(model)
     scale = float(optimizers.state()["scaler/scale"])
-    optimizers.backward(model.logits(model(Batch(tiny.tokens(2, 5)))).sum() * 3e38)
+    optimizers.backward(model.logits(model(Batch(tiny.tokens(2, 5))).hidden_BTD).sum() * 3e38)
     assert not math.isfinite(optimizers.update(1.0, 1.0, 1.0))
     assert all(np.array_equal(w, before[name]) for name, w in weights_of(model).items())
     assert float(optimizers.state()["scaler/scale"]) == scale / 2
@@ -425,12 +425,12 @@ def test_steps_on_a_gpu_equal_those_on_the_cpu(fields: dict[str, Any], precision
         model = gpt().to(compute.device)
         optimizers = Optimizers(spec_of(fields), model, compute)
         for step in range(3):
-            hidden = model(Batch(tiny.tokens(2, 5, seed=step)).to(compute.device))
+            hidden = model(Batch(tiny.tokens(2, 5, seed=step)).to(compute.device)).hidden_BTD
             optimizers.backward(model.logits(hidden).square().mean())
             optimizers.update(0.5, 1.0, 1.0)
         again = Optimizers(spec_of(fields), model, compute)
         again.load_state({name: tensor.cpu() for name, tensor in optimizers.state().items()})
-        optimizers.backward(model.logits(model(Batch(tiny.tokens(2, 5)).to(compute.device))).square().mean())
+        optimizers.backward(model.logits(model(Batch(tiny.tokens(2, 5)).to(compute.device)).hidden_BTD).square().mean())
         again.update(0.5, 1.0, 1.0)
         results.append([parameter.detach().cpu() for parameter in model.parameters()])
     for one, two in zip(*results, strict=True):
@@ -573,7 +573,7 @@ def test_an_optimizer_all_of_whose_layers_wait_rests(compute: Compute) -> None:
     optimizers = Optimizers(spec_of(MUON), model, compute, Tuning(unfreeze_every=2))
     for number in range(3):
         before = weights_of(model)
-        optimizers.backward(model.logits(model(Batch(tiny.tokens(2, 5)))).square().mean())
+        optimizers.backward(model.logits(model(Batch(tiny.tokens(2, 5))).hidden_BTD).square().mean())
         assert optimizers.update(1.0, 1.0, None, number) > 0
         changed = {name for name, w in weights_of(model).items() if not np.array_equal(w, before[name])}
         assert any("mixer" in name for name in changed) == (number == 2)

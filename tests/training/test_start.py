@@ -232,7 +232,7 @@ def test_a_checkpoint_is_the_model_in_memory(work: Work, monkeypatch: pytest.Mon
     (model,) = built
     model.eval()
     with torch.no_grad():
-        assert torch.equal(model.logits(model(batch)), loaded.model.logits(loaded.model(batch)))
+        assert torch.equal(model.logits(model(batch).hidden_BTD), loaded.model.logits(loaded.model(batch).hidden_BTD))
     for event in (event for event in events if isinstance(event, Sampled) and event.step == 12):
         options = ["--max-new-tokens", "12", "--seed", "1", "--json"]
         named = str(work.run() / "checkpoints" / "step-000012")

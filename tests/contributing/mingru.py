@@ -1,0 +1,94 @@
+"""minGRU against its recurrence, position by position, and what it is refused for."""
+
+import math
+
+import pytest
+import torch
+
+from lmtool.batch import Mask
+from lmtool.errors import RecipeError
+from lmtool.model.attention import Attend
+from lmtool.model.mingru import MinGru, scan
+from lmtool.recipe.load import load
+from tests.model import tiny
+
+D, T = 3, 11
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def g(x: float) -> float:
+    return x + 0.5 if x >= 0 else sigmoid(x)
+
+
+def test_parallel_training_equals_stepping_by_the_formula_of_the_paper() -> None:
+    """Also where padding leaves the state as it is and where another document begins anew, both in one row."""
+    torch.manual_seed(0)
+    layer = MinGru(D, bias=True).double()
+    torch.nn.init.normal_(layer.gates.weight, std=3.0)
+    torch.nn.init.eye_(layer.out.weight)
+    torch.nn.init.zeros_(layer.out.bias)
+    x_BTD = torch.randn(2, T, D, dtype=torch.float64)
+    keep = [[True] * T, [False, True, True, False, True, True, False, False, True, True, False]]
+    documents = [[0] * T, [5, 5, 5, 5, 5, 6, 6, 5, 6, 7, 7]]
+    mask = Mask(True, keep_BS=torch.tensor(keep), documents_BS=torch.tensor(documents))
+    hidden_BTD = layer(x_BTD, Attend(mask, T, T, x_BTD.device), None).x_BTD.tolist()
+    z_BTD, new_BTD = (part.tolist() for part in layer.gates.parts(x_BTD))
+    for row in range(2):
+        h, last = [0.0] * D, documents[row][0]
+        for t in range(T):
+            if not keep[row][t]:
+                continue
+            if documents[row][t] != last:
+                h, last = [0.0] * D, documents[row][t]
+            z = [sigmoid(z_BTD[row][t][d]) for d in range(D)]
+            h = [(1 - z[d]) * h[d] + z[d] * g(new_BTD[row][t][d]) for d in range(D)]
+            assert hidden_BTD[row][t] == pytest.approx(h, rel=1e-9)
+
+
+def test_a_long_row_neither_overflows_nor_forgets() -> None:
+    """Gates of (0.9999, 1e-12) for 2,000 positions in float32, against sums in float64."""
+    stays, enters = math.log(0.9999), math.log(1e-12)
+    h_T = scan(torch.full((1, 2000, 1), stays), torch.full((1, 2000, 1), enters)).exp().flatten()
+    wanted_T = [1e-12 * (1 - 0.9999 ** (t + 1)) / (1 - 0.9999) for t in range(2000)]
+    torch.testing.assert_close(h_T, torch.tensor(wanted_T), rtol=1e-3, atol=0.0)
+
+
+def test_every_parameter_gets_a_gradient_also_behind_padding_and_documents() -> None:
+    model = tiny.model(mixer="mingru")
+    keep = torch.tensor([[False, True, True, False, True, True, True, False]])
+    documents = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1]])
+    more = {"keep_BT": keep, "documents_BT": documents}
+    model.logits(tiny.read(model, tiny.tokens(1, 8), **more))[keep].logsumexp(-1).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.any(), name
+
+
+def test_the_state_has_one_size() -> None:
+    model = tiny.model(mixer="mingru")
+    state = model.start(tiny.Batch(tiny.tokens(2, 1)))
+    sizes = [[tensor.shape for tensor in layer] for layer in state.layers]
+    _, state = model.advance(tiny.tokens(2, 20), state)
+    assert [[tensor.shape for tensor in layer] for layer in state.layers] == sizes
+
+
+@pytest.mark.parametrize("shape", ["encoder", "encoder-decoder", "prefix"])
+def test_shapes_that_read_both_sides_are_refused(shape: str) -> None:
+    objective = {"encoder": "masked", "encoder-decoder": "seq2seq", "prefix": "prefix"}[shape]
+    with pytest.raises(RecipeError, match=f"{shape} reads both sides, and mixer mingru only the past"):
+        load("tiny", ["model.mixer=mingru", f"model.shape={shape}", f"objective.kind={objective}"])
+
+
+@pytest.mark.parametrize("part", ["position={kind: rotary}", "pattern={kind: window, size: 4}", "score=dot"])
+def test_parts_of_attention_are_refused(part: str) -> None:
+    with pytest.raises(RecipeError, match="is for attention, not for mixer mingru"):
+        load("tiny", ["model.mixer=mingru", "model.position={kind: learned}", f"model.{part}"])
+
+
+def test_all_else_is_taken() -> None:
+    for position in ("learned", "sinusoidal", "none"):
+        load("tiny", ["model.mixer=mingru", f"model.position={{kind: {position}}}"])

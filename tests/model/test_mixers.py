@@ -1,0 +1,180 @@
+"""What a mixer is told and may give back: a state of fixed size without attention, and auxiliary losses.
+
+Shapes: B rows, T positions, D model width.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lmtool.batch import Batch, Mask
+from lmtool.errors import UsageError
+from lmtool.model import LanguageModel, stack
+from lmtool.model.attention import Attend, Mixed, Mixer
+from lmtool.model.language_model import LayerState
+from lmtool.model.lora import AdaptedLinear, adapt, merge
+from lmtool.model.packed import PackedMatrix, pack
+from lmtool.model.parts import FeedForward
+from lmtool.recipe.spec import Lora, Transformer
+from tests.model import tiny
+from tests.model.test_cache import EXACT, full, read, search
+
+T = 10
+KEEP = torch.tensor([[True] * T, [False, True, True, False, True, True, True, True, False, False]])
+
+
+class Traces(Mixer):
+    """W h_t of h_t = h_{t-1} / 2 + x_t, position by position."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(width, width)
+
+    def start(self, n_rows: int) -> LayerState:
+        return (self.out.weight.new_zeros(n_rows, self.out.in_features),)
+
+    def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> Mixed:
+        h_BD = past[0] if past else x_BTD.new_zeros(len(x_BTD), x_BTD.shape[2])
+        assert len(h_BD) == len(x_BTD), "a row of its own for each state"
+        steps = []
+        for t, x_BD in enumerate(x_BTD.unbind(1)):
+            before_BD = h_BD
+            if attend.begins_BT is not None:
+                before_BD = before_BD.masked_fill(attend.begins_BT[:, t, None], 0.0)
+            after_BD = before_BD / 2 + x_BD
+            h_BD = after_BD if attend.keep_BT is None else torch.where(attend.keep_BT[:, t, None], after_BD, h_BD)
+            steps.append(h_BD)
+        return Mixed(self.out(torch.stack(steps, 1)), (h_BD,) if past else None)
+
+
+class Team(Mixer):
+    """The sum of two networks, and 0.1 for each token of a row."""
+
+    def __init__(self, spec: Transformer) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(FeedForward(spec.d_model, 8, "relu", True, 0.0) for _ in range(2))
+
+    def projections(self) -> list[nn.Linear]:
+        return [member.out for member in self.members]  # type: ignore[misc]
+
+    def start(self, n_rows: int) -> LayerState:
+        return ()
+
+    def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> Mixed:
+        mixed_BTD = sum(member(x_BTD, attend, None).x_BTD for member in self.members)
+        if past is not None:
+            return Mixed(mixed_BTD, past)
+        keep_BT = torch.ones_like(x_BTD[..., 0]) if attend.keep_BT is None else attend.keep_BT
+        return Mixed(mixed_BTD, None, 0.1 * keep_BT.sum(1))
+
+
+@pytest.fixture
+def with_traces(monkeypatch: pytest.MonkeyPatch) -> Callable[..., LanguageModel]:
+    monkeypatch.setattr(stack, "build_mixer", lambda spec: Traces(spec.d_model))
+    return tiny.model
+
+
+@pytest.fixture
+def with_teams(monkeypatch: pytest.MonkeyPatch) -> Callable[..., LanguageModel]:
+    monkeypatch.setattr(stack, "build_feed_forward", Team)
+    return tiny.model
+
+
+@pytest.mark.parametrize("shape", ["decoder", "encoder-decoder"])
+def test_a_state_of_fixed_size_equals_the_forward_pass_at_any_chunks(
+    with_traces: Callable[..., LanguageModel], shape: str
+) -> None:
+    model = with_traces(shape=shape)
+    tokens_BT = tiny.tokens(2, T)
+    for cuts in ([], [1], [3, 4], list(range(1, T))):
+        hidden, _ = read(model, tokens_BT, cuts)
+        torch.testing.assert_close(hidden, full(model, tokens_BT), **EXACT)
+
+
+@pytest.mark.parametrize("shape", ["decoder", "encoder-decoder"])
+def test_rows_that_share_a_line_have_a_state_each(with_traces: Callable[..., LanguageModel], shape: str) -> None:
+    """An encoder-decoder keeps the source once for all rows, which go on from one another in any way."""
+    with torch.inference_mode():
+        state = search(with_traces(shape=shape), [[0, 0, 2], [2, 1, 0], [1, 1, 1], [0, 2, 2]], 3, [2, 4])
+    assert state.width == (3 if shape == "encoder-decoder" else 1)
+
+
+def test_padding_and_other_documents_are_told_without_a_mask_of_pairs(
+    with_traces: Callable[..., LanguageModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = with_traces()
+    tokens_BT = tiny.tokens(2, T)
+    documents_BT = torch.tensor([[4] * 3 + [5] * 2 + [6] * 5, [7] * 5 + [8] * 5])
+    monkeypatch.setattr(Mask, "allowed", None)
+    hidden = model(Batch(tokens_BT, keep_BT=KEEP, documents_BT=documents_BT)).hidden_BTD
+    for row in range(2):
+        for document in documents_BT[row].unique():
+            places = KEEP[row] & (documents_BT[row] == document)
+            alone = model(Batch(tokens_BT[row, places][None])).hidden_BTD[0]
+            torch.testing.assert_close(hidden[row, places], alone, **EXACT)
+
+
+@pytest.mark.parametrize("shape", ["decoder", "prefix", "encoder", "encoder-decoder"])
+def test_auxiliary_losses_of_all_layers_add_up(with_teams: Callable[..., LanguageModel], shape: str) -> None:
+    model = with_teams(shape=shape, n_layers=3)
+    more: dict[str, Any] = {}
+    n_read = KEEP.sum(1)
+    if shape == "encoder-decoder":
+        more = {
+            "source_BS": tiny.tokens(2, 4),
+            "source_keep_BS": torch.tensor([[True] * 4, [True, True, False, False]]),
+        }
+        n_read = n_read + torch.tensor([4, 2])
+    batch = Batch(tiny.tokens(2, T), keep_BT=KEEP, **more)
+    auxiliary_B = model(batch).auxiliary_B
+    torch.testing.assert_close(auxiliary_B, 3 * 0.1 * n_read)
+    if shape in ("decoder", "encoder"):
+        layers, auxiliary_B = model.layers_and_auxiliary(batch)
+        torch.testing.assert_close(auxiliary_B, 3 * 0.1 * n_read)
+        assert all(torch.equal(*pair) for pair in zip(layers, model.layers(batch), strict=True))
+    if shape == "decoder":
+        hidden, _ = read(model, tiny.tokens(2, T), [4])
+        torch.testing.assert_close(hidden, full(model, tiny.tokens(2, T)), **EXACT)
+
+
+def test_without_auxiliary_losses_there_is_none() -> None:
+    assert tiny.model()(Batch(tiny.tokens(2, 3))).auxiliary_B is None
+
+
+def test_mixers_may_be_made_of_mixers(with_teams: Callable[..., LanguageModel]) -> None:
+    """Their projections into the stream start out small, and all of their matrices are packed and adapted, once."""
+    spec = tiny.spec(d_model=64)
+    torch.manual_seed(0)
+    decoder = stack.Stack(spec, causal=True)
+    for name, parameter in decoder.named_parameters():
+        if name.endswith("weight") and parameter.ndim > 1:
+            wanted = 0.02 * (4**-0.5 if ".out." in name else 1.0)
+            assert float(parameter.detach().std()) == pytest.approx(wanted, rel=0.1)
+    assert len(decoder.start(2)) == 4
+
+    model = with_teams()
+    batch = Batch(tiny.tokens(2, T))
+    whole = model(batch).hidden_BTD
+    adapt(model, Lora(targets=("feed-forward",)))
+    assert sum(isinstance(module, AdaptedLinear) for module in model.modules()) == 2 * 2 * 2
+    merge(model)
+    torch.testing.assert_close(model(batch).hidden_BTD, whole, **EXACT)
+
+    model = with_teams(dtype=torch.float32)
+    whole = model(batch).hidden_BTD
+    pack(model, "float32", torch.device("cpu"))
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    assert len(linears) == 2 * (2 + 2 * 2)
+    assert all(isinstance(linear.weight, PackedMatrix) for linear in linears)
+    torch.testing.assert_close(model(batch).hidden_BTD, whole, rtol=1e-5, atol=1e-5)
+
+
+def test_a_mixer_that_no_adapter_knows_is_left_as_it_is(with_traces: Callable[..., LanguageModel]) -> None:
+    model = with_traces()
+    adapt(model, Lora(targets=("query", "feed-forward")))
+    assert sum(isinstance(module, AdaptedLinear) for module in model.modules()) == 2 * 2
+    with pytest.raises(UsageError, match="no matrices of the kind query or value"):
+        adapt(with_traces(), Lora())

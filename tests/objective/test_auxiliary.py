@@ -1,0 +1,164 @@
+"""Auxiliary losses of a model: in every loss that is trained on, as often as a row has targets, and in no score."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lmtool.batch import IGNORE, Batch
+from lmtool.model import LanguageModel, Output, build
+from lmtool.model.bidirectional import BidirectionalModel
+from lmtool.model.classifier import Classifier
+from lmtool.model.skipgram import SkipGramModel
+from lmtool.objective import Objective, Vocabulary
+from lmtool.objective import build as build_objective
+from lmtool.recipe.spec import Classification, Recipe
+from tests.model import tiny
+
+VOCABULARY = Vocabulary(
+    tiny.VOCAB,
+    pad=0,
+    bos=1,
+    eos=2,
+    mask=4,
+    sep=5,
+    cls=6,
+    sentinels=(7, 8),
+    specials=9,
+    counts=np.arange(tiny.VOCAB),
+)
+PRICE_B = torch.tensor([3.0, 0.5, 7.0], dtype=torch.float64)
+TARGETS = [[9, IGNORE, 10, 11, IGNORE, IGNORE], [9, 10, 11, 12, 9, 10], [IGNORE] * 6]
+N_TARGETS_B = torch.tensor([3, 6, 0])
+MODEL = {"kind": "transformer", "n_layers": 1, "d_model": 16, "n_heads": 4, "context": 24}
+HEAD = {"kind": "classification", "task": "class", "labels": ["a", "b"], "dropout": 0.0}
+SOURCE = {"source_BS": tiny.tokens(3, 4)}
+LABELS = {"labels_B": torch.tensor([0, 1, 1])}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "causal": (MODEL, {"kind": "causal"}, {}),
+    "scheduled sampling": (
+        MODEL,
+        {"kind": "causal", "scheduled_sampling": {"k": 0.01}},
+        {"draws_BT": torch.full((3, 6), -1.0)},
+    ),
+    "masked": ({**MODEL, **tiny.BERT}, {"kind": "masked"}, {}),
+    "prefix": ({**MODEL, "shape": "prefix"}, {"kind": "prefix"}, {"prefix_B": torch.tensor([1, 2, 3])}),
+    "seq2seq": ({**MODEL, **tiny.VASWANI}, {"kind": "seq2seq"}, SOURCE),
+    "span corruption": ({**MODEL, **tiny.T5}, {"kind": "span-corruption"}, SOURCE),
+    "class": (MODEL, HEAD, LABELS),
+    "class of an encoder's mix": ({**MODEL, **tiny.BERT}, {**HEAD, "layers": "mix"}, LABELS),
+    "class of both directions": ({**tiny.RECURRENT, "shape": "bidirectional"}, HEAD, LABELS),
+    "number": (MODEL, {**HEAD, "task": "number", "labels": []}, {"values_BC": torch.rand(3, 1)}),
+}
+
+
+def take(model: LanguageModel) -> None:
+    """Let a model take a price for each row."""
+    price_B = torch.nn.Parameter(PRICE_B.clone())
+    model.register_parameter("price_B", price_B)
+    forward, layers = model.forward, model.layers_and_auxiliary
+    model.forward = lambda batch: Output(forward(batch).hidden_BTD, price_B)  # type: ignore[method-assign]
+    model.layers_and_auxiliary = lambda batch: (layers(batch)[0], price_B)  # type: ignore[method-assign]
+
+
+def setting(case: str) -> tuple[LanguageModel, Objective, Batch]:
+    of, objective, more = CASES[case]
+    recipe = Recipe.model_validate(
+        {
+            "model": of,
+            "objective": objective,
+            "tokenizer": {"kind": "bpe", "sentinels": 2},
+            "training": {"steps": 1, "batch_size": 3},
+        }
+    )
+    torch.manual_seed(0)
+    model = body = build(recipe.model, tiny.VOCAB)
+    if isinstance(recipe.objective, Classification):
+        model = Classifier(body, recipe.objective, recipe.model)
+    take(body)
+    targets = None if isinstance(recipe.objective, Classification) else torch.tensor(TARGETS)
+    return model.double(), build_objective(recipe, VOCABULARY), Batch(tiny.tokens(3, 6), targets, **more)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_row_pays_its_price_for_each_target_when_it_is_trained_on(case: str) -> None:
+    model, objective, batch = setting(case)
+    n_B = N_TARGETS_B if batch.targets_BT is not None else torch.ones(3)
+    loss, score = objective.loss(model, batch), objective.score(model, batch)
+    assert int(loss.count) == int(score.count) == int(n_B.sum())
+    torch.testing.assert_close((loss.total - score.total).double(), (n_B * PRICE_B).sum(), rtol=1e-4, atol=1e-4)
+    (gradient_B,) = torch.autograd.grad(loss.total, [p for name, p in model.named_parameters() if "price_B" in name])
+    torch.testing.assert_close(gradient_B, n_B.double())
+
+
+def test_a_language_model_beside_a_head_pays_once() -> None:
+    of, head, more = CASES["class"]
+    recipe = {"model": of, "objective": {**head, "lm_weight": 0.5}, "training": {"steps": 1, "batch_size": 3}}
+    parsed = Recipe.model_validate(recipe)
+    assert isinstance(parsed.objective, Classification)
+    body = build(parsed.model, tiny.VOCAB)
+    model = Classifier(body, parsed.objective, parsed.model)
+    batch = Batch(tiny.tokens(3, 6), torch.tensor(TARGETS), **more)
+    objective = build_objective(parsed, VOCABULARY)
+    without = objective.loss(model, batch).total
+    take(body)
+    paid = (objective.loss(model, batch).total - without).detach()
+    assert float(paid) == pytest.approx(float(PRICE_B.sum()), rel=1e-4)
+
+
+def test_whether_texts_follow_each_other_is_asked_besides() -> None:
+    model, objective, batch = setting("masked")
+    with_labels = Batch(batch.tokens_BT, batch.targets_BT, labels_B=torch.tensor([0, 1, 1]))
+    more = objective.loss(model, with_labels).total - objective.score(model, with_labels).total
+    assert float(more.detach()) > float((N_TARGETS_B * PRICE_B).sum())
+    torch.testing.assert_close(objective.score(model, with_labels).total, objective.score(model, batch).total)
+
+
+def test_measuring_a_text_costs_nothing() -> None:
+    model, objective, batch = setting("masked")
+    measured = objective.measure(model, batch).total
+    take(model)
+    torch.testing.assert_close(objective.measure(model, batch).total, measured)
+
+
+def test_both_directions_pay_for_their_own_targets() -> None:
+    recipe = Recipe.model_validate(
+        {
+            "model": {**tiny.RECURRENT, "shape": "bidirectional"},
+            "objective": {"kind": "bidirectional"},
+            "training": {"steps": 1, "batch_size": 3},
+        }
+    )
+    model = build(recipe.model, tiny.VOCAB)
+    assert isinstance(model, BidirectionalModel)
+    objective = build_objective(recipe, VOCABULARY)
+    batch = Batch(tiny.tokens(3, 6), torch.tensor(TARGETS))
+    without = objective.loss(model, batch).total
+    backward = model.backward
+    take(model)
+    model.backward = lambda batch: Output(backward(batch).hidden_BTD, PRICE_B)  # type: ignore[method-assign]
+    n_before_B = (objective.targets_before(batch) != IGNORE).sum(1)  # type: ignore[attr-defined]
+    wanted = ((N_TARGETS_B + n_before_B) * PRICE_B).sum() / 2
+    paid = (objective.loss(model, batch).total - without).detach()
+    assert float(paid) == pytest.approx(float(wanted), rel=1e-4)
+
+
+def test_centres_pay_for_each_of_their_neighbours() -> None:
+    recipe = Recipe.model_validate(
+        {
+            "model": {"kind": "skipgram", "d_model": 6},
+            "objective": {"kind": "skip-gram", "negatives": 0},
+            "training": {"steps": 1, "batch_size": 3},
+        }
+    )
+    model = build(recipe.model, tiny.VOCAB)
+    assert isinstance(model, SkipGramModel)
+    objective = build_objective(recipe, VOCABULARY)
+    batch = Batch(tiny.tokens(3, 1), torch.tensor(TARGETS))
+    before = objective.loss(model, batch).total
+    torch.testing.assert_close(before, objective.score(model, batch).total)
+    take(model)
+    torch.testing.assert_close(objective.score(model, batch).total, before)
+    paid = (objective.loss(model, batch).total - before).detach()
+    assert float(paid) == pytest.approx(float((N_TARGETS_B * PRICE_B).sum()), rel=1e-4)
