@@ -400,7 +400,7 @@ def _new_folder(name: str) -> Path:
 
 
 def _refuse_used(folder: Path) -> None:
-    for name in (INFO, RECIPE, TOKENIZER, METRICS, SAMPLES, VALIDATED, CHECKPOINTS):
+    for name in (INFO, RECIPE, TOKENIZER, METRICS, SAMPLES, VALIDATED, SPLIT, RESULTS, CHECKPOINTS):
         if os.path.lexists(folder / name):
             raise UsageError(
                 f"the output folder already holds {name}",

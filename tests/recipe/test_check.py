@@ -147,6 +147,47 @@ def test_missing_keys_and_sizes_that_do_not_fit(refused, old, new, message):
     assert refused(RECIPE.replace(old, new)) == [message]
 
 
+@pytest.mark.parametrize(
+    ("model", "objective", "message"),
+    [
+        ("{kind: averaging}", "{kind: classification}", "models that write text, which averaging models do not"),
+        ("{kind: skipgram}", "{kind: skip-gram}", "models that write text, which skipgram models do not"),
+        (
+            "{kind: transformer, shape: encoder, n_layers: 1, d_model: 8, n_heads: 2, context: 8}",
+            "{kind: classification}",
+            "a transformer encoder fills masks, which objective classification does not teach",
+        ),
+    ],
+)
+def test_prompts_are_for_what_writes(refused, model, objective, message):
+    """Told when the recipe is read, not when the first sample fails."""
+    text = f"training: {{steps: 1, batch_size: 1}}\nmodel: {model}\nobjective: {objective}\n"
+    (told,) = refused(text + "evaluation: {prompts: [a]}\n")
+    assert told.startswith("r.yaml:4: evaluation.prompts: are for models that write text")
+    assert message in told
+
+
+@pytest.mark.parametrize(
+    ("model", "objective"),
+    [
+        ("{kind: ngram}", "{kind: causal}"),
+        ("{kind: recurrent, d_model: 8, context: 8}", "{kind: classification}"),
+        ("{kind: transformer, shape: encoder, n_layers: 1, d_model: 8, n_heads: 2, context: 8}", "{kind: masked}"),
+        ("{kind: recurrent, shape: encoder-decoder, d_model: 8, context: 8}", "{kind: seq2seq}"),
+    ],
+)
+def test_what_writes_may_have_prompts(tmp_path, model, objective):
+    text = f"training: {{steps: 1, batch_size: 1}}\nmodel: {model}\nobjective: {objective}\n"
+    (tmp_path / "r.yaml").write_text(text + "evaluation: {prompts: [a]}\n")
+    assert load(tmp_path / "r.yaml").recipe.evaluation.prompts == ("a",)
+
+
+def test_prompts_on_the_command_line_are_refused_as_well():
+    with pytest.raises(RecipeError, match=r"evaluation\.prompts: are for models that write text") as caught:
+        load("dan", ["evaluation.prompts=a"])
+    assert caught.value.exit_code == 2
+
+
 def test_all_mistakes_at_once_in_the_order_of_the_file(refused):
     text = """\
 model:

@@ -64,7 +64,11 @@ def test_what_is_kept_of_a_new_run(runs: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "used", ["run.json", "recipe.yaml", "tokenizer.json", "metrics.jsonl", "samples.jsonl", "checkpoints"]
+    "used",
+    [
+        *("run.json", "recipe.yaml", "tokenizer.json", "metrics.jsonl", "samples.jsonl", "validated.json"),
+        *("split.json", "metrics.json", "checkpoints"),
+    ],
 )
 def test_a_folder_that_holds_a_run_is_refused(runs: Path, tmp_path: Path, used: str) -> None:
     (tmp_path / "out").mkdir()
@@ -209,6 +213,98 @@ def test_the_best_is_found(make: MakeRun) -> None:
     best, (warning,) = run.best()
     assert best.step == 30
     assert "took step-000030 instead of the best, step-000010: state.json is missing" in warning
+
+
+@pytest.mark.parametrize("noted", [None, 10, 20])
+def test_the_best_is_found_without_a_look_at_the_weights_of_others(make: MakeRun, noted: int | None) -> None:
+    """Which may be large; from what was noted, and else from the newest manifest."""
+    run = make(steps=(10, 20, 30))
+    if noted is not None:
+        with run:
+            run.lock()
+            run.note_validation({"step": 30, "best_step": noted})
+    best_step = noted or 10
+    for step in {10, 20, 30} - {best_step}:
+        for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
+            file = run.path / "checkpoints" / f"step-{step:06d}" / name
+            file.write_bytes(bytes(len(file.read_bytes())))
+    best, warnings = run.best()
+    assert (best.step, warnings) == (best_step, [])
+    assert best.model()["w"].item() == best_step
+
+
+def test_a_best_that_is_the_newest_and_damaged_is_told_once(make: MakeRun) -> None:
+    run = make(steps=(10, 20))
+    with run:
+        run.lock()
+        run.note_validation({"step": 20, "best_step": 20})
+    (run.path / "checkpoints" / "step-000020" / "state.json").unlink()
+    best, warnings = run.best()
+    assert best.step == 10
+    assert warnings == ["skipped the damaged checkpoint step-000020: state.json is missing"]
+
+
+def test_what_is_noted_of_a_validation_is_there_again(make: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make()
+    assert run.validated is None
+    with pytest.raises(RuntimeError, match="lock"):
+        run.note_validation({"step": 20, "best_step": 10})
+    with run:
+        run.lock()
+        run.note_validation({"step": 20, "best_step": None, "stale": 3})
+        assert Run.open(run.path).validated == {"step": 20, "best_step": None, "stale": 3}
+        assert run.best_step is None
+        run.note_validation({"step": 20, "best_step": 20})
+
+        def full(handle: int) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            with pytest.raises(ResourceError, match="No space left"):
+                run.note_validation({"step": 20, "best_step": 10})
+        assert (run.best_step, run.best()[0].step) == (20, 20)
+
+
+@pytest.mark.parametrize("validated", [None, {"step": 20, "best_step": 10}])
+def test_a_session_begins_with_what_is_known_of_its_step(make: MakeRun, validated: dict[str, Any] | None) -> None:
+    run = make(steps=(10, 20, 30))
+    with run:
+        run.lock()
+        run.note_validation({"step": 30, "best_step": 30})
+        run.start(step=20, command=[], environment={}, validated=validated)
+        assert run.validated == validated
+        assert run.best_step == 10
+
+
+@pytest.mark.parametrize("pending", [False, True])
+def test_a_step_that_is_still_to_be_validated_is_still_to_be_logged(make: MakeRun, pending: bool) -> None:
+    run = make(steps=(10, 20, 30))
+    with run:
+        run.lock()
+        run.start(step=20, command=[], environment={}, pending=pending)
+        assert [record["step"] for record in run.metrics.read()] == [10, 20][: 2 - pending]
+        assert [record["step"] for record in run.samples.read()] == [10, 20][: 2 - pending]
+        assert run.newest()[0].step == 20
+
+
+def test_what_was_measured_at_the_end_goes_when_a_run_goes_on(make: MakeRun) -> None:
+    run = make()
+    (run.path / "metrics.json").write_text("{}")
+    with run:
+        run.lock()
+        run.start(step=20, command=[], environment={})
+    assert not (run.path / "metrics.json").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'{"step": 1}', b'{"step": 1, "best_step": "2"}'])
+def test_a_damaged_note_is_refused(make: MakeRun, content: bytes) -> None:
+    run = make()
+    (run.path / "validated.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match="damaged") as caught:
+        run.best()
+    assert len(caught.value.lines()) == 3
+    assert "delete it" in caught.value.fix
 
 
 def test_the_newest_is_the_best_before_any_validation(runs: Path) -> None:

@@ -15,7 +15,7 @@ from lmtool.errors import NumericalError, ResourceError
 from lmtool.model import build
 from lmtool.objective import CausalObjective
 from lmtool.recipe.spec import Causal, Recipe
-from lmtool.training.fit import Step, fit
+from lmtool.training.fit import MOST_SKIPPED, Step, fit
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.windows import Windows
 from tests.training.tiny import MemoryStore
@@ -272,6 +272,32 @@ def test_float16_skips_a_step_whose_gradients_overflow() -> None:
     handle.remove()
     list(steps)
     assert not torch.equal(before["inputs.tokens.weight"], trainer.weights()["inputs.tokens.weight"])
+
+
+def overflowing(trainer: Trainer, *spells: tuple[int, bool]) -> None:
+    """Gradients that overflow, or do not, for so many steps in turn."""
+    coming = (bad for n, bad in spells for bad in [bad] * n)
+    weight = next(trainer.model.parameters())
+    weight.register_hook(lambda gradient: gradient * (float("inf") if next(coming) else 1.0))
+
+
+def test_gradients_that_never_become_finite_end_the_training() -> None:
+    """Though float16 skips them, as its scale may be to blame for some."""
+    trainer = Trainer(a_recipe(steps=100), Compute(torch.device("cpu"), "float16"), dtype=torch.float32)
+    overflowing(trainer, (100, True))
+    before, steps = trainer.weights(), []
+    with pytest.raises(NumericalError) as caught:
+        steps += list(trainer.steps())
+    assert_says(caught.value, "gradient", MOST_SKIPPED + 1, trainer)
+    assert_same(before, trainer.weights())
+
+
+def test_gradients_that_overflow_for_a_while_do_not() -> None:
+    trainer = Trainer(a_recipe(steps=3 * MOST_SKIPPED), Compute(torch.device("cpu"), "float16"), dtype=torch.float32)
+    overflowing(trainer, (MOST_SKIPPED, True), (1, False), (MOST_SKIPPED, True), (MOST_SKIPPED, False))
+    steps = trainer.train()
+    skipped = [not np.isfinite(step.grad_norm) for step in steps]
+    assert skipped == [True] * MOST_SKIPPED + [False] + [True] * MOST_SKIPPED + [False] * (MOST_SKIPPED - 1)
 
 
 # Out of memory

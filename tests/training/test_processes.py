@@ -1,5 +1,7 @@
 """Two processes, started by torchrun, train as one does."""
 
+import csv
+import json
 import os
 import shutil
 import signal
@@ -7,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from lmtool.inference.load import load_run
 from lmtool.run.checkpoint import listed, verify
 from lmtool.run.directory import Run
+from lmtool.tables.predict import predict
 from tests.training.programs import TORCHRUN, output, pretraining, saved, start, wait_until
-from tests.training.tiny import Work, ended, metrics, warnings_in
+from tests.training.tiny import Work, ended, metrics, warnings_in, words
 
 # No dropout: every process draws its own.
 TOGETHER = ("model.dropout=0", "training.micro_batch=3", "evaluation.every=5", "checkpoint.every=5")
@@ -80,3 +84,60 @@ def test_a_process_that_dies_ends_the_others(work: Work) -> None:
         assert verify(path).step == step
     assert Run.open(work.run()).state == "stopped"
     assert ended(work.resume(f"training.steps={found[-1][0] + 2}")).reason == "finished"
+
+
+HEADS = (
+    "model={kind: transformer, shape: encoder, n_layers: 1, d_model: 16, n_heads: 2, context: 16, n_segments: 2, "
+    "next_sentence_head: true}",
+    "objective={kind: masked, next_sentence: false}",
+    *TOGETHER[1:],
+)
+
+
+def test_heads_without_a_loss_and_runs_without_a_step(work: Work) -> None:
+    """Gradients are exchanged of what learns only; and where nothing is left to do, one process says so."""
+    process = start(work, [*TORCHRUN, *pretraining(work, *HEADS)])
+    assert process.wait() == 0, output(work)
+    work.pretrain(*HEADS, name="whole")
+    for found, expected in zip(metrics(work.run()), metrics(work.run("whole")), strict=True):
+        assert found["tokens"] == expected["tokens"]
+        assert found["loss"] == pytest.approx(expected["loss"], abs=1e-5)
+    first, last = (verify(work.run() / "checkpoints" / name).model() for name in ("step-000010", "step-000012"))
+    assert {name.split(".")[0] for name in first if bool((first[name] == last[name]).all())} == {
+        "pooler",
+        "next_sentence",
+    }
+    assert ended(work.resume("training.steps=+2")).step == 14
+
+    process = start(work, [*TORCHRUN, "resume", str(work.run())])
+    assert process.wait() == 0, output(work)
+    stdout, stderr = output(work)
+    assert stdout == f"{work.run()}\n"
+    assert stderr.count("has done all its 14 steps") == 1
+
+
+def test_tables_are_learned_measured_and_answered_by_two(work: Work) -> None:
+    table = work.folder / "table.csv"
+    rows = [f"the cat {words(1 + i % 7, i)} {i},{'ab'[i % 2]}" for i in range(61)]
+    table.write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
+    still = ("model.dropout=0", "objective={kind: classification, dropout: 0}", "training.epochs=null")
+    settings = [word for override in still for word in ("-s", override)]
+    command = ["finetune", str(table), "--recipe", str(work.recipe), "-o", str(work.run()), *settings]
+    process = start(work, [*TORCHRUN, *command])
+    assert process.wait() == 0, output(work)
+    stdout, _ = output(work)
+    assert stdout.count("validation: 6 rows") == 1, "what is measured is told once"
+    assert stdout.splitlines()[-1] == str(work.run())
+    work.learn_table(work.recipe, table, *still, name="whole")
+    found, expected = (json.loads((work.run(name) / "metrics.json").read_text()) for name in ("run", "whole"))
+    assert found["loss"] == pytest.approx(expected["loss"], abs=1e-4)
+    assert found["confusion"] == expected["confusion"]
+
+    process = start(work, [*TORCHRUN, "predict", str(work.run()), str(table), "-o", str(work.folder / "out.csv")])
+    assert process.wait() == 0, output(work)
+    with (work.folder / "out.csv").open(newline="", encoding="utf-8") as file:
+        answers = [list(row.values())[2:] for row in csv.DictReader(file)]
+    alone = [cells for _, cells in predict(load_run(str(work.run())), str(table)).rows]
+    assert [row[0] for row in answers] == [cells[0] for cells in alone]
+    for row, cells in zip(answers, alone, strict=True):
+        assert [float(p) for p in row[1:]] == pytest.approx([float(str(p)) for p in cells[1:]], abs=1e-5)

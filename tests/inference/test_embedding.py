@@ -1,0 +1,128 @@
+"""Vectors of texts: those that a model has where it reads a text as it did in training."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lmtool.batch import Batch
+from lmtool.errors import DataError, UsageError
+from lmtool.inference import embedding
+from lmtool.inference.embedding import embed
+from lmtool.inference.load import Loaded, load_run
+from lmtool.tables.columns import Columns
+from lmtool.tables.reading import LabelledText
+from lmtool.tables.tasks import build_task
+from tests.compute.together import together
+from tests.training.tiny import Work
+
+TEXTS = ["the cat", "a dog sat", "ran away home", "naïve", "mat, mat"]
+ENCODER = (
+    "model={kind: transformer, shape: encoder, n_layers: 1, d_model: 16, n_heads: 2, context: 16, n_segments: 2}",
+    "objective.kind=masked",
+)
+BASES: dict[str, tuple[str, ...]] = {
+    "encoder": ENCODER,
+    "decoder": (),
+    "decoder of one text": ("data.split=slice",),
+    "lstm": ("model={kind: recurrent, d_model: 12, context: 16}",),
+}
+
+
+def states(loaded: Loaded, tokens: list[int], layer: int) -> np.ndarray[Any, Any]:
+    """The states of a row of tokens, read alone."""
+    with torch.inference_mode():
+        return loaded.model.layers(Batch(torch.tensor([tokens])))[layer][0].numpy()
+
+
+def marks(loaded: Loaded) -> tuple[str, str]:
+    """What stands in front of a text and behind it, by name."""
+    t = loaded.tokenizer
+    names = {t.bos_id: "[BOS]", t.eos_id: "[EOS]", t.cls_id: "[CLS]", t.sep_id: "[SEP]"}
+    tokens = loaded.framing.row([np.array(t.encode("cat"))])[0].tolist()
+    return names.get(tokens[0], ""), names.get(tokens[-1], "")
+
+
+@pytest.mark.parametrize(
+    ("family", "before", "after"),
+    [
+        ("encoder", "[CLS]", "[SEP]"),
+        ("decoder", "[BOS]", "[CLS]"),
+        ("decoder of one text", "[BOS]", "[CLS]"),
+        ("lstm", "[BOS]", "[CLS]"),
+    ],
+)
+def test_a_tuned_model_reads_texts_between_the_marks_of_its_rows(
+    work: Work, family: str, before: str, after: str
+) -> None:
+    """`first` and `last` are the positions that a head looks at."""
+    work.pretrain(*BASES[family], "training.steps=1", name="base")
+    work.finetune("training.steps=1", source=work.run("base"))
+    loaded = load_run(str(work.run("tuned")))
+    assert marks(loaded) == (before, after)
+    rows = [loaded.framing.row([np.array(loaded.tokenizer.encode(text))])[0].tolist() for text in TEXTS]
+    task = build_task(loaded.recipe, loaded.framing, "", Columns(("text",)), ())
+    asked = task.encode([LabelledText((text,), None, None, i) for i, text in enumerate(TEXTS)])
+    assert [row.tokens.tolist() for row in asked] == rows, "and so are the rows that it answers"
+    for layer in (0, -1):
+        for pool, place in (("first", 0), ("last", -1)):
+            for one, row in zip(embed(loaded, TEXTS, layer, pool), rows, strict=True):  # type: ignore[arg-type]
+                np.testing.assert_allclose(one.vectors[0], states(loaded, row, layer)[place], rtol=1e-4, atol=1e-5)
+        for one, row in zip(embed(loaded, TEXTS, layer, "mean"), rows, strict=True):
+            # marks are no part of a text
+            expected = states(loaded, row, layer)[1:-1].mean(0)
+            np.testing.assert_allclose(one.vectors[0], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "before", "after"),
+    [("encoder", "[CLS]", "[SEP]"), ("decoder", "[BOS]", "[EOS]"), ("decoder of one text", "", "")],
+)
+def test_a_language_model_reads_texts_as_its_training_text(work: Work, family: str, before: str, after: str) -> None:
+    work.pretrain(*BASES[family], "training.steps=1")
+    loaded = load_run(str(work.run()))
+    assert marks(loaded) == (before, after)
+    for one, text in zip(embed(loaded, TEXTS, -1, "first"), TEXTS, strict=True):
+        row = loaded.framing.row([np.array(loaded.tokenizer.encode(text))])[0].tolist()
+        np.testing.assert_allclose(one.vectors[0], states(loaded, row, -1)[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def encoder(work: Work) -> Loaded:
+    work.pretrain(*ENCODER, "training.steps=1")
+    return load_run(str(work.run()))
+
+
+@pytest.mark.parametrize("size", [2, 7])
+@pytest.mark.parametrize("pool", ["none", "mean"])
+def test_any_number_of_processes_gives_the_same(
+    encoder: Loaded, monkeypatch: pytest.MonkeyPatch, pool: Any, size: int
+) -> None:
+    monkeypatch.setattr(embedding, "TEXTS", 4)  # so that there are two rounds
+    alone = list(embed(encoder, TEXTS, -1, pool))
+    for found in together(monkeypatch, size, lambda _: list(embed(encoder, TEXTS, -1, pool)), [embedding]):
+        assert [(one.text, one.words) for one in found] == [(one.text, one.words) for one in alone]
+        for one, other in zip(found, alone, strict=True):
+            np.testing.assert_allclose(one.vectors, other.vectors, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_text_that_cannot_be_read_is_told(encoder: Loaded, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    # 14 tokens stand between the marks
+    long = "cat " * 4
+    with pytest.raises(UsageError, match="text 2 has 16 tokens, but the model reads 14"):
+        together(monkeypatch, size, lambda _: list(embed(encoder, ["cat", long], -1, "mean")), [embedding])
+    (short,) = embed(encoder, [long], -1, "none", truncate=True)
+    assert short.words is not None
+    assert len(short.words) == 4
+    with pytest.raises(DataError, match="there is no text"):
+        list(embed(encoder, [], -1, "mean"))
+
+
+def test_no_path_is_left_behind(encoder: Loaded, tmp_path: Path) -> None:
+    """A file that cannot be finished is not there at all."""
+    with pytest.raises(UsageError, match="text 2"):
+        embedding.save(tmp_path / "a.npz", embed(encoder, ["cat", "cat " * 9], -1, "mean"))
+    assert not list(tmp_path.glob("*.npz"))

@@ -1,0 +1,176 @@
+"""From the tables that a recipe names to rows: what they add to the recipe, what is held out, and what is told."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lmtool.errors import CheckpointError, UsageError
+from lmtool.inference.load import build_objective, load_run
+from lmtool.recipe.load import Setting, load
+from lmtool.recipe.spec import Classification
+from lmtool.tables.data import TableData, open_tables, read_tables
+from lmtool.tables.predict import predict
+from tests.training.tiny import Work, after, lasting, words
+
+CLASSES = ("objective={kind: classification, dropout: 0}", "training.epochs=null")
+
+
+def write(path: Path, labels: list[object], texts: list[str] | None = None) -> Path:
+    texts = texts or [f"{words(1 + i % 5, i)} {i}" for i in range(len(labels))]
+    lines = [f"{text},{label}" for text, label in zip(texts, labels, strict=True)]
+    path.write_text("\n".join(["text,label", *lines]) + "\n", encoding="utf-8")
+    return path
+
+
+def read(work: Work, table: Path, *overrides: str, split: dict[str, Any] | None = None) -> TableData:
+    recipe = load(work.recipe, [*CLASSES, *overrides], [Setting("data.train", [str(table)], "TABLE")]).recipe
+    return read_tables(recipe, open_tables(recipe.data), None, split)
+
+
+def head_of(data: TableData) -> Classification:
+    assert isinstance(data.recipe.objective, Classification)
+    return data.recipe.objective
+
+
+# Numbers
+
+
+def numbers(work: Work) -> Path:
+    """Around 1000, 50 up and down."""
+    rng = random.Random(0)
+    return write(work.folder / "numbers.csv", [round(rng.gauss(1000, 50), 2) for _ in range(60)])
+
+
+@pytest.mark.parametrize("task", ["number", "auto"])
+def test_numbers_are_learned_around_zero_whoever_says_that_they_are_numbers(work: Work, task: str) -> None:
+    data = read(work, numbers(work), f"objective.task={task}")
+    rows = data.tasks[0].train
+    targets = np.array([row.label for row in rows])
+    # of each tenth of the numbers a row is held out
+    assert targets.shape == (50, 1)
+    assert float(targets.mean()) == pytest.approx(0, abs=1e-9)
+    assert float(targets.std()) == pytest.approx(1)
+    head = head_of(data)
+    assert (head.task, head.labels) == ("number", ())
+    # read off the rows that are trained on, not off those held out
+    values = [float(line.split(",")[1]) for line in numbers(work).read_text().splitlines()[1:]]
+    trained = [values[row.number - 1] for row in rows]
+    assert (head.center, head.scale) == (pytest.approx(np.mean(trained)), pytest.approx(np.std(trained)))
+    objective = build_objective(data.recipe, data.framing.tokenizer)
+    batch = objective.collate([row.example() for row in rows])
+    assert batch.values_BC is not None
+    assert float(batch.values_BC.square().mean()) == pytest.approx(1, rel=1e-5)
+
+
+def test_a_scale_that_is_given_is_taken(work: Work) -> None:
+    head = head_of(read(work, numbers(work), "objective.task=number", "objective.center=900", "objective.scale=10"))
+    assert (head.center, head.scale) == (900, 10)
+    half = head_of(read(work, numbers(work), "objective.task=number", "objective.scale=10"))
+    assert half.center == pytest.approx(1000, abs=30)
+    assert half.scale == 10
+
+
+def test_a_run_on_numbers_keeps_its_scale(work: Work) -> None:
+    """Also when it is resumed; and answers are on the scale of the table."""
+    table = numbers(work)
+    asked = (*CLASSES, "objective.task=number", "evaluation.metric=correlation")
+    work.learn_table(work.recipe, table, *asked, name="whole")
+    kept = load(work.run("whole") / "recipe.yaml").recipe.objective
+    assert isinstance(kept, Classification)
+    assert kept.center == pytest.approx(1000, abs=30)
+    assert kept.scale == pytest.approx(50, rel=0.3)
+    work.learn_table(work.recipe, table, *asked, stop=after(5))
+    work.resume()
+    assert load(work.run() / "recipe.yaml").recipe.objective == kept
+    assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
+    answers = [float(str(cells[0])) for _, cells in predict(load_run(str(work.run())), str(table)).rows]
+    assert len(answers) == 60
+    assert all(abs(answer - 1000) < 200 for answer in answers)
+    record = json.loads((work.run() / "metrics.json").read_text())
+    assert record["mse"] < 100**2
+
+
+# What is held out
+
+
+def test_the_rows_held_out_are_told_and_found_again(work: Work) -> None:
+    table = write(work.folder / "table.csv", ["x", "y"] * 30)
+    data = read(work, table)
+    assert data.split is not None
+    numbers = {part: [row.number for row in rows] for part, rows in parts(data).items()}
+    assert data.split == {"table": str(table), "train": numbers["train"], "test": numbers["validation"]}
+    again = read(work, table, "seed=7", split=json.loads(json.dumps(data.split)))
+    assert again.split == data.split
+    assert again.fingerprint == data.fingerprint
+    assert read(work, table, "seed=7").split != data.split
+    with pytest.raises(CheckpointError, match="does not fit the table"):
+        read(work, write(work.folder / "table.csv", ["x", "y"] * 29), split=data.split)
+
+
+def parts(data: TableData) -> dict[str, Any]:
+    (task,) = data.tasks
+    return {"train": task.train, "validation": task.valid}
+
+
+def test_a_table_of_its_own_is_validated_on(work: Work) -> None:
+    table = write(work.folder / "table.csv", ["x", "y"] * 30)
+    valid = write(work.folder / "valid.csv", ["x", "y", "y"])
+    data = read(work, table, f"data.valid={valid}", f"data.test={valid}")
+    (task,) = data.tasks
+    assert data.split is None
+    assert (len(task.train), len(task.valid), len(task.test or ())) == (60, 3, 3)
+    assert any("of valid.csv are in the train table, too" in warning for warning in data.warnings)
+
+
+def test_each_of_several_tasks_has_rows_of_its_own(work: Work) -> None:
+    first = write(work.folder / "first.csv", ["x", "y"] * 30)
+    second = write(work.folder / "second.csv", ["u", "v"] * 10)
+    model = "model={kind: recurrent, shape: encoder-decoder, d_model: 8, context: 8}"
+    recipe = load(
+        work.recipe,
+        [model, "objective={kind: seq2seq}", f"data.tasks=[one:{first}, two:{second}:2]"],
+    ).recipe
+    data = read_tables(recipe, open_tables(recipe.data), None)
+    assert [(task.task.name, task.weight, len(task.train), len(task.valid)) for task in data.tasks] == [
+        ("one", 1.0, 54, 6),
+        ("two", 2.0, 18, 2),
+    ]
+    assert data.split is not None
+    assert [len(data.split[name]["test"]) for name in ("one", "two")] == [6, 2]
+    assert read_tables(recipe, open_tables(recipe.data), None, data.split).fingerprint == data.fingerprint
+    examples = data.examples(build_objective(data.recipe, data.framing.tokenizer))
+    assert examples.per_epoch == 54 + 2 * 18
+    assert [line.split(":")[0] for line in data.lines] == ["columns", "task one", "columns", "task two"]
+
+
+# What is told
+
+
+def test_rows_that_are_cut_are_counted(work: Work) -> None:
+    texts = [f"{i} the cat sat on the mat and ran home" if i < 9 else f"cat {i}" for i in range(40)]
+    data = read(work, write(work.folder / "table.csv", ["x", "y"] * 20, texts))
+    cut = {part: sum(row.cut for row in rows) for part, rows in parts(data).items()}
+    assert cut["train"] + cut["validation"] == 9
+    sizes = {"train": 36, "validation": 4}
+    assert [warning for warning in data.warnings if "are cut" in warning] == [
+        f"{n} of {sizes[part]} {part} rows are cut at the context of 16" for part, n in cut.items() if n
+    ]
+
+
+def test_steps_follow_from_passes_over_the_rows(work: Work) -> None:
+    table = write(work.folder / "table.csv", ["x", "y"] * 30)
+    # 54 rows are left of 60, in batches of 8
+    assert read(work, table, "training.epochs=2").recipe.training.steps == 14
+    assert read(work, table, "training.epochs=0.01").recipe.training.steps == 1
+    assert read(work, table).recipe.training.steps == 12
+
+
+def test_several_tables_have_no_one_label(work: Work) -> None:
+    table = write(work.folder / "table.csv", ["x", "y"] * 5)
+    recipe = load(work.recipe, [*CLASSES, f"data.tasks=[a:{table}, b:{table}]"]).recipe
+    with pytest.raises(UsageError, match="one labelled table"):
+        read_tables(recipe, open_tables(recipe.data), None)
