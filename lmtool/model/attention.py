@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from lmtool.batch import Mask
 from lmtool.model.dropout import drop
 from lmtool.model.language_model import KeyValue, LayerState, Memory
-from lmtool.model.positions import AttentionPositions, turned
+from lmtool.model.positions import AttentionPositions, rotated
 from lmtool.model.scores import Score
 
 PLAIN_LIMIT = 512
@@ -48,7 +48,7 @@ class Attend:
         if positions_PS is None:
             positions_PS = torch.arange(n_keys, device=device)[None]
         self._query_PT = positions_PS[:, n_keys - n_queries :]
-        self._waves: dict[torch.dtype, tuple[Tensor, Tensor] | None] = {}
+        self._rotations: dict[torch.dtype, tuple[Tensor, Tensor] | None] = {}
         self._windows: _Windows | None = None
         if n_queries == n_keys and _Windows.pay(mask, n_keys):
             self._windows = _Windows(mask, n_keys, device, positions_PS, rule)
@@ -59,14 +59,14 @@ class Attend:
         allowed_BTS = None if sees_all else mask.allowed(n_queries, n_keys, device)
         self._kernel = _Kernel(allowed_BTS, bias_PNTS, fused_causal, n_keys, device)
 
-    def turn(self, x_BNTH: Tensor) -> Tensor:
+    def rotate(self, x_BNTH: Tensor) -> Tensor:
         """Queries and new keys of all heads, placed at the positions of the queries."""
         if self._rule is None:
             return x_BNTH
-        if x_BNTH.dtype not in self._waves:
-            self._waves[x_BNTH.dtype] = self._rule.waves(self._query_PT, x_BNTH.shape[-1], x_BNTH.dtype)
-        waves = self._waves[x_BNTH.dtype]
-        return x_BNTH if waves is None else turned(x_BNTH, *waves)
+        if x_BNTH.dtype not in self._rotations:
+            self._rotations[x_BNTH.dtype] = self._rule.rotations(self._query_PT, x_BNTH.shape[-1], x_BNTH.dtype)
+        rotation = self._rotations[x_BNTH.dtype]
+        return x_BNTH if rotation is None else rotated(x_BNTH, *rotation)
 
     def __call__(
         self, q_BNTH: Tensor, keys_BKSH: Tensor, v_BKSH: Tensor, dropout: float, score: Score | None = None
@@ -317,7 +317,7 @@ class SelfAttention(Mixer):
         B, T, D = x_BTD.shape
         heads = self.qkv(x_BTD).view(B, T, -1, self.head_width).transpose(1, 2)
         qk, v = torch.split(heads, [heads.shape[1] - self.n_kv_heads, self.n_kv_heads], 1)
-        q, k = torch.split(attend.turn(qk), [qk.shape[1] - self.n_kv_heads, self.n_kv_heads], 1)
+        q, k = torch.split(attend.rotate(qk), [qk.shape[1] - self.n_kv_heads, self.n_kv_heads], 1)
         k = self.score.keys(k)
         now: LayerState | None = None
         if isinstance(past, KeyValue):

@@ -36,7 +36,7 @@ class RatioHead(nn.Linear):
 
     @torch.no_grad()
     def count(self, body: "AveragingModel", batches: Sequence[Batch]) -> None:
-        """Set r_cf = log((p_cf / sum of p_c) / (q_cf / sum of q_c)) / s from labelled texts in the processor's memory.
+        """Set r_cf = log((p_cf / sum of p_c) / (q_cf / sum of q_c)) / s from labelled texts in the CPU's memory.
 
         p_cf is 1 and the number of texts of class c with feature f, q_cf of the texts of other classes. Features that
         no text has are left out of sums and count nothing. s makes the mean square of all scores of these texts 1, so

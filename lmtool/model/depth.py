@@ -38,7 +38,7 @@ def _parts(body: nn.Module) -> list[Sequence[Part]]:
             below = (body.inputs, body.encoder.position, body.decoder.position)
             return [below, *_layers(body.encoder), *_layers(body.decoder)]
         case RecurrentDecoder():
-            return [(body.embedding,), *_with(_modules(body.rnn.cells), body.recall, body.join)]
+            return [(body.embedding,), *_with(_modules(body.rnn.cells), body.attention, body.join)]
         case BidirectionalModel():
             pairs = zip(_modules(body.forth.cells), _modules(body.back.cells), strict=True)
             return [(body.embedding,), *pairs]
@@ -46,7 +46,7 @@ def _parts(body: nn.Module) -> list[Sequence[Part]]:
             encoder = _with(_modules(body.encoder.forth), body.encoder.bridge)
             if body.encoder.back is not None:
                 encoder = [(*group, b) for group, b in zip(encoder, _modules(body.encoder.back), strict=True)]
-            decoder = _with(_modules(body.rnn.cells), body.recall, body.join, body.feed)
+            decoder = _with(_modules(body.rnn.cells), body.attention, body.join, body.feed)
             return [(body.embedding,), *encoder, *decoder]
         case AveragingModel():
             return [(body.embedding,), *((layer,) for layer in _modules(body.dense))]

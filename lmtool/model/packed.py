@@ -42,7 +42,7 @@ class PackedMatrix(nn.Parameter):
 def pack(model: nn.Module, precision: str, device: torch.device) -> None:
     """Pack the matrices of attention, feed-forward layers and head, in place; the model can only read from then on.
 
-    float32: the same numbers in the order in which the processor's kernel reads them. bfloat16, float16: rounded to
+    float32: the same numbers in the order in which the CPU's kernel reads them. bfloat16, float16: rounded to
     these, as are the inputs of each product; the stream between the layers stays float32. int8: see `quantized`. The
     head gives float32 logits in all of them: in bfloat16 many would be equal, and rounding would choose among them.
 
@@ -162,7 +162,7 @@ class _Int8:
 
 
 def _has_vnni() -> bool:
-    """Whether the processor adds products of bytes without overflow; torch before 2.12 cannot tell."""
+    """Whether the CPU adds products of bytes without overflow; torch before 2.12 cannot tell."""
     known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     return bool(known.get("avx512_vnni") or known.get("avx_vnni"))
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmtool.batch import Batch
-from lmtool.model.cells import Cell, State, Texts, build_cell
+from lmtool.model.cells import Cell, CellState, Texts, build_cell
 from lmtool.model.dropout import drop
 from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel
-from lmtool.model.recall import Recall, earlier
+from lmtool.model.memory_attention import MemoryAttention, earlier
 from lmtool.recipe.spec import Recurrent
 
 
@@ -32,19 +32,19 @@ class Layers(nn.Module):
         self.dropout = dropout
         self.backwards = backwards
 
-    def start(self, n_rows: int) -> tuple[State, ...]:
+    def start(self, n_rows: int) -> tuple[CellState, ...]:
         """Zeros for every layer."""
         return tuple(cast(Cell, cell).start(n_rows) for cell in self.cells)
 
     def forward(
-        self, x_BTD: Tensor, states: Sequence[State], texts: Texts | None, first: int = 0
-    ) -> tuple[list[Tensor], tuple[State, ...]]:
+        self, x_BTD: Tensor, states: Sequence[CellState], texts: Texts | None, first: int = 0
+    ) -> tuple[list[Tensor], tuple[CellState, ...]]:
         """The states (B, T, D) of each layer at all positions, and the last ones; see `Cell`.
 
         first: the layer that reads `x`; `states` begin with its own.
         """
         outs: list[Tensor] = []
-        after: list[State] = []
+        after: list[CellState] = []
         for layer, state in enumerate(states, first):
             x_BTD = drop(x_BTD, self.dropout, self.training) if layer else x_BTD
             cell = cast(Cell, self.cells[layer])
@@ -113,7 +113,7 @@ class RecurrentDecoder(RecurrentModel):
     def __init__(self, spec: Recurrent, vocab_size: int) -> None:
         super().__init__(spec, vocab_size)
         self.rnn = Layers([make_cell(spec) for _ in range(spec.n_layers)], spec.dropout)
-        self.recall = None if spec.attention is None else Recall(spec.attention, spec.d_model)
+        self.attention = None if spec.attention is None else MemoryAttention(spec.attention, spec.d_model)
 
     def forward(self, batch: Batch) -> Tensor:
         return self._read(batch, self.start(batch))[0]
@@ -137,30 +137,30 @@ class RecurrentDecoder(RecurrentModel):
     def start(self, batch: Batch) -> DecodeState:
         n_rows = len(batch.tokens_BT)
         states = self.rnn.start(n_rows)
-        if self.recall is None:
+        if self.attention is None:
             return DecodeState(0, None, states)
         nothing_B0D = states[-1][0][:, None][:, :0]
-        return DecodeState(0, None, (*states, KeyValue(self.recall.keys(nothing_B0D), nothing_B0D[:, None])))
+        return DecodeState(0, None, (*states, KeyValue(self.attention.keys(nothing_B0D), nothing_B0D[:, None])))
 
     def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
         hidden, layers, _ = self._read(Batch(tokens_BT), state)
         return hidden, replace(state.longer(tokens_BT.shape[1]), layers=layers)
 
-    def _read(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[State | KeyValue, ...], Tensor | None]:
+    def _read(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[CellState | KeyValue, ...], Tensor | None]:
         """Hidden states, the state of every layer after them, and the weights of past states."""
         first = state.layers[: len(self.rnn.cells)]
         outs, states = self.rnn(self.embed(batch.tokens_BT), first, find_texts(batch))
         h_BTD = outs[-1]
-        if self.recall is None:
+        if self.attention is None:
             return self.hidden(h_BTD, None), states, None
         after = state.longer(h_BTD.shape[1])
         h_GQD = after.on_lines(h_BTD)
-        memory = cast(KeyValue, state.layers[-1]).plus(self.recall.keys(h_GQD), h_GQD[:, None])
+        memory = cast(KeyValue, state.layers[-1]).plus(self.attention.keys(h_GQD), h_GQD[:, None])
         _, keep_GS, seen_GQS = after.places(h_BTD.shape[1])
         keep_GS = batch.keep_BT if keep_GS is None else keep_GS
         allowed = earlier(h_GQD.shape[1], memory.v_BNSH.shape[2], keep_GS, batch.documents_BT, h_BTD.device)
         allowed = allowed if seen_GQS is None else allowed & seen_GQS
-        context_GQD, weights_GQS = self.recall(h_GQD, memory, allowed)
+        context_GQD, weights_GQS = self.attention(h_GQD, memory, allowed)
         return self.hidden(h_BTD, after.on_rows(context_GQD)), (*states, memory), weights_GQS
 
 

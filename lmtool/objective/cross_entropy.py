@@ -17,7 +17,7 @@ from lmtool.objective.base import Loss
 def chunk_rows(device: torch.device, vocab_size: int) -> int:
     """How many rows of logits are computed at once.
 
-    On a processor as many as its cache holds, but enough for matrix products to be fast; on a GPU as keep it busy.
+    On a CPU as many as its cache holds, but enough for matrix products to be fast; on a GPU as keep it busy.
     """
     return max(256, 2**20 // vocab_size) if device.type == "cpu" else max(1, 2**25 // vocab_size)
 

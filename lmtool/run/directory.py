@@ -35,7 +35,7 @@ FORMAT = 1
 RECIPE, TOKENIZER = "recipe.yaml", "tokenizer.json"
 METRICS, SAMPLES, CHECKPOINTS = "metrics.jsonl", "samples.jsonl", "checkpoints"
 
-State = Literal["running", "finished", "stopped"]
+RunState = Literal["running", "finished", "stopped"]
 
 
 class Run:
@@ -144,7 +144,7 @@ class Run:
         return str(sessions[-1]["started"] if sessions else self.info["created"])
 
     @property
-    def state(self) -> State:
+    def state(self) -> RunState:
         """running while a process holds its lock; finished when its last session said so; stopped otherwise."""
         if is_held(self.path):
             return "running"

@@ -1,4 +1,4 @@
-"""What a recurrent network remembers: scores of states in a memory, and the context that is chosen by them.
+"""Attention of a recurrent network over a memory of states: their scores, and the context that is chosen by them.
 
 Shapes: B rows, T queries, S states in memory, D their width.
 """
@@ -11,7 +11,7 @@ from lmtool.model.scores import build_score
 from lmtool.recipe.spec import Attention
 
 
-class Recall(nn.Module):
+class MemoryAttention(nn.Module):
     """The context of each query from a memory: c_t = sum_s w_ts m_s, with weights chosen by a score of query and m_s.
 
     Computed in the type of the weights also under autocast: near ties would be decided by rounding.
