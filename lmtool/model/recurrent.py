@@ -4,6 +4,7 @@ Shapes: B rows, T positions, S positions so far, D model width, V vocabulary; G 
 new positions of all rows of a line.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 from lmtool.batch import Batch
 from lmtool.model.cells import Cell, CellState, Texts, build_cell
 from lmtool.model.dropout import drop
-from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel
+from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel, LayerState
 from lmtool.model.memory_attention import MemoryAttention, earlier
 from lmtool.recipe.spec import Recurrent
 
@@ -103,7 +104,35 @@ class RecurrentModel(LanguageModel):
         return drop(h_BTD, self.dropout, self.training)
 
 
-class RecurrentDecoder(RecurrentModel):
+class RecurrentWriter(RecurrentModel):
+    """What a decoder and an encoder-decoder share: layers that read what is written, and attention or none."""
+
+    rnn: Layers
+    attention: MemoryAttention | None
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self._read(batch, self.start(batch))[0]
+
+    def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+        hidden, layers, _ = self._read(Batch(tokens_BT), state)
+        return hidden, replace(state.longer(tokens_BT.shape[1]), layers=layers)
+
+    def alignments(self, batch: Batch) -> Tensor:
+        """How much of each state in memory is in the context of each position: (B, T, S).
+
+        The memory is of past states (S = T), or of the source. Raises ValueError when the model has no attention.
+        """
+        weights_BTS = self._read(batch, self.start(batch))[2]
+        if weights_BTS is None:
+            raise ValueError("a model without attention has no alignments")
+        return weights_BTS
+
+    @abstractmethod
+    def _read(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...], Tensor | None]:
+        """Hidden states, what layers remember after them, and the weights of the states in memory."""
+
+
+class RecurrentDecoder(RecurrentWriter):
     """An RNN language model (Elman 1990; Mikolov et al. 2010), with or without a memory of all its past states.
 
     With `attention`, c_t is drawn from the last layer's states M_t = {h_1, ..., h_{t-1}} by their score with h_t. At
@@ -115,24 +144,11 @@ class RecurrentDecoder(RecurrentModel):
         self.rnn = Layers([make_cell(spec) for _ in range(spec.n_layers)], spec.dropout)
         self.attention = None if spec.attention is None else MemoryAttention(spec.attention, spec.d_model)
 
-    def forward(self, batch: Batch) -> Tensor:
-        return self._read(batch, self.start(batch))[0]
-
     def layers(self, batch: Batch) -> list[Tensor]:
         """The embeddings and the states of each layer, each (B, T, D)."""
         embedded = self.embed(batch.tokens_BT)
         outs, _ = self.rnn(embedded, self.rnn.start(len(embedded)), find_texts(batch))
         return [embedded, *outs]
-
-    def alignments(self, batch: Batch) -> Tensor:
-        """How much of each past state is in the context of each position: (B, T, T).
-
-        Raises ValueError when the model has no attention.
-        """
-        weights_BTS = self._read(batch, self.start(batch))[2]
-        if weights_BTS is None:
-            raise ValueError("a model without attention has no alignments")
-        return weights_BTS
 
     def start(self, batch: Batch) -> DecodeState:
         n_rows = len(batch.tokens_BT)
@@ -142,12 +158,7 @@ class RecurrentDecoder(RecurrentModel):
         nothing_B0D = states[-1][0][:, None][:, :0]
         return DecodeState(0, None, (*states, KeyValue(self.attention.keys(nothing_B0D), nothing_B0D[:, None])))
 
-    def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
-        hidden, layers, _ = self._read(Batch(tokens_BT), state)
-        return hidden, replace(state.longer(tokens_BT.shape[1]), layers=layers)
-
-    def _read(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[CellState | KeyValue, ...], Tensor | None]:
-        """Hidden states, the state of every layer after them, and the weights of past states."""
+    def _read(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...], Tensor | None]:
         first = state.layers[: len(self.rnn.cells)]
         outs, states = self.rnn(self.embed(batch.tokens_BT), first, find_texts(batch))
         h_BTD = outs[-1]

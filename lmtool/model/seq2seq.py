@@ -5,7 +5,6 @@ contexts, G lines of W rows that have one source, Q positions of all rows of a l
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Literal, cast
 
 import torch
@@ -14,9 +13,9 @@ from torch import Tensor, nn
 from lmtool.batch import Batch
 from lmtool.model.cells import Cell, CellState, Texts
 from lmtool.model.dropout import drop
-from lmtool.model.language_model import DecodeState, Memory
+from lmtool.model.language_model import DecodeState, LayerState, Memory
 from lmtool.model.memory_attention import MemoryAttention
-from lmtool.model.recurrent import Layers, RecurrentModel, find_texts, make_cell
+from lmtool.model.recurrent import Layers, RecurrentWriter, find_texts, make_cell
 from lmtool.recipe.spec import CELLS, Recurrent
 
 
@@ -70,7 +69,7 @@ class RecurrentEncoder(nn.Module):
             return (torch.tanh(first), *others)
 
 
-class RecurrentEncoderDecoder(RecurrentModel):
+class RecurrentEncoderDecoder(RecurrentWriter):
     """p(target | source): a decoder that starts from what an encoder has read, and may look back at it.
 
     attention none: all it knows of the source is its first state. feed "output" (Luong et al. 2015): the states h_t of
@@ -90,24 +89,11 @@ class RecurrentEncoderDecoder(RecurrentModel):
         # the columns of the first layer's input weights that the context meets
         self.feed = nn.Linear(spec.d_model, n_gates * spec.d_model, bias=False) if feeds else None
 
-    def forward(self, batch: Batch) -> Tensor:
-        return self._read(batch, self.start(batch))[0]
-
     def layers(self, batch: Batch) -> list[Tensor]:
         """Those of the encoder, which reads the tokens as a source."""
         seen: list[Tensor] = []
         self.encoder(self.embed(batch.tokens_BT), find_texts(batch), seen)
         return seen
-
-    def alignments(self, batch: Batch) -> Tensor:
-        """How much of each source state is in the context of each position: (B, T, S).
-
-        Raises ValueError when the model has no attention.
-        """
-        weights_BTS = self._read(batch, self.start(batch))[2]
-        if weights_BTS is None:
-            raise ValueError("a model without attention has no alignments")
-        return weights_BTS
 
     def start(self, batch: Batch) -> DecodeState:
         if batch.source_BS is None:
@@ -119,13 +105,7 @@ class RecurrentEncoderDecoder(RecurrentModel):
         memory = Memory(self.attention.keys(out_BSD), out_BSD[:, None])
         return DecodeState(0, None, (*first, memory), batch.source_keep_BS)
 
-    def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
-        hidden, states, _ = self._read(Batch(tokens_BT), state)
-        layers = states if self.attention is None else (*states, state.layers[-1])
-        return hidden, replace(state.longer(tokens_BT.shape[1]), layers=layers)
-
-    def _read(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[CellState, ...], Tensor | None]:
-        """Hidden states, the state of every layer after them, and the weights of the source's states."""
+    def _read(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...], Tensor | None]:
         x_BTD = self.embed(batch.tokens_BT)
         states = state.layers[: len(self.rnn.cells)]
         texts = find_texts(batch)
@@ -139,10 +119,10 @@ class RecurrentEncoderDecoder(RecurrentModel):
         if self.feed is None:
             outs, states = self.rnn(x_BTD, states, texts)
             context_GQD, weights_GQS = self.attention(state.on_lines(outs[-1]), memory, allowed_G1S)
-            return self.hidden(outs[-1], state.on_rows(context_GQD)), states, weights_GQS
+            return self.hidden(outs[-1], state.on_rows(context_GQD)), (*states, memory), weights_GQS
         h_BTD, first, weights_BTS = self._read_fed(x_BTD, state, memory, allowed_G1S, batch.keep_BT)
         outs, others = self.rnn(h_BTD, states[1:], texts, first=1)
-        return self.hidden([h_BTD, *outs][-1], None), (first, *others), weights_BTS
+        return self.hidden([h_BTD, *outs][-1], None), (first, *others, memory), weights_BTS
 
     def _read_fed(
         self, x_BTD: Tensor, before: DecodeState, memory: Memory, allowed_G1S: Tensor, keep_BT: Tensor | None

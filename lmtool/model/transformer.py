@@ -4,6 +4,8 @@ Shapes: B rows, T positions, S positions so far or of a source, D model width, V
 a beginning, Q new positions of all rows of a line.
 """
 
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -21,7 +23,7 @@ from lmtool.recipe.spec import Transformer
 
 
 class TransformerModel(LanguageModel):
-    """What all Transformers share: inputs and a head."""
+    """What all Transformers share: inputs, a head, and how a Stack reads."""
 
     def __init__(self, spec: Transformer, vocab_size: int) -> None:
         super().__init__()
@@ -41,6 +43,49 @@ class TransformerModel(LanguageModel):
     def token_vectors(self) -> Tensor:
         return self.inputs.tokens.weight
 
+    def layers(self, batch: Batch) -> list[Tensor]:
+        """Those of the stack; of an encoder, which reads the tokens as a source, where there are two."""
+        seen: list[Tensor] = []
+        self._read(self.stacks()[0], batch, seen)
+        return seen
+
+    @abstractmethod
+    def stacks(self) -> tuple[Stack, ...]:
+        """Its stacks, in the order in which they read."""
+
+    def _read(
+        self,
+        stack: Stack,
+        batch: Batch,
+        seen: list[Tensor] | None = None,
+        past: Sequence[LayerState | None] | None = None,
+        source_mask: Mask | None = None,
+    ) -> Tensor:
+        """Hidden states (B, T, D) of the tokens, read all at once. past, source_mask: of a source, if there is one."""
+        positions_PT = positions_in_text(batch)
+        x_BTD = self.inputs(batch.tokens_BT, positions_PT, batch.segments_BT)
+        mask = stack.mask(batch.prefix_B, batch.keep_BT, batch.documents_BT)
+        hidden: Tensor
+        hidden, _ = stack(x_BTD, positions_PT, mask, past, source_mask, seen)
+        return hidden
+
+    def _advance(
+        self,
+        stack: Stack,
+        tokens_BT: Tensor,
+        state: DecodeState,
+        prefix_B: Tensor | None = None,
+        source_mask: Mask | None = None,
+    ) -> tuple[Tensor, DecodeState]:
+        """See `advance`. prefix_B: the first positions of each row, which see each other."""
+        after = state.longer(tokens_BT.shape[1])
+        positions_PS, keep_BS, seen_BQS = after.places(tokens_BT.shape[1])
+        mask = stack.mask(prefix_B, keep_BS, seen_BQS=seen_BQS)
+        tokens_GQ = after.on_lines(tokens_BT)
+        x_GQD = self.inputs(tokens_GQ, positions_PS[:, -tokens_GQ.shape[1] :])
+        hidden, layers = stack(x_GQD, positions_PS, mask, state.layers, source_mask)
+        return after.on_rows(hidden), replace(after, layers=layers)
+
 
 class TransformerDecoder(TransformerModel):
     """A causal Stack: GPT (Radford et al. 2018, 2019)."""
@@ -49,36 +94,17 @@ class TransformerDecoder(TransformerModel):
         super().__init__(spec, vocab_size)
         self.stack = Stack(spec, causal=True)
 
+    def stacks(self) -> tuple[Stack, ...]:
+        return (self.stack,)
+
     def forward(self, batch: Batch) -> Tensor:
-        return self._read(batch)
-
-    def layers(self, batch: Batch) -> list[Tensor]:
-        seen: list[Tensor] = []
-        self._read(batch, seen)
-        return seen
-
-    def _read(self, batch: Batch, seen: list[Tensor] | None = None) -> Tensor:
-        mask = self.stack.mask(batch.prefix_B, batch.keep_BT, batch.documents_BT)
-        positions_PT = positions_in_text(batch)
-        x_BTD = self.inputs(batch.tokens_BT, positions_PT)
-        hidden: Tensor
-        hidden, _ = self.stack(x_BTD, positions_PT, mask, seen=seen)
-        return hidden
+        return self._read(self.stack, batch)
 
     def start(self, batch: Batch) -> DecodeState:
         return DecodeState(0, None, self.stack.start(len(batch.tokens_BT)))
 
     def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
-        return self._advance(tokens_BT, state, None)
-
-    def _advance(self, tokens_BT: Tensor, state: DecodeState, prefix_B: Tensor | None) -> tuple[Tensor, DecodeState]:
-        after = state.longer(tokens_BT.shape[1])
-        positions_PS, keep_BS, seen_BQS = after.places(tokens_BT.shape[1])
-        mask = self.stack.mask(prefix_B, keep_BS, seen_BQS=seen_BQS)
-        tokens_GQ = after.on_lines(tokens_BT)
-        x_GQD = self.inputs(tokens_GQ, positions_PS[:, -tokens_GQ.shape[1] :])
-        hidden, layers = self.stack(x_GQD, positions_PS, mask, state.layers)
-        return after.on_rows(hidden), replace(after, layers=layers)
+        return self._advance(self.stack, tokens_BT, state)
 
 
 class TransformerPrefix(TransformerDecoder):
@@ -98,7 +124,7 @@ class TransformerPrefix(TransformerDecoder):
             source_BS = source_BS.gather(1, order_BS)
             state = DecodeState(0, (~keep_BS).sum(1), state.layers)
         prefix_B = torch.full((len(source_BS),), source_BS.shape[1], device=source_BS.device)
-        _, state = self._advance(source_BS, state, prefix_B)
+        _, state = self._advance(self.stack, source_BS, state, prefix_B)
         return state
 
 
@@ -116,21 +142,11 @@ class TransformerEncoder(TransformerModel):
             if part is not None:
                 initialise(part, spec)
 
+    def stacks(self) -> tuple[Stack, ...]:
+        return (self.stack,)
+
     def forward(self, batch: Batch) -> Tensor:
-        return self._read(batch)
-
-    def layers(self, batch: Batch) -> list[Tensor]:
-        seen: list[Tensor] = []
-        self._read(batch, seen)
-        return seen
-
-    def _read(self, batch: Batch, seen: list[Tensor] | None = None) -> Tensor:
-        mask = self.stack.mask(keep_BS=batch.keep_BT, documents_BS=batch.documents_BT)
-        positions_PT = positions_in_text(batch)
-        x_BTD = self.inputs(batch.tokens_BT, positions_PT, batch.segments_BT)
-        hidden: Tensor
-        hidden, _ = self.stack(x_BTD, positions_PT, mask, seen=seen)
-        return hidden
+        return self._read(self.stack, batch)
 
     def next_sentence_logits(self, hidden_BTD: Tensor) -> Tensor:
         """Scores (B, 2) of "does not follow" and "follows", from tanh of a dense layer on the first position.
@@ -168,48 +184,25 @@ class TransformerEncoderDecoder(TransformerModel):
         self.encoder = Stack(spec, causal=False)
         self.decoder = Stack(spec, causal=True, source=True)
 
+    def stacks(self) -> tuple[Stack, ...]:
+        return self.encoder, self.decoder
+
     def encode(self, batch: Batch) -> Tensor:
         """Hidden states (B, S, D) of the source. Raises ValueError when the batch has none."""
         if batch.source_BS is None:
             raise ValueError("a batch without a source")
-        return self._encode(Batch(batch.source_BS, keep_BT=batch.source_keep_BS))
-
-    def layers(self, batch: Batch) -> list[Tensor]:
-        """Those of the encoder, which reads the tokens as a source."""
-        seen: list[Tensor] = []
-        self._encode(batch, seen)
-        return seen
-
-    def _encode(self, source: Batch, seen: list[Tensor] | None = None) -> Tensor:
-        positions_PS = positions_in_text(source)
-        x_BSD = self.inputs(source.tokens_BT, positions_PS)
-        mask = self.encoder.mask(keep_BS=source.keep_BT)
-        hidden: Tensor
-        hidden, _ = self.encoder(x_BSD, positions_PS, mask, seen=seen)
-        return hidden
+        return self._read(self.encoder, Batch(batch.source_BS, keep_BT=batch.source_keep_BS))
 
     def forward(self, batch: Batch) -> Tensor:
         past = self.decoder.sources(self.encode(batch))
-        positions_PT = positions_in_text(batch)
-        mask = self.decoder.mask(keep_BS=batch.keep_BT, documents_BS=batch.documents_BT)
-        x_BTD = self.inputs(batch.tokens_BT, positions_PT)
-        hidden: Tensor
-        hidden, _ = self.decoder(x_BTD, positions_PT, mask, past, Mask(keep_BS=batch.source_keep_BS))
-        return hidden
+        return self._read(self.decoder, batch, past=past, source_mask=Mask(keep_BS=batch.source_keep_BS))
 
     def start(self, batch: Batch) -> DecodeState:
         layers: tuple[LayerState, ...] = self.decoder.start(len(batch.tokens_BT), self.encode(batch))
         return DecodeState(0, None, layers, batch.source_keep_BS)
 
     def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
-        after = state.longer(tokens_BT.shape[1])
-        positions_PS, keep_BS, seen_BQS = after.places(tokens_BT.shape[1])
-        mask = self.decoder.mask(keep_BS=keep_BS, seen_BQS=seen_BQS)
-        tokens_GQ = after.on_lines(tokens_BT)
-        x_GQD = self.inputs(tokens_GQ, positions_PS[:, -tokens_GQ.shape[1] :])
-        source_mask = Mask(keep_BS=state.source_keep_BS)
-        hidden, layers = self.decoder(x_GQD, positions_PS, mask, state.layers, source_mask)
-        return after.on_rows(hidden), replace(after, layers=layers)
+        return self._advance(self.decoder, tokens_BT, state, source_mask=Mask(keep_BS=state.source_keep_BS))
 
 
 def positions_in_text(batch: Batch) -> Tensor:
