@@ -4,15 +4,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from lmtool.decoding.reader import Prompt
 from lmtool.errors import DataError, ResourceError, UsageError
-from lmtool.recipe.spec import Prefix, Recipe, Recurrent, Transformer
+from lmtool.recipe.spec import Prefix, Reads, Recipe, Recurrent, Transformer
 from lmtool.text.tokenizer import Tokenizer
-
-Reads = Literal["past", "source", "both"]
-"""See `LanguageModel.reads`."""
 
 
 def gather_prompts(given: Sequence[str], path: str | None) -> list[str]:
@@ -88,7 +84,7 @@ def frame(tokenizer: Tokenizer, prompt: str, form: Form, *, reads: Reads, prefix
     ids = _encode(tokenizer, prompt + prefix)
     if form.documents or not ids:
         ids = [tokenizer.bos_id, *ids]
-    if reads == "past":
+    if reads != "source":
         return Prompt(tuple(ids))
     return Prompt((ids[-1],), tuple(ids[:-1]), joined=True)
 

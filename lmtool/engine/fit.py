@@ -20,7 +20,7 @@ from lmtool.engine.examples import Examples, Source
 from lmtool.engine.optimizer import Optimizers
 from lmtool.engine.schedule import multiplier
 from lmtool.errors import NumericalError, ResourceError
-from lmtool.model import DecodeState, LanguageModel, NGramModel, SkipGramModel
+from lmtool.model import CountingModel, DecodeState, LanguageModel
 from lmtool.objective import Example, Objective
 from lmtool.recipe.spec import Recipe, Training
 from lmtool.run.order import hash_key, rank_samples
@@ -92,7 +92,7 @@ def fit(
     """
     training = recipe.training
     rows = micro_batch or rows_at_once(training, world)
-    if isinstance(model, NGramModel):
+    if isinstance(model, CountingModel):
         assert isinstance(examples, Examples)
         for step in range(first_step, training.steps):
             started = time.perf_counter()
@@ -105,10 +105,8 @@ def fit(
     loader = _Loader(examples, objective, recipe, world, compute)
     model.train()
     threads = torch.get_num_threads()
-    has_small_steps = isinstance(model, SkipGramModel)
-    if has_small_steps:
-        # a step is a millisecond of small operations: several threads wait longer for each other than they save
-        torch.set_num_threads(1)
+    if model.step_threads is not None:
+        torch.set_num_threads(model.step_threads)
     try:
         for step in range(first_step, training.steps):
             started = time.perf_counter()
@@ -145,7 +143,7 @@ def fit(
             yield Step(step + 1, total / n_targets, lr, norm, int(n_targets), seconds, rows, stops > 0, carried)
     finally:
         loader.close()
-        if has_small_steps:
+        if model.step_threads is not None:
             torch.set_num_threads(threads)
 
 

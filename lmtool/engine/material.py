@@ -4,13 +4,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
+
 from lmtool.engine.device import Compute
 from lmtool.engine.distributed import World
 from lmtool.engine.evaluate import Span, mean_loss, mean_scores, sample_spans
 from lmtool.engine.examples import Examples, Source
-from lmtool.model import LanguageModel, SkipGramModel
+from lmtool.model import LanguageModel
 from lmtool.objective import Objective
-from lmtool.recipe.spec import NGram, Recipe
+from lmtool.recipe.spec import Recipe
 from lmtool.text.prepare import Prepared
 from lmtool.text.tokenizer import Tokenizer
 
@@ -62,12 +64,14 @@ class TextMaterial(Material):
         self._spans: list[Span] | None = None
         self._pairs: Examples | None = None
         self.batch_units = recipe.training.batch_size * recipe.model.context
-        if isinstance(recipe.model, NGram):
+        if recipe.model.counts:
             self.batch_units = len(prepared.train) // recipe.training.steps
 
     def inform(self, lm: LanguageModel) -> None:
-        if isinstance(lm, SkipGramModel):
-            lm.take_counts(self.prepared.train.counts())
+        if lm.counts_V is not None:
+            # rows beyond the tokenizer's ids count 0
+            counts = torch.from_numpy(self.prepared.train.counts())
+            lm.counts_V[: len(counts)] = counts
 
     def source(self, objective: Objective) -> Examples:
         training = self._recipe.training

@@ -24,7 +24,6 @@ from lmtool.engine.metrics import class_metrics, confusion_matrix, multi_label_m
 from lmtool.engine.rows import Layout, Row, RowExamples
 from lmtool.errors import DataError, UsageError
 from lmtool.model import LanguageModel
-from lmtool.model.averaging import AveragingModel, RatioHead
 from lmtool.model.classifier import Classifier
 from lmtool.objective import ClassificationObjective, Example, Objective
 from lmtool.recipe.spec import Classification, Data, Recipe, TokenizerFile
@@ -64,19 +63,9 @@ class RowMaterial(Material):
         self._recipe = recipe
 
     def inform(self, lm: LanguageModel) -> None:
-        if not isinstance(lm, Classifier) or not isinstance(lm.body, AveragingModel) or not lm.body.log_ratios:
-            return
-        if not isinstance(lm.head, RatioHead):
-            raise UsageError(
-                "log ratios are of classes or labels, and this table has numbers",
-                where="model.log_ratios",
-                fix="take -s model.log_ratios=false, or --labels class",
-            )
+        assert isinstance(lm, Classifier)
         objective = build_objective(self._recipe, self.tokenizer)
-        lm.head.count(
-            lm.body,
-            [objective.collate([_example(self.train[i]) for i in group]) for group in groups(self.train)],
-        )
+        lm.count_features(objective.collate([_example(self.train[i]) for i in group]) for group in groups(self.train))
 
     def source(self, objective: Objective) -> RowExamples:
         return RowExamples(self.train, self._recipe.training.batch_size, self._recipe.seed)

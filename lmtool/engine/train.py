@@ -19,7 +19,7 @@ from lmtool.engine.fit import Step, fit, rows_at_once
 from lmtool.engine.material import Material, Validation
 from lmtool.engine.optimizer import Optimizers
 from lmtool.errors import CheckpointError, ResourceError
-from lmtool.model import DecodeState, LanguageModel, NGramModel
+from lmtool.model import CountingModel, DecodeState, LanguageModel
 from lmtool.model.lora import kept
 from lmtool.recipe.spec import Evaluation, Recipe
 from lmtool.run.checkpoint import Checkpoint
@@ -209,7 +209,7 @@ def train(
         batch_units=material.batch_units,
         steps=steps,
         first_step=first_step,
-        epochs=1.0 if isinstance(lm, NGramModel) else steps * recipe.training.batch_size / examples.per_epoch,
+        epochs=1.0 if isinstance(lm, CountingModel) else steps * recipe.training.batch_size / examples.per_epoch,
         device=compute.describe() + (f", {world.size} processes" if world.size > 1 else ""),
     )
     if _compiles(recipe, compute):

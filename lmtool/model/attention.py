@@ -267,6 +267,10 @@ def _reach(mask: Mask) -> tuple[int, int]:
     return reach, max(BLOCK, reach)
 
 
+Adaptable = tuple[tuple[str, tuple[str, ...]], ...]
+"""Linear maps by name, each with what its parts are called as targets of adapters."""
+
+
 class Mixer(nn.Module, ABC):
     """What a sublayer computes before it joins the residual stream; `out` is its projection into the stream."""
 
@@ -279,6 +283,10 @@ class Mixer(nn.Module, ABC):
     @abstractmethod
     def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> tuple[Tensor, LayerState | None]:
         """The output for x, which follows what `past` remembers; and what to remember, unless `past` is None."""
+
+    def adaptable(self) -> Adaptable:
+        """Its linear maps that may have adapters."""
+        return ()
 
 
 class JoinedLinear(nn.Linear):
@@ -326,6 +334,9 @@ class SelfAttention(Mixer):
         mixed_BNTH = attend(q, k, v, self.dropout if self.training else 0.0, self.score)
         return self.out(mixed_BNTH.transpose(1, 2).reshape(B, T, D)), now
 
+    def adaptable(self) -> Adaptable:
+        return ("qkv", ("query", "key", "value")), ("out", ("output",))
+
 
 class CrossAttention(Mixer):
     """Attention to a source: queries from the decoder, keys and values from the encoder's last layer."""
@@ -359,3 +370,6 @@ class CrossAttention(Mixer):
         dropout = self.dropout if self.training else 0.0
         mixed_BNTH = attend.source(q_BNTH, past.k_BNSH, past.v_BNSH, dropout, self.score)
         return self.out(mixed_BNTH.transpose(1, 2).reshape(B, T, D)), past
+
+    def adaptable(self) -> Adaptable:
+        return ("q", ("query",)), ("kv", ("key", "value")), ("out", ("output",))

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.model.dropout import drop
-from lmtool.model.language_model import DecodeState, LanguageModel
-from lmtool.recipe.spec import Averaging
+from lmtool.model.language_model import DecodeState, LanguageModel, Parts
+from lmtool.recipe.spec import Averaging, Reads
 
 MERSENNE = 2**31 - 1
 """A prime below which hashes are kept, so that no product of one leaves 64 bits."""
@@ -81,6 +81,8 @@ class AveragingModel(LanguageModel):
 
     width: of what a head reads.
     """
+
+    reads: Reads = "words"
 
     def __init__(self, spec: Averaging, vocab_size: int) -> None:
         super().__init__()
@@ -162,6 +164,12 @@ class AveragingModel(LanguageModel):
 
     def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
         raise _no_writer()
+
+    def parts(self) -> Parts:
+        return [(self.embedding,), *zip(self.dense)]
+
+    def describe(self) -> str:
+        return "linear in words" if self.embedding is None else f"mean of words, {len(self.dense)} x {self.width}"
 
 
 def _once(features_BF: Tensor, keep_BF: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lmtool.batch import Batch
-from lmtool.model.language_model import DecodeState
+from lmtool.model.language_model import DecodeState, Parts
 from lmtool.model.recurrent import Layers, RecurrentModel, find_texts, make_cell
 from lmtool.recipe.spec import Recurrent
 
@@ -56,3 +56,6 @@ class BidirectionalModel(RecurrentModel):
         outs: list[Tensor]
         outs, _ = half(embedded_BTD, half.start(len(embedded_BTD)), find_texts(batch))
         return outs
+
+    def parts(self) -> Parts:
+        return [(self.embedding,), *zip(self.forth.cells, self.back.cells, strict=True)]

@@ -3,17 +3,18 @@
 Shapes: B rows, T positions, D width of the states, C classes, labels or 1 number, L layers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from lmtool.batch import Batch
+from lmtool.errors import UsageError
 from lmtool.model.averaging import AveragingModel, RatioHead
 from lmtool.model.bidirectional import BidirectionalModel
 from lmtool.model.dropout import drop
-from lmtool.model.language_model import DecodeState, LanguageModel
+from lmtool.model.language_model import LanguageModel, Wrapper
 from lmtool.model.recurrent import RecurrentDecoder
 from lmtool.recipe.spec import Classification, Model, Transformer
 
@@ -74,7 +75,7 @@ class ScalarMix(nn.Module):
         return mixed
 
 
-class Classifier(LanguageModel):
+class Classifier(Wrapper):
     """A language model with a head: y = W dropout(pool(h_1..h_T)) + b. It still is the language model that it was.
 
     h are the states of the body's last layer, of both halves where it reads in two directions; or a mix of all layers.
@@ -82,11 +83,7 @@ class Classifier(LanguageModel):
     """
 
     def __init__(self, body: LanguageModel, spec: Classification, model: Model) -> None:
-        super().__init__()
-        self.body = body
-        self.vocab_size = body.vocab_size
-        self.context = body.context
-        self.reads = body.reads
+        super().__init__(body)
         self.dropout = spec.dropout
         width = model.d_model * (2 if isinstance(body, BidirectionalModel) else 1)
         self.pool = self.mix = None
@@ -97,7 +94,13 @@ class Classifier(LanguageModel):
             if spec.layers == "mix":
                 self.mix = ScalarMix(_count_layers(body))
         n_scores = 1 if spec.task == "number" else len(spec.labels)
-        if isinstance(body, AveragingModel) and body.log_ratios and spec.task != "number":
+        if isinstance(body, AveragingModel) and body.log_ratios:
+            if spec.task == "number":
+                raise UsageError(
+                    "log ratios are of classes or labels, and this table has numbers",
+                    where="model.log_ratios",
+                    fix="take -s model.log_ratios=false, or --labels class",
+                )
             self.head: nn.Linear = RatioHead(width, n_scores)
         else:
             self.head = nn.Linear(width, n_scores)
@@ -136,27 +139,13 @@ class Classifier(LanguageModel):
         self.train(was_training)
         return [parameter for parameter, grad in zip(parameters, grads, strict=True) if grad is None]
 
-    def forward(self, batch: Batch) -> Tensor:
-        hidden: Tensor = self.body(batch)
-        return hidden
+    def count_features(self, batches: Iterable[Batch]) -> None:
+        """Let a fresh head that begins as naive Bayes count; another has nothing to count and leaves the batches alone.
 
-    def token_vectors(self) -> Tensor:
-        return self.body.token_vectors()
-
-    def layers(self, batch: Batch) -> list[Tensor]:
-        return self.body.layers(batch)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.body.logits(hidden)
-
-    def head_parameters(self) -> tuple[Tensor, ...]:
-        return self.body.head_parameters()
-
-    def start(self, batch: Batch) -> DecodeState:
-        return self.body.start(batch)
-
-    def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
-        return self.body.advance(tokens_BT, state)
+        batches: all labelled texts to learn from, in the CPU's memory.
+        """
+        if isinstance(self.body, AveragingModel) and isinstance(self.head, RatioHead):
+            self.head.count(self.body, list(batches))
 
 
 def _probe(body: LanguageModel) -> Batch:

@@ -9,13 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmtool.model.attention import CrossAttention, JoinedLinear, Mixer, SelfAttention
+from lmtool.model.attention import JoinedLinear, Mixer
 from lmtool.model.classifier import Classifier
 from lmtool.model.dropout import drop
-from lmtool.model.parts import FeedForward
 from lmtool.recipe.spec import Lora
-
-Places = tuple[tuple[str, tuple[str, ...]], ...]
 
 
 class AdaptedLinear(JoinedLinear):
@@ -67,7 +64,7 @@ def adapt(model: nn.Module, spec: Lora) -> None:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     for mixer in [module for module in model.modules() if isinstance(module, Mixer)]:
-        for name, parts in _places(mixer):
+        for name, parts in mixer.adaptable():
             adapted = tuple(part in spec.targets for part in parts)
             if any(adapted):
                 setattr(mixer, name, AdaptedLinear(getattr(mixer, name), adapted, spec))
@@ -101,18 +98,6 @@ def kept(model: nn.Module) -> dict[str, Tensor]:
     if isinstance(model, Classifier):
         names |= {name for name in state if not name.startswith("body.")}
     return {name: tensor for name, tensor in state.items() if name in names}
-
-
-def _places(mixer: Mixer) -> Places:
-    """Linear maps of a mixer by name, with what each part of them is called as a target."""
-    match mixer:
-        case SelfAttention():
-            return ("qkv", ("query", "key", "value")), ("out", ("output",))
-        case CrossAttention():
-            return ("q", ("query",)), ("kv", ("key", "value")), ("out", ("output",))
-        case FeedForward():
-            return ("up", ("feed-forward",) * len(mixer.up.widths)), ("out", ("feed-forward",))
-    raise TypeError(f"no targets of adapters are known in a {type(mixer).__name__}")
 
 
 def _widths(linear: nn.Linear) -> tuple[int, ...]:

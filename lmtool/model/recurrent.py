@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from lmtool.batch import Batch
 from lmtool.model.cells import Cell, CellState, Texts, build_cell
 from lmtool.model.dropout import drop
-from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel, LayerState
+from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel, LayerState, Parts, topped
 from lmtool.model.memory_attention import MemoryAttention, earlier
 from lmtool.recipe.spec import Recurrent
 
@@ -79,6 +79,7 @@ class RecurrentModel(LanguageModel):
         self.width = 2 * spec.d_model if attends and not spec.tie_embeddings else spec.d_model
         self.head = None if spec.tie_embeddings else nn.Linear(self.width, vocab_size, bias=False)
         self.head_bias = nn.Parameter(torch.zeros(vocab_size)) if spec.head_bias else None
+        self._description = f"{spec.cell} {spec.shape}, {spec.n_layers} x {spec.d_model}"
 
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, *self.head_parameters())
@@ -102,6 +103,9 @@ class RecurrentModel(LanguageModel):
             # in the type of the head, which decoding uses outside of autocast
             h_BTD = torch.tanh(self.join(h_BTD)).to(self.embedding.weight.dtype)
         return drop(h_BTD, self.dropout, self.training)
+
+    def describe(self) -> str:
+        return self._description
 
 
 class RecurrentWriter(RecurrentModel):
@@ -173,6 +177,9 @@ class RecurrentDecoder(RecurrentWriter):
         allowed = allowed if seen_GQS is None else allowed & seen_GQS
         context_GQD, weights_GQS = self.attention(h_GQD, memory, allowed)
         return self.hidden(h_BTD, after.on_rows(context_GQD)), (*states, memory), weights_GQS
+
+    def parts(self) -> Parts:
+        return [(self.embedding,), *topped(zip(self.rnn.cells), self.attention, self.join)]
 
 
 def make_cell(spec: Recurrent, d_out: int | None = None) -> Cell:

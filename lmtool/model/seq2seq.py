@@ -5,7 +5,7 @@ contexts, G lines of W rows that have one source, Q positions of all rows of a l
 """
 
 from collections.abc import Iterable
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from lmtool.batch import Batch
 from lmtool.model.cells import Cell, CellState, Texts
 from lmtool.model.dropout import drop
-from lmtool.model.language_model import DecodeState, LayerState, Memory
+from lmtool.model.language_model import DecodeState, LayerState, Memory, Parts, topped
 from lmtool.model.memory_attention import MemoryAttention
 from lmtool.model.recurrent import Layers, RecurrentWriter, find_texts, make_cell
-from lmtool.recipe.spec import CELLS, Recurrent
+from lmtool.recipe.spec import CELLS, Reads, Recurrent
 
 
 class RecurrentEncoder(nn.Module):
@@ -68,6 +68,11 @@ class RecurrentEncoder(nn.Module):
             first, *others = (self.bridge[layer * len(last) + i](state_BD) for i, state_BD in enumerate(last))
             return (torch.tanh(first), *others)
 
+    def parts(self) -> Parts:
+        """The cells of each layer, and with the last one the bridge."""
+        cells = zip(self.forth) if self.back is None else zip(self.forth, self.back, strict=True)
+        return topped(cells, self.bridge)
+
 
 class RecurrentEncoderDecoder(RecurrentWriter):
     """p(target | source): a decoder that starts from what an encoder has read, and may look back at it.
@@ -77,7 +82,7 @@ class RecurrentEncoderDecoder(RecurrentWriter):
     2015): the query is the state h_{t-1} of the first layer, whose update takes the context beside the embedding.
     """
 
-    reads: Literal["past", "source", "both"] = "source"
+    reads: Reads = "source"
 
     def __init__(self, spec: Recurrent, vocab_size: int) -> None:
         super().__init__(spec, vocab_size)
@@ -147,3 +152,7 @@ class RecurrentEncoderDecoder(RecurrentWriter):
                 states.append(state[0])
                 weights.append(weights_GWS)
         return torch.stack(states, 1), state, torch.cat(weights, 1)
+
+    def parts(self) -> Parts:
+        decoder = topped(zip(self.rnn.cells), self.attention, self.join, self.feed)
+        return [(self.embedding,), *self.encoder.parts(), *decoder]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lmtool.batch import Mask
 from lmtool.model.attention import Attend, CrossAttention, Mixer, SelfAttention
 from lmtool.model.dropout import drop
-from lmtool.model.language_model import LayerState, Memory
+from lmtool.model.language_model import LayerState, Memory, Parts, topped
 from lmtool.model.parts import FeedForward, build_norm, initialise
 from lmtool.model.positions import build_attention_position
 from lmtool.model.scores import Score, build_score
@@ -132,6 +132,11 @@ class Stack(nn.Module):
         if seen is not None:
             seen.append(hidden_BTD)
         return hidden_BTD, tuple(now)
+
+    def parts(self) -> Parts:
+        """The sublayers of each layer, and with the last one the final norm."""
+        sublayers, n = list(self.sublayers), self.per_layer
+        return topped((sublayers[i : i + n] for i in range(0, len(sublayers), n)), self.norm)
 
 
 def _out_of_place(mask: Mask, positions_PS: Tensor) -> bool:

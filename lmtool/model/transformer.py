@@ -7,7 +7,6 @@ a beginning, Q new positions of all rows of a line.
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +14,11 @@ from torch.nn import functional as F
 
 from lmtool.batch import Batch, Mask
 from lmtool.errors import UsageError
-from lmtool.model.language_model import DecodeState, LanguageModel, LayerState
+from lmtool.model.language_model import DecodeState, LanguageModel, LayerState, Parts
 from lmtool.model.parts import Head, Inputs, initialise
 from lmtool.model.positions import longest
 from lmtool.model.stack import Stack
-from lmtool.recipe.spec import Transformer
+from lmtool.recipe.spec import Reads, Transformer
 
 
 class TransformerModel(LanguageModel):
@@ -32,6 +31,7 @@ class TransformerModel(LanguageModel):
         self.longest = longest(spec)
         self.inputs = Inputs(spec, vocab_size)
         self.head = Head(spec, vocab_size, self.inputs.tokens)
+        self._description = f"{spec.title}, {spec.n_layers} x {spec.d_model}"
 
     def logits(self, hidden: Tensor) -> Tensor:
         scores: Tensor = self.head(hidden)
@@ -86,6 +86,14 @@ class TransformerModel(LanguageModel):
         hidden, layers = stack(x_GQD, positions_PS, mask, state.layers, source_mask)
         return after.on_rows(hidden), replace(after, layers=layers)
 
+    def parts(self) -> Parts:
+        stacks = self.stacks()
+        below = (self.inputs, *(stack.position for stack in stacks))
+        return [below, *(layer for stack in stacks for layer in stack.parts())]
+
+    def describe(self) -> str:
+        return self._description
+
 
 class TransformerDecoder(TransformerModel):
     """A causal Stack: GPT (Radford et al. 2018, 2019)."""
@@ -110,7 +118,7 @@ class TransformerDecoder(TransformerModel):
 class TransformerPrefix(TransformerDecoder):
     """A decoder whose row has a prefix that all its positions see (Raffel et al. 2020; Dong et al. 2019)."""
 
-    reads: Literal["past", "source", "both"] = "source"
+    reads: Reads = "source"
 
     def start(self, batch: Batch) -> DecodeState:
         """The state behind the prefix, which is `batch.source_BS`; padding of it is moved to the front."""
@@ -131,7 +139,7 @@ class TransformerPrefix(TransformerDecoder):
 class TransformerEncoder(TransformerModel):
     """A Stack that sees both sides: BERT (Devlin et al. 2019)."""
 
-    reads: Literal["past", "source", "both"] = "both"
+    reads: Reads = "both"
 
     def __init__(self, spec: Transformer, vocab_size: int) -> None:
         super().__init__(spec, vocab_size)
@@ -177,7 +185,7 @@ class TransformerEncoderDecoder(TransformerModel):
     Both share the embedding, and a table of learned positions.
     """
 
-    reads: Literal["past", "source", "both"] = "source"
+    reads: Reads = "source"
 
     def __init__(self, spec: Transformer, vocab_size: int) -> None:
         super().__init__(spec, vocab_size)

@@ -177,6 +177,11 @@ class ModelSpec(Spec):
         """Most tokens that a row of a table may have; None where there is no limit."""
         return None
 
+    @property
+    def counts(self) -> bool:
+        """Whether it learns by counting, in one pass through the text, instead of by gradients."""
+        return False
+
 
 class Transformer(ModelSpec):
     """A Transformer (Vaswani et al. 2017)."""
@@ -391,6 +396,10 @@ class NGram(ModelSpec):
     def d_model(self) -> int:
         """Width of what stands for a position: the ids of the tokens that the next one is predicted from."""
         return max(1, self.order - 1)
+
+    @property
+    def counts(self) -> bool:
+        return True
 
 
 class SkipGram(ModelSpec):

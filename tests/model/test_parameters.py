@@ -8,7 +8,7 @@ import torch
 from lmtool.batch import Batch
 from lmtool.model import build
 from lmtool.model.classifier import Classifier
-from lmtool.model.depth import depths
+from lmtool.model.parameters import depths
 from lmtool.recipe.spec import Averaging, Classification
 from tests.model import tiny
 
