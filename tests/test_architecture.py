@@ -16,6 +16,7 @@ FLOORS = [
     {"errors", "durable"},
     {"recipe"},
     {"batch"},
+    {"compute"},
     {"model", "text"},
     {"objective", "decoding", "run"},
     {"engine"},

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 
+from lmtool.compute.memory import machine_memory
 from lmtool.engine.build import base_of, open_base, read_run, vocabulary_rows
 from lmtool.engine.device import Compute, resolve
 from lmtool.engine.distributed import World, joined, local_rank
@@ -18,12 +19,12 @@ from lmtool.engine.results import Results, measure_best
 from lmtool.engine.tables import SPLIT, saved_split
 from lmtool.engine.train import Ended, Event, Progress, Warned, train
 from lmtool.errors import CheckpointError, DataError, UsageError
+from lmtool.model.size import check_fits, outline
 from lmtool.recipe.document import Path as RecipePath
 from lmtool.recipe.document import dotted
 from lmtool.recipe.dump import dump, leaves
 from lmtool.recipe.load import Resolved, load
-from lmtool.recipe.size import check_fits, machine_memory, parameter_count
-from lmtool.recipe.spec import Averaging, Classification, NGram, Recipe, Recurrent, Seq2Seq, SkipGram, Transformer
+from lmtool.recipe.spec import Classification, Recipe, Seq2Seq
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import Run, check_folder, describe_environment
 from lmtool.run.find import find
@@ -253,23 +254,10 @@ def resume(
 
 def summary(recipe: Recipe) -> str:
     """A model in a few words, for lists."""
-    model = recipe.model
-    count = parameter_count(model, model.vocab_size or 0)
+    lm = outline(recipe.model, recipe.model.vocab_size or 0)
+    count = sum(parameter.numel() for parameter in lm.parameters())
     size = f"{count / 1e6:.1f}M" if count >= 1e6 else f"{count / 1e3:.0f}k"
-    match model:
-        case Transformer():
-            what = f"{model.kind} {model.shape}, {model.n_layers} x {model.d_model}"
-        case Recurrent():
-            what = f"{model.cell} {model.shape}, {model.n_layers} x {model.d_model}"
-        case NGram():
-            return f"{model.order}-gram"
-        case SkipGram():
-            what = f"{model.kind}, {model.d_model} wide"
-        case Averaging(one_hot=True):
-            return "linear in words"
-        case Averaging():
-            what = f"mean of words, {model.n_layers} x {model.d_model}"
-    return f"{what}, {size} parameters"
+    return f"{lm.describe()}, {size} parameters" if count else lm.describe()
 
 
 def _refuse_adapters_alone(recipe: Recipe, source: str | None) -> None:

@@ -94,7 +94,10 @@ class AlibiPositions(AttentionPositions):
 
     def __init__(self, n_heads: int) -> None:
         super().__init__()
-        self.register_buffer("slopes_N", torch.tensor(alibi_slopes(n_heads)), persistent=False)
+        # where shapes alone are wanted there may be more heads than numbers have place
+        on_meta = torch.get_default_device().type == "meta"
+        slopes_N = torch.empty(n_heads) if on_meta else torch.tensor(alibi_slopes(n_heads))
+        self.register_buffer("slopes_N", slopes_N, persistent=False)
 
     def bias(self, query_PT: Tensor, key_PS: Tensor) -> Tensor:
         distance_PTS = (query_PT[:, :, None] - key_PS[:, None]).abs()

@@ -182,6 +182,11 @@ class ModelSpec(Spec):
         """Whether it learns by counting, in one pass through the text, instead of by gradients."""
         return False
 
+    @property
+    def activation_bytes(self) -> int:
+        """The least memory that a position of a row takes in training, in bytes, besides what all rows share."""
+        return 0
+
 
 class Transformer(ModelSpec):
     """A Transformer (Vaswani et al. 2017)."""
@@ -257,6 +262,12 @@ class Transformer(ModelSpec):
     @property
     def longest_row(self) -> int:
         return self.context
+
+    @property
+    def activation_bytes(self) -> int:
+        # 34 d_model in 16 bits (Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer
+        # Models), here with d_ff and without the attention matrix
+        return self.n_layers * (18 * self.d_model + 4 * (self.d_ff or 4 * self.d_model))
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:
@@ -360,6 +371,10 @@ class Recurrent(ModelSpec):
     @property
     def reads(self) -> Reads:
         return "source" if self.shape == "encoder-decoder" else "past"
+
+    @property
+    def activation_bytes(self) -> int:
+        return self.n_layers * 24 * self.d_model
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
@@ -819,6 +834,10 @@ class AdamMoments(Spec):
     eps: PositiveFloat = 1e-8
     """Added to the root of the second moment."""
 
+    def moments(self, matrices: int, rest: int) -> int:
+        """How many numbers are kept beside so many trained ones, in the matrices of layers and in all else."""
+        return 2 * (matrices + rest)
+
 
 class Adam(AdamMoments):
     """Adam (Kingma and Ba 2015)."""
@@ -847,6 +866,10 @@ class Sgd(Spec):
     weight_decay: NonNegativeFloat = 0.0
     """L2 penalty on matrices."""
 
+    def moments(self, matrices: int, rest: int) -> int:
+        """As for AdamMoments."""
+        return matrices + rest if self.momentum else 0
+
 
 class Muon(Spec):
     """Muon for the matrices of the layers, AdamW for all else (Jordan et al. 2024)."""
@@ -860,6 +883,10 @@ class Muon(Spec):
     """Decoupled decay of the matrices."""
     adamw: AdamW = AdamW()
     """For embeddings, heads, norms and biases."""
+
+    def moments(self, matrices: int, rest: int) -> int:
+        """As for AdamMoments."""
+        return matrices + self.adamw.moments(0, rest)
 
 
 Optimizer = Annotated[Adam | AdamW | Sgd | Muon, Field(discriminator="kind")]
