@@ -11,8 +11,7 @@ from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.errors import CheckpointError
-from lmtool.model import DecodeState, LanguageModel
-from lmtool.model.language_model import Wrapper
+from lmtool.model.language_model import DecodeState, LanguageModel, Wrapper
 
 PREFIX = "carried/"
 """Of the names of carried states among the tensors of a checkpoint."""

@@ -8,7 +8,7 @@ from lmtool.batch import IGNORE, Batch
 from lmtool.engine.device import Compute
 from lmtool.engine.examples import Examples
 from lmtool.errors import UsageError
-from lmtool.model import CountingModel
+from lmtool.model.language_model import CountingModel
 from lmtool.recipe.spec import Recipe
 
 

@@ -20,7 +20,7 @@ from lmtool.engine.examples import Examples, Source
 from lmtool.engine.optimizer import Optimizers
 from lmtool.engine.schedule import multiplier
 from lmtool.errors import NumericalError, ResourceError
-from lmtool.model import CountingModel, DecodeState, LanguageModel
+from lmtool.model.language_model import CountingModel, DecodeState, LanguageModel
 from lmtool.objective import Example, Objective
 from lmtool.recipe.spec import Recipe, Training
 from lmtool.run.order import hash_key, rank_samples

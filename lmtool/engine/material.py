@@ -69,9 +69,8 @@ class TextMaterial(Material):
 
     def inform(self, lm: LanguageModel) -> None:
         if lm.counts_V is not None:
-            # rows beyond the tokenizer's ids count 0
             counts = torch.from_numpy(self.prepared.train.counts())
-            lm.counts_V[: len(counts)] = counts
+            lm.counts_V[: len(counts)] = counts  # rows beyond the tokenizer's ids count 0
 
     def source(self, objective: Objective) -> Examples:
         training = self._recipe.training

@@ -19,7 +19,7 @@ from lmtool.engine.fit import Step, fit, rows_at_once
 from lmtool.engine.material import Material, Validation
 from lmtool.engine.optimizer import Optimizers
 from lmtool.errors import CheckpointError, ResourceError
-from lmtool.model import CountingModel, DecodeState, LanguageModel
+from lmtool.model.language_model import CountingModel, DecodeState, LanguageModel
 from lmtool.model.lora import kept
 from lmtool.recipe.spec import Evaluation, Recipe
 from lmtool.run.checkpoint import Checkpoint

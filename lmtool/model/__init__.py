@@ -2,7 +2,7 @@
 
 from lmtool.model.averaging import AveragingModel
 from lmtool.model.bidirectional import BidirectionalModel
-from lmtool.model.language_model import CountingModel, DecodeState, KeyValue, LanguageModel, Memory
+from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel, Memory
 from lmtool.model.ngram import NGramModel
 from lmtool.model.recurrent import RecurrentDecoder
 from lmtool.model.seq2seq import RecurrentEncoderDecoder
@@ -15,16 +15,7 @@ from lmtool.model.transformer import (
 )
 from lmtool.recipe.spec import Averaging, Model, NGram, Recurrent, SkipGram, Transformer
 
-__all__ = [
-    "CountingModel",
-    "DecodeState",
-    "KeyValue",
-    "LanguageModel",
-    "Memory",
-    "NGramModel",
-    "SkipGramModel",
-    "build",
-]
+__all__ = ["DecodeState", "KeyValue", "LanguageModel", "Memory", "NGramModel", "SkipGramModel", "build"]
 
 
 def build(spec: Model, vocab_size: int) -> LanguageModel:

@@ -89,12 +89,7 @@ class _Kernel:
     """
 
     def __init__(
-        self,
-        allowed_RTS: Tensor | None,
-        bias_RNTS: Tensor | None,
-        causal: bool,
-        n_keys: int,
-        device: torch.device,
+        self, allowed_RTS: Tensor | None, bias_RNTS: Tensor | None, causal: bool, n_keys: int, device: torch.device
     ) -> None:
         self._allowed_RTS = allowed_RTS
         self._bias_RNTS = bias_RNTS
@@ -373,3 +368,13 @@ class CrossAttention(Mixer):
 
     def adaptable(self) -> Adaptable:
         return ("q", ("query",)), ("kv", ("key", "value")), ("out", ("output",))
+
+
+def mixers_of(model: nn.Module) -> list[Mixer]:
+    """All mixers of a model, in its order."""
+    return [module for module in model.modules() if isinstance(module, Mixer)]
+
+
+def widths_of(linear: nn.Linear) -> tuple[int, ...]:
+    """Output widths of the maps that a linear map computes as one; its own where it is one."""
+    return linear.widths if isinstance(linear, JoinedLinear) else (linear.out_features,)

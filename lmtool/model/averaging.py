@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.model.dropout import drop
-from lmtool.model.language_model import DecodeState, LanguageModel, Parts
+from lmtool.model.language_model import Parts, SilentModel
 from lmtool.recipe.spec import Averaging, Reads
 
 MERSENNE = 2**31 - 1
@@ -68,7 +68,7 @@ def _members(batch: Batch, n_classes: int) -> Tensor:
     return batch.values_BC.double()
 
 
-class AveragingModel(LanguageModel):
+class AveragingModel(SilentModel):
     """The deep averaging network below its head (Iyyer et al. 2015, Deep Unordered Composition).
 
         x = mean of E[f] over the features f of a text;  h_i = f(W_i h_{i-1} + b_i), h_0 = x
@@ -154,16 +154,13 @@ class AveragingModel(LanguageModel):
         return [self(batch)]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        raise _no_writer()
+        raise self.refusal()
 
     def head_parameters(self) -> tuple[Tensor, ...]:
         return ()
 
-    def start(self, batch: Batch) -> DecodeState:
-        raise _no_writer()
-
-    def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
-        raise _no_writer()
+    def refusal(self) -> UsageError:
+        return UsageError("an averaging model writes no text", fix="ask what it has learnt with lmtool predict")
 
     def parts(self) -> Parts:
         return [(self.embedding,), *zip(self.dense)]
@@ -177,7 +174,3 @@ def _once(features_BF: Tensor, keep_BF: Tensor) -> tuple[Tensor, Tensor]:
     sorted_BF = features_BF.masked_fill(~keep_BF, -1).sort(1).values
     is_new_BF = F.pad(sorted_BF[:, 1:] != sorted_BF[:, :-1], (1, 0), value=True)
     return sorted_BF.clamp(min=0), is_new_BF & (sorted_BF >= 0)
-
-
-def _no_writer() -> UsageError:
-    return UsageError("an averaging model writes no text", fix="ask what it has learnt with lmtool predict")

@@ -107,12 +107,8 @@ class StepWeights(nn.Module):
     def __init__(self, n_gates: int, d_in: int, d_out: int) -> None:
         super().__init__()
         rows = n_gates * d_out
-        for name, shape in (
-            ("weight_ih", (rows, d_in)),
-            ("weight_hh", (rows, d_out)),
-            ("bias_ih", rows),
-            ("bias_hh", rows),
-        ):
+        shapes = {"weight_ih": (rows, d_in), "weight_hh": (rows, d_out), "bias_ih": (rows,), "bias_hh": (rows,)}
+        for name, shape in shapes.items():
             drawn = torch.empty(shape).uniform_(-(d_out**-0.5), d_out**-0.5)
             self.register_parameter(f"{name}_l0", nn.Parameter(drawn))
 

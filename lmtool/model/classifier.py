@@ -92,7 +92,9 @@ class Classifier(Wrapper):
         if not isinstance(body, AveragingModel):
             self.pool = Pool(pooling(spec, model), width)
             if spec.layers == "mix":
-                self.mix = ScalarMix(_count_layers(body))
+                with torch.no_grad():
+                    n_layers = len(body.layers(_probe(body)))
+                self.mix = ScalarMix(n_layers)
         n_scores = 1 if spec.task == "number" else len(spec.labels)
         if isinstance(body, AveragingModel) and body.log_ratios:
             if spec.task == "number":
@@ -151,11 +153,6 @@ class Classifier(Wrapper):
 def _probe(body: LanguageModel) -> Batch:
     """Two tokens to be read, to see what comes of them."""
     return Batch(torch.zeros(1, 2, dtype=torch.int64, device=next(body.parameters()).device))
-
-
-def _count_layers(body: LanguageModel) -> int:
-    with torch.no_grad():
-        return len(body.layers(_probe(body)))
 
 
 def pooling(spec: Classification, model: Model) -> Pooling:

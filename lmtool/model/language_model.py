@@ -13,7 +13,7 @@ from lmtool.errors import UsageError
 from lmtool.model.state import DecodeState, KeyValue, LayerState, Memory
 from lmtool.recipe.spec import Reads
 
-__all__ = ["CountingModel", "DecodeState", "KeyValue", "LanguageModel", "LayerState", "Memory", "Parts", "Wrapper"]
+__all__ = ["DecodeState", "KeyValue", "LanguageModel", "LayerState", "Memory"]
 
 Parts = list[Sequence[nn.Module | None]]
 """What stands at each depth of a model; None for what its recipe leaves out."""
@@ -96,6 +96,20 @@ class LanguageModel(nn.Module, ABC):
         """A few words for lists: the family, and its layers and width."""
 
 
+class SilentModel(LanguageModel):
+    """A model that has no next token, so that it does not write."""
+
+    @abstractmethod
+    def refusal(self) -> UsageError:
+        """Why not, and what it can be asked instead."""
+
+    def start(self, batch: Batch) -> DecodeState:
+        raise self.refusal()
+
+    def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+        raise self.refusal()
+
+
 class CountingModel(LanguageModel):
     """A model that has no gradient: it learns by counting, in one pass through the text, in its order.
 
@@ -123,11 +137,8 @@ class Wrapper(LanguageModel):
     def __init__(self, body: LanguageModel) -> None:
         super().__init__()
         self.body = body
-        self.vocab_size = body.vocab_size
-        self.context = body.context
-        self.longest = body.longest
-        self.reads = body.reads
-        self.recurrent = body.recurrent
+        self.vocab_size, self.context, self.longest = body.vocab_size, body.context, body.longest
+        self.reads, self.recurrent = body.reads, body.recurrent
 
     def forward(self, batch: Batch) -> Tensor:
         hidden: Tensor = self.body(batch)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmtool.model.attention import JoinedLinear, Mixer
+from lmtool.model.attention import JoinedLinear, mixers_of, widths_of
 from lmtool.model.classifier import Classifier
 from lmtool.model.dropout import drop
 from lmtool.recipe.spec import Lora
@@ -25,7 +25,7 @@ class AdaptedLinear(JoinedLinear):
     def __init__(self, linear: nn.Linear, adapted: tuple[bool, ...], spec: Lora) -> None:
         nn.Module.__init__(self)  # no weights of its own
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.widths = _widths(linear)
+        self.widths = widths_of(linear)
         self.weight, self.bias = linear.weight, linear.bias
         self.adapted = adapted
         self.rank, self.scale, self.dropout = spec.rank, spec.alpha / spec.rank, spec.dropout
@@ -63,7 +63,7 @@ def adapt(model: nn.Module, spec: Lora) -> None:
     """Give a model adapters, in place, and let no other of its weights learn."""
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    for mixer in [module for module in model.modules() if isinstance(module, Mixer)]:
+    for mixer in mixers_of(model):
         for name, parts in mixer.adaptable():
             adapted = tuple(part in spec.targets for part in parts)
             if any(adapted):
@@ -72,7 +72,7 @@ def adapt(model: nn.Module, spec: Lora) -> None:
 
 def merge(model: nn.Module) -> None:
     """Add all adapters to the weights that they stand beside, in place: the same function, without adapters."""
-    for mixer in [module for module in model.modules() if isinstance(module, Mixer)]:
+    for mixer in mixers_of(model):
         for name, linear in list(mixer.named_children()):
             if isinstance(linear, AdaptedLinear):
                 with torch.device("meta"):  # its weights are there already
@@ -98,7 +98,3 @@ def kept(model: nn.Module) -> dict[str, Tensor]:
     if isinstance(model, Classifier):
         names |= {name for name in state if not name.startswith("body.")}
     return {name: tensor for name, tensor in state.items() if name in names}
-
-
-def _widths(linear: nn.Linear) -> tuple[int, ...]:
-    return linear.widths if isinstance(linear, JoinedLinear) else (linear.out_features,)

@@ -21,11 +21,8 @@ class MemoryAttention(nn.Module):
         super().__init__()
         self.select = spec.select
         self.k = spec.k
-        self.score = (
-            None
-            if spec.select in ("sum", "mean")
-            else build_score(spec.score, 1, width, spec.rank or max(1, width // 4))
-        )
+        rank = spec.rank or max(1, width // 4)
+        self.score = None if spec.select in ("sum", "mean") else build_score(spec.score, 1, width, rank)
 
     def keys(self, states_BSD: Tensor) -> Tensor:
         """What the score needs of states, computed once: (B, 1, S, ...)."""

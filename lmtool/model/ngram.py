@@ -210,18 +210,11 @@ class NGramModel(CountingModel):
             n_contexts = len(orders[-1][0]) if orders else self.vocab_size
             keys_G = context_G * self.vocab_size + grams_GN[whole, -1]
             orders.append((keys_G, *_discounted(context_G, counts_G[whole], n_contexts)))
-        return _Smoothed(
-            torch.from_numpy(_unigrams(adjusted_V)).to(device, dtype),
-            tuple(
-                _Order(
-                    torch.from_numpy(keys).to(device),
-                    torch.from_numpy(mass).to(device, dtype),
-                    torch.from_numpy(starts).to(device),
-                    torch.from_numpy(backoff).to(device, dtype),
-                )
-                for keys, mass, starts, backoff in orders
-            ),
-        )
+
+        def table(values: NDArray[Any]) -> Tensor:
+            return torch.from_numpy(values).to(device, dtype if values.dtype.kind == "f" else None)
+
+        return _Smoothed(table(_unigrams(adjusted_V)), tuple(_Order(*map(table, order)) for order in orders))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """torch comes by here to move a model to another device."""

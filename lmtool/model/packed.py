@@ -3,14 +3,14 @@
 Shapes: I input width, O output width, R rows of a product.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmtool.model.attention import Mixer
+from lmtool.model.attention import mixers_of
 from lmtool.model.language_model import LanguageModel
 
 Product = Callable[[Tensor, Tensor | None], Tensor]
@@ -48,7 +48,7 @@ def pack(model: nn.Module, precision: str, device: torch.device) -> None:
 
     A head that is the embedding too is kept twice, since single rows are looked up there. Recurrences stay as they are.
     """
-    for linear in _linears(model):
+    for linear in (part for mixer in mixers_of(model) for part in mixer.children() if isinstance(part, nn.Linear)):
         linear.weight = PackedMatrix(_shape_of(linear.weight), _product(linear.weight.detach(), precision, device))
     for head in [part for part in model.modules() if isinstance(part, LanguageModel)]:
         matrix = next((p for p in head.head_parameters() if p.ndim == 2 and len(p) == head.vocab_size), None)
@@ -59,11 +59,6 @@ def pack(model: nn.Module, precision: str, device: torch.device) -> None:
             for name, parameter in module.named_parameters(recurse=False):
                 if parameter is matrix:
                     setattr(module, name, packed)
-
-
-def _linears(model: nn.Module) -> Iterator[nn.Linear]:
-    mixers = [module for module in model.modules() if isinstance(module, Mixer)]
-    return (part for mixer in mixers for part in mixer.children() if isinstance(part, nn.Linear))
 
 
 def _shape_of(weight: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from typing import cast
 from torch import nn
 from torch.nn import Parameter
 
-from lmtool.model.attention import JoinedLinear, Mixer
+from lmtool.model.attention import mixers_of, widths_of
 from lmtool.model.language_model import LanguageModel
 
 
@@ -23,19 +23,8 @@ def depths(model: LanguageModel) -> dict[Parameter, int]:
 
 def layer_matrices(model: nn.Module) -> dict[Parameter, list[int]]:
     """Weights of the linear maps inside layers, each with the rows of its parts; no embeddings, no heads."""
-    linears = [
-        module
-        for layer in model.modules()
-        if isinstance(layer, Mixer)
-        for module in layer.modules()
-        if isinstance(module, nn.Linear)
-    ]
-    blocks = {
-        cast(Parameter, linear.weight): list(linear.widths)
-        if isinstance(linear, JoinedLinear)
-        else [linear.out_features]
-        for linear in linears
-    }
+    linears = (part for mixer in mixers_of(model) for part in mixer.modules() if isinstance(part, nn.Linear))
+    blocks = {cast(Parameter, linear.weight): list(widths_of(linear)) for linear in linears}
     for kernel in (module for module in model.modules() if isinstance(module, nn.RNNBase)):
         # a part for each gate
         blocks |= {w: [kernel.hidden_size] * (len(w) // kernel.hidden_size) for w in kernel.parameters() if w.ndim == 2}

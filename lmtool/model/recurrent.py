@@ -27,10 +27,10 @@ class Layers(nn.Module):
     backwards: they read each text from its end.
     """
 
-    def __init__(self, cells: Sequence[Cell], dropout: float, backwards: bool = False) -> None:
+    def __init__(self, spec: Recurrent, backwards: bool = False) -> None:
         super().__init__()
-        self.cells = nn.ModuleList(cells)
-        self.dropout = dropout
+        self.cells = nn.ModuleList(make_cell(spec) for _ in range(spec.n_layers))
+        self.dropout = spec.dropout
         self.backwards = backwards
 
     def start(self, n_rows: int) -> tuple[CellState, ...]:
@@ -54,9 +54,15 @@ class Layers(nn.Module):
             after.append(last)
         return outs, tuple(after)
 
+    def read(self, x_BTD: Tensor, texts: Texts | None) -> list[Tensor]:
+        """The states (B, T, D) of each layer at all positions of rows that begin here."""
+        outs: list[Tensor]
+        outs, _ = self(x_BTD, self.start(len(x_BTD)), texts)
+        return outs
+
 
 class RecurrentModel(LanguageModel):
-    """Embedding and head of all recurrent models, which read text of any length.
+    """What all recurrent models share: an embedding, a head, and that they read on from a state text of any length.
 
     With a context c_t from attention, an untied head reads [h_t; c_t]: z_t = W [h_t; c_t] + b. A tied one has the
     width of an embedding, so it reads tanh(W_c [h_t; c_t]) (Luong et al. 2015).
@@ -81,6 +87,9 @@ class RecurrentModel(LanguageModel):
         self.head_bias = nn.Parameter(torch.zeros(vocab_size)) if spec.head_bias else None
         self._description = f"{spec.cell} {spec.shape}, {spec.n_layers} x {spec.d_model}"
 
+    def forward(self, batch: Batch) -> Tensor:
+        return self._read(batch, self.start(batch))[0]
+
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, *self.head_parameters())
 
@@ -104,19 +113,6 @@ class RecurrentModel(LanguageModel):
             h_BTD = torch.tanh(self.join(h_BTD)).to(self.embedding.weight.dtype)
         return drop(h_BTD, self.dropout, self.training)
 
-    def describe(self) -> str:
-        return self._description
-
-
-class RecurrentWriter(RecurrentModel):
-    """What a decoder and an encoder-decoder share: layers that read what is written, and attention or none."""
-
-    rnn: Layers
-    attention: MemoryAttention | None
-
-    def forward(self, batch: Batch) -> Tensor:
-        return self._read(batch, self.start(batch))[0]
-
     def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
         hidden, layers, _ = self._read(Batch(tokens_BT), state)
         return hidden, replace(state.longer(tokens_BT.shape[1]), layers=layers)
@@ -135,8 +131,11 @@ class RecurrentWriter(RecurrentModel):
     def _read(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...], Tensor | None]:
         """Hidden states, what layers remember after them, and the weights of the states in memory."""
 
+    def describe(self) -> str:
+        return self._description
 
-class RecurrentDecoder(RecurrentWriter):
+
+class RecurrentDecoder(RecurrentModel):
     """An RNN language model (Elman 1990; Mikolov et al. 2010), with or without a memory of all its past states.
 
     With `attention`, c_t is drawn from the last layer's states M_t = {h_1, ..., h_{t-1}} by their score with h_t. At
@@ -145,14 +144,13 @@ class RecurrentDecoder(RecurrentWriter):
 
     def __init__(self, spec: Recurrent, vocab_size: int) -> None:
         super().__init__(spec, vocab_size)
-        self.rnn = Layers([make_cell(spec) for _ in range(spec.n_layers)], spec.dropout)
+        self.rnn = Layers(spec)
         self.attention = None if spec.attention is None else MemoryAttention(spec.attention, spec.d_model)
 
     def layers(self, batch: Batch) -> list[Tensor]:
         """The embeddings and the states of each layer, each (B, T, D)."""
         embedded = self.embed(batch.tokens_BT)
-        outs, _ = self.rnn(embedded, self.rnn.start(len(embedded)), find_texts(batch))
-        return [embedded, *outs]
+        return [embedded, *self.rnn.read(embedded, find_texts(batch))]
 
     def start(self, batch: Batch) -> DecodeState:
         n_rows = len(batch.tokens_BT)

@@ -15,7 +15,7 @@ from lmtool.model.cells import Cell, CellState, Texts
 from lmtool.model.dropout import drop
 from lmtool.model.language_model import DecodeState, LayerState, Memory, Parts, topped
 from lmtool.model.memory_attention import MemoryAttention
-from lmtool.model.recurrent import Layers, RecurrentWriter, find_texts, make_cell
+from lmtool.model.recurrent import Layers, RecurrentModel, find_texts, make_cell
 from lmtool.recipe.spec import CELLS, Reads, Recurrent
 
 
@@ -37,16 +37,10 @@ class RecurrentEncoder(nn.Module):
         n_maps = spec.n_layers * n_parts if both else 0
         self.bridge = nn.ModuleList(nn.Linear(width, width) for _ in range(n_maps))
 
-    def forward(
-        self, x_BSD: Tensor, texts: Texts | None, seen: list[Tensor] | None = None
-    ) -> tuple[Tensor, tuple[CellState, ...]]:
-        """States of the last layer (B, S, D), zeros at padding; and a first state for each layer of the decoder.
-
-        seen: where wanted, gets the embeddings and the states of each layer.
-        """
+    def forward(self, x_BSD: Tensor, texts: Texts | None) -> tuple[list[Tensor], tuple[CellState, ...]]:
+        """States (B, S, D) of each layer, zeros at padding; and a first state for each layer of the decoder."""
+        outs: list[Tensor] = []
         firsts: list[CellState] = []
-        if seen is not None:
-            seen.append(x_BSD)
         for layer, forth in enumerate(cast(Iterable[Cell], self.forth)):
             x_BSD = drop(x_BSD, self.dropout, self.training) if layer else x_BSD
             start = forth.start(len(x_BSD))
@@ -56,10 +50,9 @@ class RecurrentEncoder(nn.Module):
                 out_BSD = torch.cat((out_BSD, back_BSD), -1)
                 last = tuple(torch.cat(parts, -1) for parts in zip(last, back_last, strict=True))
             x_BSD = out_BSD
-            if seen is not None:
-                seen.append(x_BSD)
+            outs.append(x_BSD)
             firsts.append(self._bridged(layer, last))
-        return x_BSD, tuple(firsts)
+        return outs, tuple(firsts)
 
     def _bridged(self, layer: int, last: CellState) -> CellState:
         if self.back is None:
@@ -74,7 +67,7 @@ class RecurrentEncoder(nn.Module):
         return topped(cells, self.bridge)
 
 
-class RecurrentEncoderDecoder(RecurrentWriter):
+class RecurrentEncoderDecoder(RecurrentModel):
     """p(target | source): a decoder that starts from what an encoder has read, and may look back at it.
 
     attention none: all it knows of the source is its first state. feed "output" (Luong et al. 2015): the states h_t of
@@ -87,7 +80,7 @@ class RecurrentEncoderDecoder(RecurrentWriter):
     def __init__(self, spec: Recurrent, vocab_size: int) -> None:
         super().__init__(spec, vocab_size)
         self.encoder = RecurrentEncoder(spec)
-        self.rnn = Layers([make_cell(spec) for _ in range(spec.n_layers)], spec.dropout)
+        self.rnn = Layers(spec)
         self.attention = None if spec.attention is None else MemoryAttention(spec.attention, spec.d_model)
         feeds = spec.attention is not None and spec.attention.feed == "input"
         n_gates, _ = CELLS[spec.cell]
@@ -96,15 +89,14 @@ class RecurrentEncoderDecoder(RecurrentWriter):
 
     def layers(self, batch: Batch) -> list[Tensor]:
         """Those of the encoder, which reads the tokens as a source."""
-        seen: list[Tensor] = []
-        self.encoder(self.embed(batch.tokens_BT), find_texts(batch), seen)
-        return seen
+        embedded = self.embed(batch.tokens_BT)
+        return [embedded, *self.encoder(embedded, find_texts(batch))[0]]
 
     def start(self, batch: Batch) -> DecodeState:
         if batch.source_BS is None:
             raise ValueError("an encoder-decoder needs a source")
         texts = Texts.find(batch.source_BS, batch.source_keep_BS, None)
-        out_BSD, first = self.encoder(self.embed(batch.source_BS), texts)
+        (*_, out_BSD), first = self.encoder(self.embed(batch.source_BS), texts)
         if self.attention is None:
             return DecodeState(0, None, first)
         memory = Memory(self.attention.keys(out_BSD), out_BSD[:, None])

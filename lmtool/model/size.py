@@ -1,7 +1,7 @@
 """How large a recipe's model is, so that one that cannot fit is refused before it is allocated."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -45,13 +45,10 @@ BEYOND = Size(0, 2**60)
 class _Unfilled(TorchFunctionMode):
     """Tensors get no random numbers, which they have no place for, and which meta devices load a compiler to draw."""
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.__name__ in ("normal_", "uniform_", "kaiming_uniform_"):
             return args[0] if args else kwargs["tensor"]
-        return func(*args, **kwargs)
+        return func(*args, **(kwargs or {}))
 
 
 def outline(spec: Model, vocab_size: int) -> LanguageModel:
@@ -80,14 +77,13 @@ def size_of(spec: Model, vocab_size: int) -> Size:
     return Size(matrices, sum(parameter.numel() for parameter in model.parameters()) - matrices)
 
 
-def training_bytes(recipe: Recipe, vocab_size: int | None = None) -> int:
+def training_bytes(recipe: Recipe) -> int:
     """A low estimate of the memory that training takes on one device, in bytes.
 
     float32 weights, their gradients, the optimizer's moments, and the activations of one micro-batch (one sequence for
     `auto`). Where only adapters or a head learn, all else has neither gradients nor moments.
-    vocab_size: of the tokenizer, where it is known; else the most that the recipe allows.
     """
-    size = size_of(recipe.model, _rows(recipe, vocab_size))
+    size = size_of(recipe.model, _rows(recipe))
     sequences = 1 if recipe.training.micro_batch == "auto" else recipe.training.micro_batch
     activations = sequences * recipe.model.context * recipe.model.activation_bytes
     if recipe.tuning.lora is not None or recipe.tuning.freeze == "body":
@@ -96,30 +92,23 @@ def training_bytes(recipe: Recipe, vocab_size: int | None = None) -> int:
     return 4 * (2 * size.parameters + recipe.optimizer.moments(*size)) + activations
 
 
-def check_fits(
-    recipe: Recipe, memory_bytes: int, vocab_size: int | None = None, origins: Mapping[str, str] | None = None
-) -> None:
+def check_fits(recipe: Recipe, memory_bytes: int, origins: Mapping[str, str] | None = None) -> None:
     """Refuse a recipe whose training cannot fit into a memory.
 
-    memory_bytes: of the device. vocab_size: of the tokenizer, where it is known; else the most that the recipe allows.
-    origins: as `load` gives them, to name the line of the key that matters most.
+    memory_bytes: of the device. origins: as `load` gives them, to name the line of the key that matters most.
     Raises: RecipeError, which names parameters, bytes needed and bytes there.
     """
-    needed = training_bytes(recipe, vocab_size)
+    needed = training_bytes(recipe)
     if needed <= memory_bytes:
         return
     sizes = [(key, value) for key, value in _whole_numbers(recipe) if key in USUAL and value]
     key, value = max(sizes, key=lambda size: math.log(size[1]) - math.log(USUAL[size[0]]))
     origin = (origins or {}).get(key, "default")
     place = key if origin == "default" else f"{origin}: {key}"
-    size = size_of(recipe.model, _rows(recipe, vocab_size))
+    size = size_of(recipe.model, _rows(recipe))
     parameters = "over 10^18" if size == BEYOND else _number(size.parameters)
-    raise RecipeError(
-        [
-            f"{place}: {_number(value)} is too much: {parameters} parameters take at least {_bytes(needed)} "
-            f"of memory to train, and there is {_bytes(memory_bytes)}"
-        ]
-    )
+    take = f"{parameters} parameters take at least {_bytes(needed)} of memory to train"
+    raise RecipeError([f"{place}: {_number(value)} is too much: {take}, and there is {_bytes(memory_bytes)}"])
 
 
 def _whole_numbers(spec: Spec, path: str = "") -> Iterator[tuple[str, int]]:
@@ -131,11 +120,11 @@ def _whole_numbers(spec: Spec, path: str = "") -> Iterator[tuple[str, int]]:
             yield f"{path}{name}", value
 
 
-def _rows(recipe: Recipe, vocab_size: int | None) -> int:
-    """Rows of the embedding; 0 where only the text or a tokenizer's file can say."""
+def _rows(recipe: Recipe) -> int:
+    """Rows of the embedding, at most; 0 where only the text or a tokenizer's file can say."""
     tokenizer = recipe.tokenizer
     named = 0 if isinstance(tokenizer, CharTokenizer | TokenizerFile) else tokenizer.vocab_size
-    return recipe.model.vocab_size or vocab_size or named
+    return recipe.model.vocab_size or named
 
 
 def _number(value: int) -> str:
@@ -144,8 +133,6 @@ def _number(value: int) -> str:
 
 def _bytes(count: int) -> str:
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= 100 * size:
-            return f"{_number(count // size)} {unit}"
         if count >= size:
-            return f"{count / size:.1f} {unit}"
+            return f"{_number(count // size) if count >= 100 * size else f'{count / size:.1f}'} {unit}"
     return f"{count} bytes"

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
-from lmtool.model.language_model import DecodeState, LanguageModel, Parts
+from lmtool.model.language_model import Parts, SilentModel
 from lmtool.recipe.spec import Reads, SkipGram
 
 
-class SkipGramModel(LanguageModel):
+class SkipGramModel(SilentModel):
     """p(o | c) = softmax over the vocabulary of u_o . v_c: which words stand near a word, wherever near.
 
     It keeps counts, from which noise is drawn. A step is a millisecond of small operations, where several threads wait
@@ -51,11 +51,8 @@ class SkipGramModel(LanguageModel):
         """The centre vectors: there is no other layer."""
         return [self(batch)]
 
-    def start(self, batch: Batch) -> DecodeState:
-        raise UsageError("a skip-gram model has no next token", fix="see what it knows with lmtool neighbors")
-
-    def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
-        raise UsageError("a skip-gram model has no next token", fix="see what it knows with lmtool neighbors")
+    def refusal(self) -> UsageError:
+        return UsageError("a skip-gram model has no next token", fix="see what it knows with lmtool neighbors")
 
     def parts(self) -> Parts:
         return [(self,)]

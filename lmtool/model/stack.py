@@ -44,8 +44,9 @@ class Stack(nn.Module):
 
     def __init__(self, spec: Transformer, causal: bool, source: bool = False) -> None:
         super().__init__()
-        self.causal = causal
-        self.pattern = spec.pattern if isinstance(spec.pattern, WindowPattern) else None
+        pattern = spec.pattern
+        window = (pattern.size, pattern.dilation, pattern.global_tokens) if isinstance(pattern, WindowPattern) else ()
+        self._mask = Mask(causal, *window)
         # the positions of a prefix see each other, so distances have two directions there
         self.position = build_attention_position(spec, both_sides=not causal or spec.shape == "prefix")
         pre = spec.norm.place == "pre"
@@ -86,18 +87,7 @@ class Stack(nn.Module):
         seen_BQS: Tensor | None = None,
     ) -> Mask:
         """Who sees whom in this stack."""
-        if self.pattern is None:
-            return Mask(self.causal, prefix_B=prefix_B, keep_BS=keep_BS, documents_BS=documents_BS, seen_BQS=seen_BQS)
-        return Mask(
-            self.causal,
-            self.pattern.size,
-            self.pattern.dilation,
-            self.pattern.global_tokens,
-            prefix_B,
-            keep_BS,
-            documents_BS,
-            seen_BQS,
-        )
+        return replace(self._mask, prefix_B=prefix_B, keep_BS=keep_BS, documents_BS=documents_BS, seen_BQS=seen_BQS)
 
     def forward(
         self,

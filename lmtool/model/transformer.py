@@ -4,7 +4,6 @@ Shapes: B rows, T positions, S positions so far or of a source, D model width, V
 a beginning, Q new positions of all rows of a line.
 """
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,7 +13,7 @@ from torch.nn import functional as F
 
 from lmtool.batch import Batch, Mask
 from lmtool.errors import UsageError
-from lmtool.model.language_model import DecodeState, LanguageModel, LayerState, Parts
+from lmtool.model.language_model import DecodeState, LanguageModel, LayerState, Parts, SilentModel
 from lmtool.model.parts import Head, Inputs, initialise
 from lmtool.model.positions import longest
 from lmtool.model.stack import Stack
@@ -33,6 +32,9 @@ class TransformerModel(LanguageModel):
         self.head = Head(spec, vocab_size, self.inputs.tokens)
         self._description = f"{spec.title}, {spec.n_layers} x {spec.d_model}"
 
+    def forward(self, batch: Batch) -> Tensor:
+        return self._read(self.stacks()[0], batch)
+
     def logits(self, hidden: Tensor) -> Tensor:
         scores: Tensor = self.head(hidden)
         return scores
@@ -49,9 +51,9 @@ class TransformerModel(LanguageModel):
         self._read(self.stacks()[0], batch, seen)
         return seen
 
-    @abstractmethod
-    def stacks(self) -> tuple[Stack, ...]:
+    def stacks(self) -> list[Stack]:
         """Its stacks, in the order in which they read."""
+        return [part for part in self.children() if isinstance(part, Stack)]
 
     def _read(
         self,
@@ -102,12 +104,6 @@ class TransformerDecoder(TransformerModel):
         super().__init__(spec, vocab_size)
         self.stack = Stack(spec, causal=True)
 
-    def stacks(self) -> tuple[Stack, ...]:
-        return (self.stack,)
-
-    def forward(self, batch: Batch) -> Tensor:
-        return self._read(self.stack, batch)
-
     def start(self, batch: Batch) -> DecodeState:
         return DecodeState(0, None, self.stack.start(len(batch.tokens_BT)))
 
@@ -136,7 +132,7 @@ class TransformerPrefix(TransformerDecoder):
         return state
 
 
-class TransformerEncoder(TransformerModel):
+class TransformerEncoder(SilentModel, TransformerModel):
     """A Stack that sees both sides: BERT (Devlin et al. 2019)."""
 
     reads: Reads = "both"
@@ -150,12 +146,6 @@ class TransformerEncoder(TransformerModel):
             if part is not None:
                 initialise(part, spec)
 
-    def stacks(self) -> tuple[Stack, ...]:
-        return (self.stack,)
-
-    def forward(self, batch: Batch) -> Tensor:
-        return self._read(self.stack, batch)
-
     def next_sentence_logits(self, hidden_BTD: Tensor) -> Tensor:
         """Scores (B, 2) of "does not follow" and "follows", from tanh of a dense layer on the first position.
 
@@ -166,17 +156,9 @@ class TransformerEncoder(TransformerModel):
         scores: Tensor = self.next_sentence(torch.tanh(self.pooler(hidden_BTD[:, 0])))
         return scores
 
-    def start(self, batch: Batch) -> DecodeState:
-        raise _no_next_token()
-
-    def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
-        raise _no_next_token()
-
-
-def _no_next_token() -> UsageError:
-    return UsageError(
-        "an encoder sees both sides and has no next token to predict", fix="let it fill in masked tokens instead"
-    )
+    def refusal(self) -> UsageError:
+        what = "an encoder sees both sides and has no next token to predict"
+        return UsageError(what, fix="let it fill in masked tokens instead")
 
 
 class TransformerEncoderDecoder(TransformerModel):
@@ -191,9 +173,6 @@ class TransformerEncoderDecoder(TransformerModel):
         super().__init__(spec, vocab_size)
         self.encoder = Stack(spec, causal=False)
         self.decoder = Stack(spec, causal=True, source=True)
-
-    def stacks(self) -> tuple[Stack, ...]:
-        return self.encoder, self.decoder
 
     def encode(self, batch: Batch) -> Tensor:
         """Hidden states (B, S, D) of the source. Raises ValueError when the batch has none."""

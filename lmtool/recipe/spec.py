@@ -168,16 +168,6 @@ class ModelSpec(Spec):
         return self.kind
 
     @property
-    def reads(self) -> Reads:
-        """What a prediction depends on."""
-        return "past"
-
-    @property
-    def longest_row(self) -> int | None:
-        """Most tokens that a row of a table may have; None where there is no limit."""
-        return None
-
-    @property
     def counts(self) -> bool:
         """Whether it learns by counting, in one pass through the text, instead of by gradients."""
         return False
@@ -186,6 +176,16 @@ class ModelSpec(Spec):
     def activation_bytes(self) -> int:
         """The least memory that a position of a row takes in training, in bytes, besides what all rows share."""
         return 0
+
+    @property
+    def reads(self) -> Reads:
+        """What a prediction depends on."""
+        return "past"
+
+    @property
+    def longest_row(self) -> int | None:
+        """Most tokens that a row of a table may have; None where there is no limit."""
+        return None
 
 
 class Transformer(ModelSpec):
@@ -250,6 +250,12 @@ class Transformer(ModelSpec):
         return f"{self.kind} {self.shape}"
 
     @property
+    def activation_bytes(self) -> int:
+        # 34 d_model in 16 bits (Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer
+        # Models), here with d_ff and without the attention matrix
+        return self.n_layers * (18 * self.d_model + 4 * (self.d_ff or 4 * self.d_model))
+
+    @property
     def reads(self) -> Reads:
         match self.shape:
             case "decoder":
@@ -262,12 +268,6 @@ class Transformer(ModelSpec):
     @property
     def longest_row(self) -> int:
         return self.context
-
-    @property
-    def activation_bytes(self) -> int:
-        # 34 d_model in 16 bits (Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer
-        # Models), here with d_ff and without the attention matrix
-        return self.n_layers * (18 * self.d_model + 4 * (self.d_ff or 4 * self.d_model))
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:
@@ -867,7 +867,6 @@ class Sgd(Spec):
     """L2 penalty on matrices."""
 
     def moments(self, matrices: int, rest: int) -> int:
-        """As for AdamMoments."""
         return matrices + rest if self.momentum else 0
 
 
@@ -885,7 +884,6 @@ class Muon(Spec):
     """For embeddings, heads, norms and biases."""
 
     def moments(self, matrices: int, rest: int) -> int:
-        """As for AdamMoments."""
         return matrices + self.adamw.moments(0, rest)
 
 
