@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from json import loads
 from pathlib import Path
 
+from lmtool.model.size import size_of
 from lmtool.recipe.load import load
-from lmtool.recipe.size import parameter_count
 from lmtool.text import bundled
 
 TRAIN, VALID = "data/stories.txt", "data/stories.valid.txt"
@@ -88,7 +88,7 @@ def main() -> None:
             seconds = records(run)[-1]["seconds"]
             speed = statistics.median(record["tokens_per_second"] for record in records(run))
             model = load(Path(run) / "recipe.yaml").recipe.model
-            size = "counts" if counts else f"{parameter_count(model, model.vocab_size or VOCABULARY):,}"
+            size = "counts" if counts else f"{size_of(model, model.vocab_size or VOCABULARY).parameters:,}"
             bits = loads(lmtool("eval", run, VALID, "--json", "--quiet"))["bits_per_byte"]
             print(f"| {name} | {bits:.3f} | {size} | {speed:,.0f} | {steps:,} | {seconds:.0f} |", flush=True)
     print(f"| the limit | {bundled.limit([bundled.folder() / Path(VALID).name]):.3f} | | | | |")

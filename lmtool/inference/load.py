@@ -14,7 +14,7 @@ from lmtool.compute.device import Compute, InferenceName, resolve
 from lmtool.compute.processes import local_rank
 from lmtool.decoding.framing import Framing
 from lmtool.errors import CheckpointError
-from lmtool.model import LanguageModel, NGramModel, SkipGramModel, lora
+from lmtool.model import LanguageModel, lora
 from lmtool.model.classifier import Classifier
 from lmtool.model.packed import pack
 from lmtool.objective import Objective, Vocabulary
@@ -97,7 +97,7 @@ def build_objective(recipe: Recipe, tokenizer: Tokenizer, counts: NDArray[np.int
 
 def counts_of(lm: LanguageModel) -> NDArray[np.int64] | None:
     """How often each id stands in the training text, for models that keep it."""
-    return lm.counts_V.cpu().numpy() if isinstance(lm, SkipGramModel) else None
+    return None if lm.counts_V is None else lm.counts_V.cpu().numpy()
 
 
 def load_run(reference: str, *, device: DeviceName = "auto", precision: InferenceName = "float32") -> Loaded:
@@ -229,7 +229,8 @@ def _copy(lm: LanguageModel, tensors: dict[str, Tensor], checkpoint: Checkpoint)
     own = lora.kept(lm)
     for name in sorted(own.keys() | tensors.keys()):
         there, here = tensors.get(name), own.get(name)
-        if there is None or here is None or not _fits(there, here, lm):
+        free = int(name in lm.any_length)
+        if there is None or here is None or there.ndim != here.ndim or there.shape[free:] != here.shape[free:]:
             raise CheckpointError(
                 f"the checkpoint does not fit the recipe: {name} is {_shape(there)}, not {_shape(here)}",
                 where=str(checkpoint.path),
@@ -261,13 +262,6 @@ def load_body(lm: LanguageModel, base: Base, same_labels: bool) -> str | None:
         lm.load_state_dict(head, strict=False)
         return "the head is kept, since the labels are the same"
     return "the head is new, since the labels are not those of the run"
-
-
-def _fits(there: Tensor, here: Tensor, lm: LanguageModel) -> bool:
-    """The tables of a model that counts are as long as what it counted; all else has one shape."""
-    if isinstance(lm, NGramModel) and there.ndim == here.ndim:
-        return there.shape[1:] == here.shape[1:]
-    return there.shape == here.shape
 
 
 def _shape(tensor: Tensor | None) -> str:

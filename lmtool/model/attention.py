@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from lmtool.batch import Mask
 from lmtool.model.dropout import drop
 from lmtool.model.language_model import KeyValue, LayerState, Memory
-from lmtool.model.positions import AttentionPositions, turned
+from lmtool.model.positions import AttentionPositions, rotated
 from lmtool.model.scores import Score
 
 PLAIN_LIMIT = 512
@@ -59,7 +59,7 @@ class Attend:
             positions_PS = torch.arange(n_keys, device=device)[None]
         self._positions_PS = positions_PS
         self._query_PT = positions_PS[:, n_keys - n_queries :]
-        self._waves: dict[torch.dtype, tuple[Tensor, Tensor] | None] = {}
+        self._rotations: dict[torch.dtype, tuple[Tensor, Tensor] | None] = {}
         # no cached properties, since torch.compile stops at their locks
         self._begins_BT: Tensor | None = None
         self._kernel: _Kernel | _Windows | None = None
@@ -81,14 +81,14 @@ class Attend:
         """Whether attention is computed for blocks of queries, not for all pairs of positions."""
         return self._n_queries == self._n_keys and _Windows.pay(self.mask, self._n_keys)
 
-    def turn(self, x_BNTH: Tensor) -> Tensor:
+    def rotate(self, x_BNTH: Tensor) -> Tensor:
         """Queries and new keys of all heads, placed at the positions of the queries."""
         if self._rule is None:
             return x_BNTH
-        if x_BNTH.dtype not in self._waves:
-            self._waves[x_BNTH.dtype] = self._rule.waves(self._query_PT, x_BNTH.shape[-1], x_BNTH.dtype)
-        waves = self._waves[x_BNTH.dtype]
-        return x_BNTH if waves is None else turned(x_BNTH, *waves)
+        if x_BNTH.dtype not in self._rotations:
+            self._rotations[x_BNTH.dtype] = self._rule.rotations(self._query_PT, x_BNTH.shape[-1], x_BNTH.dtype)
+        rotation = self._rotations[x_BNTH.dtype]
+        return x_BNTH if rotation is None else rotated(x_BNTH, *rotation)
 
     def __call__(
         self, q_BNTH: Tensor, keys_BKSH: Tensor, v_BKSH: Tensor, dropout: float, score: Score | None = None
@@ -122,12 +122,7 @@ class _Kernel:
     """
 
     def __init__(
-        self,
-        allowed_RTS: Tensor | None,
-        bias_RNTS: Tensor | None,
-        causal: bool,
-        n_keys: int,
-        device: torch.device,
+        self, allowed_RTS: Tensor | None, bias_RNTS: Tensor | None, causal: bool, n_keys: int, device: torch.device
     ) -> None:
         self._allowed_RTS = allowed_RTS
         self._bias_RNTS = bias_RNTS
@@ -312,6 +307,10 @@ class Mixed(NamedTuple):
     auxiliary_B: Tensor | None = None
 
 
+Adaptable = tuple[tuple[str, tuple[str, ...]], ...]
+"""Linear maps by name, each with what its parts are called as targets of adapters."""
+
+
 class Mixer(nn.Module, ABC):
     """What a sublayer computes before it joins the residual stream; `out` is its projection into the stream."""
 
@@ -333,6 +332,10 @@ class Mixer(nn.Module, ABC):
         positions are text, and where documents begin that see nothing of the text before them. A mixer that keeps a
         plain tuple is given the rows that share a line apart; all others are given the line.
         """
+
+    def adaptable(self) -> Adaptable:
+        """Its linear maps that may have adapters."""
+        return ()
 
 
 class JoinedLinear(nn.Linear):
@@ -371,7 +374,7 @@ class SelfAttention(Mixer):
         B, T, D = x_BTD.shape
         heads = self.qkv(x_BTD).view(B, T, -1, self.head_width).transpose(1, 2)
         qk, v = torch.split(heads, [heads.shape[1] - self.n_kv_heads, self.n_kv_heads], 1)
-        q, k = torch.split(attend.turn(qk), [qk.shape[1] - self.n_kv_heads, self.n_kv_heads], 1)
+        q, k = torch.split(attend.rotate(qk), [qk.shape[1] - self.n_kv_heads, self.n_kv_heads], 1)
         k = self.score.keys(k)
         now: LayerState | None = None
         if isinstance(past, KeyValue):
@@ -379,6 +382,9 @@ class SelfAttention(Mixer):
             k, v = now
         mixed_BNTH = attend(q, k, v, self.dropout if self.training else 0.0, self.score)
         return Mixed(self.out(mixed_BNTH.transpose(1, 2).reshape(B, T, D)), now)
+
+    def adaptable(self) -> Adaptable:
+        return ("qkv", ("query", "key", "value")), ("out", ("output",))
 
 
 class CrossAttention(Mixer):
@@ -413,3 +419,22 @@ class CrossAttention(Mixer):
         dropout = self.dropout if self.training else 0.0
         mixed_BNTH = attend.source(q_BNTH, past.k_BNSH, past.v_BNSH, dropout, self.score)
         return Mixed(self.out(mixed_BNTH.transpose(1, 2).reshape(B, T, D)), past)
+
+    def adaptable(self) -> Adaptable:
+        return ("q", ("query",)), ("kv", ("key", "value")), ("out", ("output",))
+
+
+def mixers_of(model: nn.Module) -> list[Mixer]:
+    """All mixers of a model, in its order; also those that others are made of."""
+    return [module for module in model.modules() if isinstance(module, Mixer)]
+
+
+def linears_of(model: nn.Module) -> list[nn.Linear]:
+    """The linear maps in the mixers of a model, each once, in its order."""
+    linears = (part for mixer in mixers_of(model) for part in mixer.modules() if isinstance(part, nn.Linear))
+    return list(dict.fromkeys(linears))
+
+
+def widths_of(linear: nn.Linear) -> tuple[int, ...]:
+    """Output widths of the maps that a linear map computes as one; its own where it is one."""
+    return linear.widths if isinstance(linear, JoinedLinear) else (linear.out_features,)

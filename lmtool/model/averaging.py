@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.model.dropout import drop
-from lmtool.model.language_model import DecodeState, LanguageModel, Output
-from lmtool.recipe.spec import Averaging
+from lmtool.model.language_model import Output, Parts, SilentModel
+from lmtool.recipe.spec import Averaging, Reads
 
 MERSENNE = 2**31 - 1
 """A prime below which hashes are kept, so that no product of one leaves 64 bits."""
@@ -36,7 +36,7 @@ class RatioHead(nn.Linear):
 
     @torch.no_grad()
     def count(self, body: "AveragingModel", batches: Sequence[Batch]) -> None:
-        """Set r_cf = log((p_cf / sum of p_c) / (q_cf / sum of q_c)) / s from labelled texts in the processor's memory.
+        """Set r_cf = log((p_cf / sum of p_c) / (q_cf / sum of q_c)) / s from labelled texts in the CPU's memory.
 
         p_cf is 1 and the number of texts of class c with feature f, q_cf of the texts of other classes. Features that
         no text has are left out of sums and count nothing. s makes the mean square of all scores of these texts 1, so
@@ -68,7 +68,7 @@ def _members(batch: Batch, n_classes: int) -> Tensor:
     return batch.values_BC.double()
 
 
-class AveragingModel(LanguageModel):
+class AveragingModel(SilentModel):
     """The deep averaging network below its head (Iyyer et al. 2015, Deep Unordered Composition).
 
         x = mean of E[f] over the features f of a text;  h_i = f(W_i h_{i-1} + b_i), h_0 = x
@@ -81,6 +81,8 @@ class AveragingModel(LanguageModel):
 
     width: of what a head reads.
     """
+
+    reads: Reads = "words"
 
     def __init__(self, spec: Averaging, vocab_size: int) -> None:
         super().__init__()
@@ -152,16 +154,19 @@ class AveragingModel(LanguageModel):
         return [self(batch).hidden_BTD]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        raise _no_writer()
+        raise self.refusal()
 
     def head_parameters(self) -> tuple[Tensor, ...]:
         return ()
 
-    def start(self, batch: Batch) -> DecodeState:
-        raise _no_writer()
+    def refusal(self) -> UsageError:
+        return UsageError("an averaging model writes no text", fix="ask what it has learnt with lmtool predict")
 
-    def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
-        raise _no_writer()
+    def parts(self) -> Parts:
+        return [(self.embedding,), *zip(self.dense)]
+
+    def describe(self) -> str:
+        return "linear in words" if self.embedding is None else f"mean of words, {len(self.dense)} x {self.width}"
 
 
 def _once(features_BF: Tensor, keep_BF: Tensor) -> tuple[Tensor, Tensor]:
@@ -169,7 +174,3 @@ def _once(features_BF: Tensor, keep_BF: Tensor) -> tuple[Tensor, Tensor]:
     sorted_BF = features_BF.masked_fill(~keep_BF, -1).sort(1).values
     is_new_BF = F.pad(sorted_BF[:, 1:] != sorted_BF[:, :-1], (1, 0), value=True)
     return sorted_BF.clamp(min=0), is_new_BF & (sorted_BF >= 0)
-
-
-def _no_writer() -> UsageError:
-    return UsageError("an averaging model writes no text", fix="ask what it has learnt with lmtool predict")

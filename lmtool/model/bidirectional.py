@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from lmtool.batch import Batch
-from lmtool.model.language_model import DecodeState, Output
-from lmtool.model.recurrent import Layers, RecurrentModel, find_texts, make_cell
+from lmtool.model.language_model import DecodeState, LayerState, Output, Parts
+from lmtool.model.recurrent import Layers, RecurrentModel, find_texts
 from lmtool.recipe.spec import Recurrent
 
 
@@ -21,38 +21,24 @@ class BidirectionalModel(RecurrentModel):
 
     def __init__(self, spec: Recurrent, vocab_size: int) -> None:
         super().__init__(spec, vocab_size)
-        self.forth, self.back = (
-            Layers([make_cell(spec) for _ in range(spec.n_layers)], spec.dropout, backwards)
-            for backwards in (False, True)
-        )
-
-    def forward(self, batch: Batch) -> Output:
-        """States (B, T, D) that have read each text up to the position; they predict the next token."""
-        return self._hidden(self.forth, batch)
+        self.forth, self.back = Layers(spec), Layers(spec, backwards=True)
 
     def backward(self, batch: Batch) -> Output:
         """States (B, T, D) that have read each text from its end to the position; they predict the token before."""
-        return self._hidden(self.back, batch)
+        return Output(self.hidden(self.back.read(self.embed(batch.tokens_BT), find_texts(batch))[-1], None))
 
     def layers(self, batch: Batch) -> list[Tensor]:
         """The embeddings, twice beside each other, and the states of both halves of each layer; (B, T, 2 D) each."""
-        embedded = self.embed(batch.tokens_BT)
-        halves = [self._read(half, batch, embedded) for half in (self.forth, self.back)]
+        embedded, texts = self.embed(batch.tokens_BT), find_texts(batch)
+        halves = [half.read(embedded, texts) for half in (self.forth, self.back)]
         return [torch.cat(pair, -1) for pair in [(embedded, embedded), *zip(*halves, strict=True)]]
 
     def start(self, batch: Batch) -> DecodeState:
         return DecodeState(0, None, self.forth.start(len(batch.tokens_BT)))
 
-    def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
-        outs, states = self.forth(self.embed(tokens_BT), state.layers, None)
-        length = state.length + tokens_BT.shape[1]
-        return self.hidden(outs[-1], None), DecodeState(length, state.padding_B, states)
+    def _read(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...], None]:
+        outs, states = self.forth(self.embed(batch.tokens_BT), state.layers, find_texts(batch))
+        return self.hidden(outs[-1], None), states, None
 
-    def _hidden(self, half: Layers, batch: Batch) -> Output:
-        return Output(self.hidden(self._read(half, batch, self.embed(batch.tokens_BT))[-1], None))
-
-    @staticmethod
-    def _read(half: Layers, batch: Batch, embedded_BTD: Tensor) -> list[Tensor]:
-        outs: list[Tensor]
-        outs, _ = half(embedded_BTD, half.start(len(embedded_BTD)), find_texts(batch))
-        return outs
+    def parts(self) -> Parts:
+        return [(self.embedding,), *zip(self.forth.cells, self.back.cells, strict=True)]

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from lmtool.recipe.spec import CELLS, CellName, Nonlinearity
 
-State = tuple[Tensor, ...]
+CellState = tuple[Tensor, ...]
 """(h_BD,), or (h_BD, c_BD) of an LSTM."""
 
 
@@ -107,12 +107,8 @@ class StepWeights(nn.Module):
     def __init__(self, n_gates: int, d_in: int, d_out: int) -> None:
         super().__init__()
         rows = n_gates * d_out
-        for name, shape in (
-            ("weight_ih", (rows, d_in)),
-            ("weight_hh", (rows, d_out)),
-            ("bias_ih", rows),
-            ("bias_hh", rows),
-        ):
+        shapes = {"weight_ih": (rows, d_in), "weight_hh": (rows, d_out), "bias_ih": (rows,), "bias_hh": (rows,)}
+        for name, shape in shapes.items():
             drawn = torch.empty(shape).uniform_(-(d_out**-0.5), d_out**-0.5)
             self.register_parameter(f"{name}_l0", nn.Parameter(drawn))
 
@@ -139,15 +135,15 @@ class Cell(nn.Module, ABC):
         self.kernel = StepWeights(n_gates, d_in, d_out) if kernel is None else kernel
 
     @abstractmethod
-    def step(self, gates_BG: Tensor, state: State) -> State:
+    def step(self, gates_BG: Tensor, state: CellState) -> CellState:
         """The state after one input, which is given as `project` makes it."""
 
-    def start(self, n_rows: int) -> State:
+    def start(self, n_rows: int) -> CellState:
         """The state before the first token: zeros."""
         weight = self._weights()[0]
         return tuple(weight.new_zeros(n_rows, self.d_out) for _ in range(self.n_parts))
 
-    def forward(self, x_BTI: Tensor, state: State, texts: Texts | None = None) -> tuple[Tensor, State]:
+    def forward(self, x_BTI: Tensor, state: CellState, texts: Texts | None = None) -> tuple[Tensor, CellState]:
         """States (B, T, D) after each input, and the one after the last; `state` is the one before the first.
 
         texts: read these, of which the first of each row goes on from `state` and the others start from zeros; padding
@@ -174,7 +170,7 @@ class Cell(nn.Module, ABC):
             ends = tuple(texts.end(part, before) for part, before in zip(last, state, strict=True))
             return texts.spread(out_MD), ends
 
-    def backwards(self, x_BTI: Tensor, state: State, texts: Texts | None) -> tuple[Tensor, State]:
+    def backwards(self, x_BTI: Tensor, state: CellState, texts: Texts | None) -> tuple[Tensor, CellState]:
         """The same, reading each row or text from its end: the state at t has read t and all after it."""
         if texts is not None:
             out_BTD, last = self(x_BTI, state, texts.reversed)
@@ -187,7 +183,7 @@ class Cell(nn.Module, ABC):
         weight, _, bias, _ = self._weights()
         return F.linear(x, weight, bias)
 
-    def past(self, state: State) -> Tensor:
+    def past(self, state: CellState) -> Tensor:
         """The part of the gates that depends on the state alone (B, G)."""
         _, weight, _, bias = self._weights()
         return F.linear(state[0], weight, bias)
@@ -197,7 +193,7 @@ class Cell(nn.Module, ABC):
         weight_in, weight_past, bias_in, bias_past = self.kernel.all_weights[0]
         return weight_in, weight_past, bias_in, bias_past
 
-    def _run(self, gates: Sequence[Tensor], state: State) -> tuple[list[Tensor], State]:
+    def _run(self, gates: Sequence[Tensor], state: CellState) -> tuple[list[Tensor], CellState]:
         """The states h after each step, whose rows may become fewer from the end, and the last ones of all rows."""
         steps, ended = [], []
         for gates_BG in gates:
@@ -219,7 +215,7 @@ class Elman(Cell):
         super().__init__(d_in, d_out, known)
         self.nonlinearity = nonlinearity
 
-    def step(self, gates_BG: Tensor, state: State) -> State:
+    def step(self, gates_BG: Tensor, state: CellState) -> CellState:
         return (getattr(torch, self.nonlinearity)(gates_BG + self.past(state)),)
 
 
@@ -231,7 +227,7 @@ class Gru(Cell):
     def __init__(self, d_in: int, d_out: int) -> None:
         super().__init__(d_in, d_out, nn.GRU(d_in, d_out, batch_first=True))
 
-    def step(self, gates_BG: Tensor, state: State) -> State:
+    def step(self, gates_BG: Tensor, state: CellState) -> CellState:
         reset, update, new = gates_BG.chunk(3, -1)
         past_reset, past_update, past_new = self.past(state).chunk(3, -1)
         update = torch.sigmoid(update + past_update)
@@ -249,7 +245,7 @@ class Lstm(Cell):
         # remember by default (Jozefowicz et al. 2015); the other bias is added to this one
         nn.init.ones_(self._weights()[3][d_out : 2 * d_out])
 
-    def step(self, gates_BG: Tensor, state: State) -> State:
+    def step(self, gates_BG: Tensor, state: CellState) -> CellState:
         enter, forget, new, leave = (gates_BG + self.past(state)).chunk(4, -1)
         c_BD = torch.sigmoid(forget) * state[1] + torch.sigmoid(enter) * torch.tanh(new)
         return torch.sigmoid(leave) * torch.tanh(c_BD), c_BD
@@ -266,11 +262,11 @@ def build_cell(kind: CellName, nonlinearity: Nonlinearity, d_in: int, d_out: int
             return Lstm(d_in, d_out)
 
 
-def _to_kernel(state: State) -> Tensor | tuple[Tensor, Tensor]:
+def _to_kernel(state: CellState) -> Tensor | tuple[Tensor, Tensor]:
     """The state with torch's dimension of layers in front; alone, or a pair of an LSTM."""
     parts = [part[None].contiguous() for part in state]
     return parts[0] if len(parts) == 1 else (parts[0], parts[1])
 
 
-def _from_kernel(last: Tensor | tuple[Tensor, Tensor]) -> State:
+def _from_kernel(last: Tensor | tuple[Tensor, Tensor]) -> CellState:
     return (last[0],) if isinstance(last, Tensor) else (last[0][0], last[1][0])

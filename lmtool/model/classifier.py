@@ -14,7 +14,7 @@ from lmtool.errors import UsageError
 from lmtool.model.averaging import AveragingModel, RatioHead
 from lmtool.model.bidirectional import BidirectionalModel
 from lmtool.model.dropout import drop
-from lmtool.model.language_model import DecodeState, LanguageModel, Output
+from lmtool.model.language_model import LanguageModel, Output, Wrapper
 from lmtool.model.recurrent import RecurrentDecoder
 from lmtool.recipe.spec import Classification, Model, Transformer
 
@@ -86,7 +86,7 @@ class Answer(NamedTuple):
     auxiliary_B: Tensor | None = None
 
 
-class Classifier(LanguageModel):
+class Classifier(Wrapper):
     """A language model with a head: y = W dropout(pool(h_1..h_T)) + b. It still is the language model that it was.
 
     h are the states of the body's last layer, of both halves where it reads in two directions; or a mix of all layers.
@@ -94,11 +94,7 @@ class Classifier(LanguageModel):
     """
 
     def __init__(self, body: LanguageModel, spec: Classification, model: Model) -> None:
-        super().__init__()
-        self.body = body
-        self.vocab_size = body.vocab_size
-        self.context = body.context
-        self.reads = body.reads
+        super().__init__(body)
         self.dropout = spec.dropout
         width = model.d_model * (2 if isinstance(body, BidirectionalModel) else 1)
         self.pool = self.mix = None
@@ -107,9 +103,17 @@ class Classifier(LanguageModel):
         if not isinstance(body, AveragingModel):
             self.pool = Pool(pooling(spec, model), width)
             if spec.layers == "mix":
-                self.mix = ScalarMix(_count_layers(body))
+                with torch.no_grad():
+                    n_layers = len(body.layers(_probe(body)))
+                self.mix = ScalarMix(n_layers)
         n_scores = 1 if spec.task == "number" else len(spec.labels)
-        if isinstance(body, AveragingModel) and body.log_ratios and spec.task != "number":
+        if isinstance(body, AveragingModel) and body.log_ratios:
+            if spec.task == "number":
+                raise UsageError(
+                    "log ratios are of classes or labels, and this table has numbers",
+                    where="model.log_ratios",
+                    fix="take -s model.log_ratios=false, or --labels class",
+                )
             self.head: nn.Linear = RatioHead(width, n_scores)
         else:
             self.head = nn.Linear(width, n_scores)
@@ -119,20 +123,13 @@ class Classifier(LanguageModel):
             for parameter in self._beside_states():
                 parameter.requires_grad_(False)
 
-    def count(self, batches: Iterable[Batch]) -> None:
-        """Let a head that begins as naive Bayes count the words of labelled texts; others do not look at them.
+    def count_features(self, batches: Iterable[Batch]) -> None:
+        """Let a fresh head that begins as naive Bayes count; another has nothing to count and leaves the batches alone.
 
-        Raises UsageError where the texts have numbers, of which there are no ratios.
+        batches: all labelled texts to learn from, in the CPU's memory.
         """
-        if not isinstance(self.body, AveragingModel) or not self.body.log_ratios:
-            return
-        if not isinstance(self.head, RatioHead):
-            raise UsageError(
-                "log ratios are of classes or labels, and this table has numbers",
-                where="model.log_ratios",
-                fix="take -s model.log_ratios=false, or --labels class",
-            )
-        self.head.count(self.body, list(batches))
+        if isinstance(self.body, AveragingModel) and isinstance(self.head, RatioHead):
+            self.head.count(self.body, list(batches))
 
     def answer(self, batch: Batch) -> Answer:
         """Scores of the rows, and what a loss needs beside them."""
@@ -159,40 +156,10 @@ class Classifier(LanguageModel):
         self.train(was_training)
         return [parameter for parameter, grad in zip(parameters, grads, strict=True) if grad is None]
 
-    def forward(self, batch: Batch) -> Output:
-        output: Output = self.body(batch)
-        return output
-
-    def token_vectors(self) -> Tensor:
-        return self.body.token_vectors()
-
-    def layers(self, batch: Batch) -> list[Tensor]:
-        return self.body.layers(batch)
-
-    def layers_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
-        return self.body.layers_and_auxiliary(batch)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.body.logits(hidden)
-
-    def head_parameters(self) -> tuple[Tensor, ...]:
-        return self.body.head_parameters()
-
-    def start(self, batch: Batch) -> DecodeState:
-        return self.body.start(batch)
-
-    def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
-        return self.body.advance(tokens_BT, state)
-
 
 def _probe(body: LanguageModel) -> Batch:
     """Two tokens to be read, to see what comes of them."""
     return Batch(torch.zeros(1, 2, dtype=torch.int64, device=next(body.parameters()).device))
-
-
-def _count_layers(body: LanguageModel) -> int:
-    with torch.no_grad():
-        return len(body.layers(_probe(body)))
 
 
 def pooling(spec: Classification, model: Model) -> Pooling:

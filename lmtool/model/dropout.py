@@ -8,7 +8,7 @@ from torch.nn import functional as F
 def drop(x: Tensor, p: float, training: bool = True) -> Tensor:
     """In training x / (1 - p) where a number drawn for each element is not below p, and 0 elsewhere; else x.
 
-    On a processor four elements share one draw of 64 bits, a quarter each, which takes a fourth of the time of a draw
+    On a CPU four elements share one draw of 64 bits, a quarter each, which takes a fourth of the time of a draw
     for each; p is rounded to 1 / 65,536.
     """
     if not training or p == 0:

@@ -10,13 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmtool.errors import UsageError
-from lmtool.model.attention import CrossAttention, JoinedLinear, Mixer, SelfAttention
+from lmtool.model.attention import JoinedLinear, mixers_of, widths_of
 from lmtool.model.classifier import Classifier
 from lmtool.model.dropout import drop
-from lmtool.model.parts import FeedForward
 from lmtool.recipe.spec import Lora
-
-Places = tuple[tuple[str, tuple[str, ...]], ...]
 
 
 class AdaptedLinear(JoinedLinear):
@@ -29,7 +26,7 @@ class AdaptedLinear(JoinedLinear):
     def __init__(self, linear: nn.Linear, adapted: tuple[bool, ...], spec: Lora) -> None:
         nn.Module.__init__(self)  # no weights of its own
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.widths = _widths(linear)
+        self.widths = widths_of(linear)
         self.weight, self.bias = linear.weight, linear.bias
         self.adapted = adapted
         self.rank, self.scale, self.dropout = spec.rank, spec.alpha / spec.rank, spec.dropout
@@ -70,8 +67,8 @@ def adapt(model: nn.Module, spec: Lora) -> None:
     """
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    for mixer in [module for module in model.modules() if isinstance(module, Mixer)]:
-        for name, parts in _places(mixer):
+    for mixer in mixers_of(model):
+        for name, parts in mixer.adaptable():
             adapted = tuple(part in spec.targets for part in parts)
             if any(adapted):
                 setattr(mixer, name, AdaptedLinear(getattr(mixer, name), adapted, spec))
@@ -85,7 +82,7 @@ def adapt(model: nn.Module, spec: Lora) -> None:
 
 def merge(model: nn.Module) -> None:
     """Add all adapters to the weights that they stand beside, in place: the same function, without adapters."""
-    for mixer in [module for module in model.modules() if isinstance(module, Mixer)]:
+    for mixer in mixers_of(model):
         for name, linear in list(mixer.named_children()):
             if isinstance(linear, AdaptedLinear):
                 with torch.device("meta"):  # its weights are there already
@@ -111,19 +108,3 @@ def kept(model: nn.Module) -> dict[str, Tensor]:
     if isinstance(model, Classifier):
         names |= {name for name in state if not name.startswith("body.")}
     return {name: tensor for name, tensor in state.items() if name in names}
-
-
-def _places(mixer: Mixer) -> Places:
-    """Linear maps of a mixer by name, with what each part of them is called as a target."""
-    match mixer:
-        case SelfAttention():
-            return ("qkv", ("query", "key", "value")), ("out", ("output",))
-        case CrossAttention():
-            return ("q", ("query",)), ("kv", ("key", "value")), ("out", ("output",))
-        case FeedForward():
-            return ("up", ("feed-forward",) * len(mixer.up.widths)), ("out", ("feed-forward",))
-    return ()
-
-
-def _widths(linear: nn.Linear) -> tuple[int, ...]:
-    return linear.widths if isinstance(linear, JoinedLinear) else (linear.out_features,)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lmtool.batch import IGNORE, Batch
-from lmtool.model.language_model import DecodeState, LanguageModel, Output
+from lmtool.model.language_model import CountingModel, DecodeState, Output, Parts
 from lmtool.recipe.spec import NGram
 
 NONE = -1
@@ -51,7 +51,7 @@ class _Smoothed:
     orders: tuple[_Order, ...]
 
 
-class NGramModel(LanguageModel):
+class NGramModel(CountingModel):
     """Interpolated modified Kneser-Ney (Chen and Goodman 1999), learnt by `count` instead of by gradients.
 
         p(w | h) = (a(hw) - D(a(hw))) / a(h.) + backoff(h) p(w | h without its first token)
@@ -64,8 +64,10 @@ class NGramModel(LanguageModel):
 
     What is kept and saved are the distinct n-grams of the highest order with their counts (4 N + 8 bytes each), from
     which all else follows. So memory grows with the distinct n-grams, never with the length of the text; while
-    counting there is besides one batch and as many n-grams again. n_read: tokens of the text that are counted.
+    counting there is besides one batch and as many n-grams again.
     """
+
+    any_length = frozenset(("grams_GN", "counts_G"))
 
     def __init__(self, spec: NGram, vocab_size: int) -> None:
         super().__init__()
@@ -80,7 +82,6 @@ class NGramModel(LanguageModel):
 
     grams_GN: Tensor
     counts_G: Tensor
-    n_read: Tensor
 
     def forward(self, batch: Batch) -> Output:
         """The tokens up to each position (B, T, C), of its own document only; padding is passed over."""
@@ -121,7 +122,6 @@ class NGramModel(LanguageModel):
         return p_MV.log_().view(*hidden.shape[:-1], self.vocab_size)
 
     def log_p(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """What `logits` gives for one token (...) at each position (..., C), without computing that of any other."""
         smoothed = self._smoothed()
         context_MC, target_M = hidden.reshape(-1, self.width), targets.reshape(-1)
         p_M = smoothed.unigram_V[target_M]
@@ -143,11 +143,7 @@ class NGramModel(LanguageModel):
         return hidden_BTC, DecodeState(length, state.padding_B, ((hidden_BTC[:, -1].clone(),),))
 
     def count(self, batches: Iterable[Batch], n_tokens: int) -> None:
-        """Count every target of the batches behind the tokens before it. n_tokens: of the text, that these cover.
-
-        Batches come in the order of the text, so that an n-gram is never counted before its own beginning. Until all
-        are read, the model predicts as before.
-        """
+        # in the order of the text, so that an n-gram is never counted before its own beginning
         own = (self.grams_GN.cpu().numpy(), self.counts_G.cpu().numpy())
         new, n_new = [], 0
         for batch in batches:
@@ -217,18 +213,11 @@ class NGramModel(LanguageModel):
             n_contexts = len(orders[-1][0]) if orders else self.vocab_size
             keys_G = context_G * self.vocab_size + grams_GN[whole, -1]
             orders.append((keys_G, *_discounted(context_G, counts_G[whole], n_contexts)))
-        return _Smoothed(
-            torch.from_numpy(_unigrams(adjusted_V)).to(device, dtype),
-            tuple(
-                _Order(
-                    torch.from_numpy(keys).to(device),
-                    torch.from_numpy(mass).to(device, dtype),
-                    torch.from_numpy(starts).to(device),
-                    torch.from_numpy(backoff).to(device, dtype),
-                )
-                for keys, mass, starts, backoff in orders
-            ),
-        )
+
+        def table(values: NDArray[Any]) -> Tensor:
+            return torch.from_numpy(values).to(device, dtype if values.dtype.kind == "f" else None)
+
+        return _Smoothed(table(_unigrams(adjusted_V)), tuple(_Order(*map(table, order)) for order in orders))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """torch comes by here to move a model to another device."""
@@ -238,11 +227,17 @@ class NGramModel(LanguageModel):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Take tables of any length."""
         self._cached = None
-        for name in ("grams_GN", "counts_G"):
+        for name in self.any_length:
             if prefix + name in state_dict:
                 own = getattr(self, name)
                 setattr(self, name, own.new_empty((len(state_dict[prefix + name]), *own.shape[1:])))
         super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def parts(self) -> Parts:
+        return [(self,)]
+
+    def describe(self) -> str:
+        return f"{self.order}-gram"
 
 
 def discounts(counts: IntArray) -> NDArray[np.float64]:

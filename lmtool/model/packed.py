@@ -3,14 +3,14 @@
 Shapes: I input width, O output width, R rows of a product.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmtool.model.attention import Mixer
+from lmtool.model.attention import linears_of
 from lmtool.model.language_model import LanguageModel
 
 Product = Callable[[Tensor, Tensor | None], Tensor]
@@ -42,13 +42,13 @@ class PackedMatrix(nn.Parameter):
 def pack(model: nn.Module, precision: str, device: torch.device) -> None:
     """Pack the matrices of attention, feed-forward layers and head, in place; the model can only read from then on.
 
-    float32: the same numbers in the order in which the processor's kernel reads them. bfloat16, float16: rounded to
+    float32: the same numbers in the order in which the CPU's kernel reads them. bfloat16, float16: rounded to
     these, as are the inputs of each product; the stream between the layers stays float32. int8: see `quantized`. The
     head gives float32 logits in all of them: in bfloat16 many would be equal, and rounding would choose among them.
 
     A head that is the embedding too is kept twice, since single rows are looked up there. Recurrences stay as they are.
     """
-    for linear in _linears(model):
+    for linear in linears_of(model):
         linear.weight = PackedMatrix(_shape_of(linear.weight), _product(linear.weight.detach(), precision, device))
     for head in [part for part in model.modules() if isinstance(part, LanguageModel)]:
         matrix = next((p for p in head.head_parameters() if p.ndim == 2 and len(p) == head.vocab_size), None)
@@ -59,12 +59,6 @@ def pack(model: nn.Module, precision: str, device: torch.device) -> None:
             for name, parameter in module.named_parameters(recurse=False):
                 if parameter is matrix:
                     setattr(module, name, packed)
-
-
-def _linears(model: nn.Module) -> Iterable[nn.Linear]:
-    mixers = [module for module in model.modules() if isinstance(module, Mixer)]
-    # once each, also where mixers are made of mixers
-    return dict.fromkeys(part for mixer in mixers for part in mixer.modules() if isinstance(part, nn.Linear))
 
 
 def _shape_of(weight: Tensor) -> Tensor:
@@ -163,7 +157,7 @@ class _Int8:
 
 
 def _has_vnni() -> bool:
-    """Whether the processor adds products of bytes without overflow; torch before 2.12 cannot tell."""
+    """Whether the CPU adds products of bytes without overflow; torch before 2.12 cannot tell."""
     known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     return bool(known.get("avx512_vnni") or known.get("avx_vnni"))
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmtool.model.attention import Attend, JoinedLinear, Mixed, Mixer
+from lmtool.model.attention import Adaptable, Attend, JoinedLinear, Mixed, Mixer
 from lmtool.model.dropout import drop
 from lmtool.model.language_model import LayerState
 from lmtool.model.positions import build_position
@@ -41,6 +41,9 @@ class FeedForward(Mixer):
     def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> Mixed:
         inner = activate(self.up(x_BTD), self.activation)
         return Mixed(self.out(drop(inner, self.dropout, self.training)), past)
+
+    def adaptable(self) -> Adaptable:
+        return ("up", ("feed-forward",) * len(self.up.widths)), ("out", ("feed-forward",))
 
 
 class Inputs(nn.Module):

@@ -41,13 +41,13 @@ class SinusoidalPositions(nn.Module):
 
     def forward(self, x_BTD: Tensor, positions_PT: Tensor) -> Tensor:
         angles_PTH = _angles(positions_PT, self.d_model, 10_000.0)
-        waves_PTD = torch.stack((angles_PTH.sin(), angles_PTH.cos()), -1).flatten(-2)
-        return x_BTD + waves_PTD.to(x_BTD.dtype)
+        pairs_PTD = torch.stack((angles_PTH.sin(), angles_PTH.cos()), -1).flatten(-2)
+        return x_BTD + pairs_PTD.to(x_BTD.dtype)
 
 
 def _angles(positions_PT: Tensor, width: int, theta: float) -> Tensor:
     """pos / theta^(2i/width) for i = 0 to width/2 - 1."""
-    # float64, because float32 loses the fast waves' phase at far positions; mps has none
+    # float64, because float32 loses the phase of fast rotations at far positions; mps has none
     wide = torch.float32 if positions_PT.device.type == "mps" else torch.float64
     exponents = torch.arange(0, width, 2, device=positions_PT.device, dtype=wide) / width
     return positions_PT[..., None] * theta**-exponents
@@ -56,8 +56,8 @@ def _angles(positions_PT: Tensor, width: int, theta: float) -> Tensor:
 class AttentionPositions(nn.Module):
     """A rule by which positions take part in attention; this one does nothing."""
 
-    def waves(self, positions_PT: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-        """What `turned` turns queries and keys with, cosines and sines (P, 1, T, H); None where they stay."""
+    def rotations(self, positions_PT: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+        """What `rotated` takes for queries and keys, cosines and sines (P, 1, T, H); None where they stay."""
         return None
 
     def bias(self, query_PT: Tensor, key_PS: Tensor) -> Tensor | None:
@@ -66,20 +66,20 @@ class AttentionPositions(nn.Module):
 
 
 class RotaryPositions(AttentionPositions):
-    """Turns the pairs (i, i + H/2) of queries and keys by pos / theta^(2i/H) (Su et al. 2021; the pairs of Llama)."""
+    """Rotates the pairs (i, i + H/2) of queries and keys by pos / theta^(2i/H) (Su et al. 2021; the pairs of Llama)."""
 
     def __init__(self, theta: float) -> None:
         super().__init__()
         self.theta = theta
 
-    def waves(self, positions_PT: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def rotations(self, positions_PT: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         angles_P1TH = _angles(positions_PT, width, self.theta)[:, None]
         cos, sin = angles_P1TH.cos().to(dtype), angles_P1TH.sin().to(dtype)
         return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
 
-def turned(x_BNTH: Tensor, cos_P1TH: Tensor, sin_P1TH: Tensor) -> Tensor:
-    """Each pair (a, b) = (i, i + H/2) turned by its angle: (a cos - b sin, b cos + a sin)."""
+def rotated(x_BNTH: Tensor, cos_P1TH: Tensor, sin_P1TH: Tensor) -> Tensor:
+    """Each pair (a, b) = (i, i + H/2) rotated by its angle: (a cos - b sin, b cos + a sin)."""
     return torch.addcmul(x_BNTH * cos_P1TH, x_BNTH.roll(x_BNTH.shape[-1] // 2, -1), sin_P1TH)
 
 
@@ -94,7 +94,10 @@ class AlibiPositions(AttentionPositions):
 
     def __init__(self, n_heads: int) -> None:
         super().__init__()
-        self.register_buffer("slopes_N", torch.tensor(alibi_slopes(n_heads)), persistent=False)
+        # where shapes alone are wanted there may be more heads than numbers have place
+        on_meta = torch.get_default_device().type == "meta"
+        slopes_N = torch.empty(n_heads) if on_meta else torch.tensor(alibi_slopes(n_heads))
+        self.register_buffer("slopes_N", slopes_N, persistent=False)
 
     def bias(self, query_PT: Tensor, key_PS: Tensor) -> Tensor:
         distance_PTS = (query_PT[:, :, None] - key_PS[:, None]).abs()

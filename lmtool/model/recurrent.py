@@ -4,6 +4,7 @@ Shapes: B rows, T positions, S positions so far, D model width, V vocabulary; G 
 new positions of all rows of a line.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
@@ -13,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmtool.batch import Batch
-from lmtool.model.cells import Cell, State, Texts, build_cell
+from lmtool.model.cells import Cell, CellState, Texts, build_cell
 from lmtool.model.dropout import drop
-from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel, Output
-from lmtool.model.recall import Recall, earlier
+from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel, LayerState, Output, Parts, topped
+from lmtool.model.memory_attention import MemoryAttention, earlier
 from lmtool.recipe.spec import Recurrent
 
 
@@ -26,25 +27,25 @@ class Layers(nn.Module):
     backwards: they read each text from its end.
     """
 
-    def __init__(self, cells: Sequence[Cell], dropout: float, backwards: bool = False) -> None:
+    def __init__(self, spec: Recurrent, backwards: bool = False) -> None:
         super().__init__()
-        self.cells = nn.ModuleList(cells)
-        self.dropout = dropout
+        self.cells = nn.ModuleList(make_cell(spec) for _ in range(spec.n_layers))
+        self.dropout = spec.dropout
         self.backwards = backwards
 
-    def start(self, n_rows: int) -> tuple[State, ...]:
+    def start(self, n_rows: int) -> tuple[CellState, ...]:
         """Zeros for every layer."""
         return tuple(cast(Cell, cell).start(n_rows) for cell in self.cells)
 
     def forward(
-        self, x_BTD: Tensor, states: Sequence[State], texts: Texts | None, first: int = 0
-    ) -> tuple[list[Tensor], tuple[State, ...]]:
+        self, x_BTD: Tensor, states: Sequence[CellState], texts: Texts | None, first: int = 0
+    ) -> tuple[list[Tensor], tuple[CellState, ...]]:
         """The states (B, T, D) of each layer at all positions, and the last ones; see `Cell`.
 
         first: the layer that reads `x`; `states` begin with its own.
         """
         outs: list[Tensor] = []
-        after: list[State] = []
+        after: list[CellState] = []
         for layer, state in enumerate(states, first):
             x_BTD = drop(x_BTD, self.dropout, self.training) if layer else x_BTD
             cell = cast(Cell, self.cells[layer])
@@ -53,9 +54,15 @@ class Layers(nn.Module):
             after.append(last)
         return outs, tuple(after)
 
+    def read(self, x_BTD: Tensor, texts: Texts | None) -> list[Tensor]:
+        """The states (B, T, D) of each layer at all positions of rows that begin here."""
+        outs: list[Tensor]
+        outs, _ = self(x_BTD, self.start(len(x_BTD)), texts)
+        return outs
+
 
 class RecurrentModel(LanguageModel):
-    """Embedding and head of all recurrent models, which read text of any length.
+    """What all recurrent models share: an embedding, a head, and that they read on from a state text of any length.
 
     With a context c_t from attention, an untied head reads [h_t; c_t]: z_t = W [h_t; c_t] + b. A tied one has the
     width of an embedding, so it reads tanh(W_c [h_t; c_t]) (Luong et al. 2015).
@@ -78,6 +85,10 @@ class RecurrentModel(LanguageModel):
         self.width = 2 * spec.d_model if attends and not spec.tie_embeddings else spec.d_model
         self.head = None if spec.tie_embeddings else nn.Linear(self.width, vocab_size, bias=False)
         self.head_bias = nn.Parameter(torch.zeros(vocab_size)) if spec.head_bias else None
+        self._description = f"{spec.cell} {spec.shape}, {spec.n_layers} x {spec.d_model}"
+
+    def forward(self, batch: Batch) -> Output:
+        return Output(self._read(batch, self.start(batch))[0])
 
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, *self.head_parameters())
@@ -102,6 +113,27 @@ class RecurrentModel(LanguageModel):
             h_BTD = torch.tanh(self.join(h_BTD)).to(self.embedding.weight.dtype)
         return drop(h_BTD, self.dropout, self.training)
 
+    def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+        hidden, layers, _ = self._read(Batch(tokens_BT), state)
+        return hidden, replace(state.longer(tokens_BT.shape[1]), layers=layers)
+
+    def alignments(self, batch: Batch) -> Tensor:
+        """How much of each state in memory is in the context of each position: (B, T, S).
+
+        The memory is of past states (S = T), or of the source. Raises ValueError when the model has no attention.
+        """
+        weights_BTS = self._read(batch, self.start(batch))[2]
+        if weights_BTS is None:
+            raise ValueError("a model without attention has no alignments")
+        return weights_BTS
+
+    @abstractmethod
+    def _read(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...], Tensor | None]:
+        """Hidden states, what layers remember after them, and the weights of the states in memory."""
+
+    def describe(self) -> str:
+        return self._description
+
 
 class RecurrentDecoder(RecurrentModel):
     """An RNN language model (Elman 1990; Mikolov et al. 2010), with or without a memory of all its past states.
@@ -112,56 +144,40 @@ class RecurrentDecoder(RecurrentModel):
 
     def __init__(self, spec: Recurrent, vocab_size: int) -> None:
         super().__init__(spec, vocab_size)
-        self.rnn = Layers([make_cell(spec) for _ in range(spec.n_layers)], spec.dropout)
-        self.recall = None if spec.attention is None else Recall(spec.attention, spec.d_model)
-
-    def forward(self, batch: Batch) -> Output:
-        return Output(self._read(batch, self.start(batch))[0])
+        self.rnn = Layers(spec)
+        self.attention = None if spec.attention is None else MemoryAttention(spec.attention, spec.d_model)
 
     def layers(self, batch: Batch) -> list[Tensor]:
         """The embeddings and the states of each layer, each (B, T, D)."""
         embedded = self.embed(batch.tokens_BT)
-        outs, _ = self.rnn(embedded, self.rnn.start(len(embedded)), find_texts(batch))
-        return [embedded, *outs]
-
-    def alignments(self, batch: Batch) -> Tensor:
-        """How much of each past state is in the context of each position: (B, T, T).
-
-        Raises ValueError when the model has no attention.
-        """
-        weights_BTS = self._read(batch, self.start(batch))[2]
-        if weights_BTS is None:
-            raise ValueError("a model without attention has no alignments")
-        return weights_BTS
+        return [embedded, *self.rnn.read(embedded, find_texts(batch))]
 
     def start(self, batch: Batch) -> DecodeState:
         n_rows = len(batch.tokens_BT)
         states = self.rnn.start(n_rows)
-        if self.recall is None:
+        if self.attention is None:
             return DecodeState(0, None, states)
         nothing_B0D = states[-1][0][:, None][:, :0]
-        return DecodeState(0, None, (*states, KeyValue(self.recall.keys(nothing_B0D), nothing_B0D[:, None])))
+        return DecodeState(0, None, (*states, KeyValue(self.attention.keys(nothing_B0D), nothing_B0D[:, None])))
 
-    def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
-        hidden, layers, _ = self._read(Batch(tokens_BT), state)
-        return hidden, replace(state.longer(tokens_BT.shape[1]), layers=layers)
-
-    def _read(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[State | KeyValue, ...], Tensor | None]:
-        """Hidden states, the state of every layer after them, and the weights of past states."""
+    def _read(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...], Tensor | None]:
         first = state.layers[: len(self.rnn.cells)]
         outs, states = self.rnn(self.embed(batch.tokens_BT), first, find_texts(batch))
         h_BTD = outs[-1]
-        if self.recall is None:
+        if self.attention is None:
             return self.hidden(h_BTD, None), states, None
         after = state.longer(h_BTD.shape[1])
         h_GQD = after.on_lines(h_BTD)
-        memory = cast(KeyValue, state.layers[-1]).plus(self.recall.keys(h_GQD), h_GQD[:, None])
+        memory = cast(KeyValue, state.layers[-1]).plus(self.attention.keys(h_GQD), h_GQD[:, None])
         _, keep_GS, seen_GQS = after.places(h_BTD.shape[1])
         keep_GS = batch.keep_BT if keep_GS is None else keep_GS
         allowed = earlier(h_GQD.shape[1], memory.v_BNSH.shape[2], keep_GS, batch.documents_BT, h_BTD.device)
         allowed = allowed if seen_GQS is None else allowed & seen_GQS
-        context_GQD, weights_GQS = self.recall(h_GQD, memory, allowed)
+        context_GQD, weights_GQS = self.attention(h_GQD, memory, allowed)
         return self.hidden(h_BTD, after.on_rows(context_GQD)), (*states, memory), weights_GQS
+
+    def parts(self) -> Parts:
+        return [(self.embedding,), *topped(zip(self.rnn.cells), self.attention, self.join)]
 
 
 def make_cell(spec: Recurrent, d_out: int | None = None) -> Cell:

@@ -5,22 +5,21 @@ contexts, G lines of W rows that have one source, Q positions of all rows of a l
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from lmtool.batch import Batch
-from lmtool.model.cells import Cell, State, Texts
+from lmtool.model.cells import Cell, CellState, Texts
 from lmtool.model.dropout import drop
-from lmtool.model.language_model import DecodeState, Memory, Output
-from lmtool.model.recall import Recall
+from lmtool.model.language_model import DecodeState, LayerState, Memory, Parts, topped
+from lmtool.model.memory_attention import MemoryAttention
 from lmtool.model.recurrent import Layers, RecurrentModel, find_texts, make_cell
-from lmtool.recipe.spec import CELLS, Recurrent
+from lmtool.recipe.spec import CELLS, Reads, Recurrent
 
 
-class Encoder(nn.Module):
+class RecurrentEncoder(nn.Module):
     """Reads a source: its states at all positions, and the decoder's first states.
 
     In one direction the decoder goes on from the encoder's last states (Sutskever et al. 2014). In both, each direction
@@ -38,16 +37,10 @@ class Encoder(nn.Module):
         n_maps = spec.n_layers * n_parts if both else 0
         self.bridge = nn.ModuleList(nn.Linear(width, width) for _ in range(n_maps))
 
-    def forward(
-        self, x_BSD: Tensor, texts: Texts | None, seen: list[Tensor] | None = None
-    ) -> tuple[Tensor, tuple[State, ...]]:
-        """States of the last layer (B, S, D), zeros at padding; and a first state for each layer of the decoder.
-
-        seen: where wanted, gets the embeddings and the states of each layer.
-        """
-        firsts: list[State] = []
-        if seen is not None:
-            seen.append(x_BSD)
+    def forward(self, x_BSD: Tensor, texts: Texts | None) -> tuple[list[Tensor], tuple[CellState, ...]]:
+        """States (B, S, D) of each layer, zeros at padding; and a first state for each layer of the decoder."""
+        outs: list[Tensor] = []
+        firsts: list[CellState] = []
         for layer, forth in enumerate(cast(Iterable[Cell], self.forth)):
             x_BSD = drop(x_BSD, self.dropout, self.training) if layer else x_BSD
             start = forth.start(len(x_BSD))
@@ -57,17 +50,21 @@ class Encoder(nn.Module):
                 out_BSD = torch.cat((out_BSD, back_BSD), -1)
                 last = tuple(torch.cat(parts, -1) for parts in zip(last, back_last, strict=True))
             x_BSD = out_BSD
-            if seen is not None:
-                seen.append(x_BSD)
+            outs.append(x_BSD)
             firsts.append(self._bridged(layer, last))
-        return x_BSD, tuple(firsts)
+        return outs, tuple(firsts)
 
-    def _bridged(self, layer: int, last: State) -> State:
+    def _bridged(self, layer: int, last: CellState) -> CellState:
         if self.back is None:
             return last
         with torch.autocast(last[0].device.type, enabled=False):
             first, *others = (self.bridge[layer * len(last) + i](state_BD) for i, state_BD in enumerate(last))
             return (torch.tanh(first), *others)
+
+    def parts(self) -> Parts:
+        """The cells of each layer, and with the last one the bridge."""
+        cells = zip(self.forth) if self.back is None else zip(self.forth, self.back, strict=True)
+        return topped(cells, self.bridge)
 
 
 class RecurrentEncoderDecoder(RecurrentModel):
@@ -78,58 +75,38 @@ class RecurrentEncoderDecoder(RecurrentModel):
     2015): the query is the state h_{t-1} of the first layer, whose update takes the context beside the embedding.
     """
 
-    reads: Literal["past", "source", "both"] = "source"
+    reads: Reads = "source"
 
     def __init__(self, spec: Recurrent, vocab_size: int) -> None:
         super().__init__(spec, vocab_size)
-        self.encoder = Encoder(spec)
-        self.rnn = Layers([make_cell(spec) for _ in range(spec.n_layers)], spec.dropout)
-        self.recall = None if spec.attention is None else Recall(spec.attention, spec.d_model)
+        self.encoder = RecurrentEncoder(spec)
+        self.rnn = Layers(spec)
+        self.attention = None if spec.attention is None else MemoryAttention(spec.attention, spec.d_model)
         feeds = spec.attention is not None and spec.attention.feed == "input"
         n_gates, _ = CELLS[spec.cell]
         # the columns of the first layer's input weights that the context meets
         self.feed = nn.Linear(spec.d_model, n_gates * spec.d_model, bias=False) if feeds else None
 
-    def forward(self, batch: Batch) -> Output:
-        return Output(self._read(batch, self.start(batch))[0])
-
     def layers(self, batch: Batch) -> list[Tensor]:
         """Those of the encoder, which reads the tokens as a source."""
-        seen: list[Tensor] = []
-        self.encoder(self.embed(batch.tokens_BT), find_texts(batch), seen)
-        return seen
-
-    def alignments(self, batch: Batch) -> Tensor:
-        """How much of each source state is in the context of each position: (B, T, S).
-
-        Raises ValueError when the model has no attention.
-        """
-        weights_BTS = self._read(batch, self.start(batch))[2]
-        if weights_BTS is None:
-            raise ValueError("a model without attention has no alignments")
-        return weights_BTS
+        embedded = self.embed(batch.tokens_BT)
+        return [embedded, *self.encoder(embedded, find_texts(batch))[0]]
 
     def start(self, batch: Batch) -> DecodeState:
         if batch.source_BS is None:
             raise ValueError("an encoder-decoder needs a source")
         texts = Texts.find(batch.source_BS, batch.source_keep_BS, None)
-        out_BSD, first = self.encoder(self.embed(batch.source_BS), texts)
-        if self.recall is None:
+        (*_, out_BSD), first = self.encoder(self.embed(batch.source_BS), texts)
+        if self.attention is None:
             return DecodeState(0, None, first)
-        memory = Memory(self.recall.keys(out_BSD), out_BSD[:, None])
+        memory = Memory(self.attention.keys(out_BSD), out_BSD[:, None])
         return DecodeState(0, None, (*first, memory), batch.source_keep_BS)
 
-    def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
-        hidden, states, _ = self._read(Batch(tokens_BT), state)
-        layers = states if self.recall is None else (*states, state.layers[-1])
-        return hidden, replace(state.longer(tokens_BT.shape[1]), layers=layers)
-
-    def _read(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[State, ...], Tensor | None]:
-        """Hidden states, the state of every layer after them, and the weights of the source's states."""
+    def _read(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...], Tensor | None]:
         x_BTD = self.embed(batch.tokens_BT)
         states = state.layers[: len(self.rnn.cells)]
         texts = find_texts(batch)
-        if self.recall is None:
+        if self.attention is None:
             outs, states = self.rnn(x_BTD, states, texts)
             return self.hidden(outs[-1], None), states, None
         memory = cast(Memory, state.layers[-1])
@@ -138,26 +115,27 @@ class RecurrentEncoderDecoder(RecurrentModel):
             allowed_G1S = state.source_keep_BS[:, None]
         if self.feed is None:
             outs, states = self.rnn(x_BTD, states, texts)
-            context_GQD, weights_GQS = self.recall(state.on_lines(outs[-1]), memory, allowed_G1S)
-            return self.hidden(outs[-1], state.on_rows(context_GQD)), states, weights_GQS
+            context_GQD, weights_GQS = self.attention(state.on_lines(outs[-1]), memory, allowed_G1S)
+            return self.hidden(outs[-1], state.on_rows(context_GQD)), (*states, memory), weights_GQS
         h_BTD, first, weights_BTS = self._read_fed(x_BTD, state, memory, allowed_G1S, batch.keep_BT)
         outs, others = self.rnn(h_BTD, states[1:], texts, first=1)
-        return self.hidden([h_BTD, *outs][-1], None), (first, *others), weights_BTS
+        return self.hidden([h_BTD, *outs][-1], None), (first, *others, memory), weights_BTS
 
     def _read_fed(
         self, x_BTD: Tensor, before: DecodeState, memory: Memory, allowed_G1S: Tensor, keep_BT: Tensor | None
-    ) -> tuple[Tensor, State, Tensor]:
+    ) -> tuple[Tensor, CellState, Tensor]:
         """The first layer, step by step, as each step's context depends on the state before it.
 
         All that does not depend on it is computed for all steps at once: the keys, and the inputs' part of the gates.
         Padding leaves the state as it is.
         """
-        cell, feed, recall = cast(Cell, self.rnn.cells[0]), cast(nn.Linear, self.feed), cast(Recall, self.recall)
-        state: State = tuple(before.layers[0])
+        cell, feed = cast(Cell, self.rnn.cells[0]), cast(nn.Linear, self.feed)
+        attention = cast(MemoryAttention, self.attention)
+        state: CellState = tuple(before.layers[0])
         states, weights = [], []
         with torch.autocast(x_BTD.device.type, enabled=False):
             for t, gates_BG in enumerate(cell.project(x_BTD).unbind(1)):
-                context_GWD, weights_GWS = recall(before.on_lines(state[0][:, None]), memory, allowed_G1S)
+                context_GWD, weights_GWS = attention(before.on_lines(state[0][:, None]), memory, allowed_G1S)
                 after = cell.step(gates_BG + feed(before.on_rows(context_GWD)[:, 0]), state)
                 if keep_BT is not None:
                     keep_B1 = keep_BT[:, t, None]
@@ -166,3 +144,7 @@ class RecurrentEncoderDecoder(RecurrentModel):
                 states.append(state[0])
                 weights.append(weights_GWS)
         return torch.stack(states, 1), state, torch.cat(weights, 1)
+
+    def parts(self) -> Parts:
+        decoder = topped(zip(self.rnn.cells), self.attention, self.join, self.feed)
+        return [(self.embedding,), *self.encoder.parts(), *decoder]

@@ -3,24 +3,24 @@
 Shapes: B rows, T positions, D model width, V vocabulary.
 """
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
-from lmtool.model.language_model import DecodeState, LanguageModel, Output
-from lmtool.recipe.spec import SkipGram
+from lmtool.model.language_model import Output, Parts, SilentModel
+from lmtool.recipe.spec import Reads, SkipGram
 
 
-class SkipGramModel(LanguageModel):
+class SkipGramModel(SilentModel):
     """p(o | c) = softmax over the vocabulary of u_o . v_c: which words stand near a word, wherever near.
 
-    counts_V: how often each id stands in the training text, from which noise is drawn.
+    It keeps counts, from which noise is drawn. A step is a millisecond of small operations, where several threads wait
+    longer for each other than they save.
     """
 
-    counts_V: Tensor
+    reads: Reads = "words"
+    step_threads = 1
 
     def __init__(self, spec: SkipGram, vocab_size: int) -> None:
         super().__init__()
@@ -31,10 +31,6 @@ class SkipGramModel(LanguageModel):
         self.register_buffer("counts_V", torch.zeros(vocab_size, dtype=torch.int64))
         for table in (self.centres, self.neighbours):
             nn.init.uniform_(table.weight, -0.5 / spec.d_model, 0.5 / spec.d_model)
-
-    def take_counts(self, counts: NDArray[np.int64]) -> None:
-        """Keep how often each id of the tokenizer stands in the training text; rows beyond it count 0."""
-        self.counts_V[: len(counts)] = torch.from_numpy(counts)
 
     def forward(self, batch: Batch) -> Output:
         """The centre vectors of the tokens (B, T, D), which nothing around them changes."""
@@ -54,8 +50,11 @@ class SkipGramModel(LanguageModel):
         """The centre vectors: there is no other layer."""
         return [self(batch).hidden_BTD]
 
-    def start(self, batch: Batch) -> DecodeState:
-        raise UsageError("a skip-gram model has no next token", fix="see what it knows with lmtool neighbors")
+    def refusal(self) -> UsageError:
+        return UsageError("a skip-gram model has no next token", fix="see what it knows with lmtool neighbors")
 
-    def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
-        raise UsageError("a skip-gram model has no next token", fix="see what it knows with lmtool neighbors")
+    def parts(self) -> Parts:
+        return [(self,)]
+
+    def describe(self) -> str:
+        return f"skipgram, {self.centres.embedding_dim} wide"

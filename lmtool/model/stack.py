@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lmtool.batch import Mask
 from lmtool.model.attention import Attend, CrossAttention, Mixed, Mixer, SelfAttention
 from lmtool.model.dropout import drop
-from lmtool.model.language_model import KeyValue, LayerState, Memory, Output, summed
+from lmtool.model.language_model import KeyValue, LayerState, Memory, Output, Parts, summed, topped
 from lmtool.model.parts import FeedForward, build_norm, initialise
 from lmtool.model.positions import build_attention_position
 from lmtool.model.scores import Score, build_score
@@ -52,8 +52,9 @@ class Stack(nn.Module):
 
     def __init__(self, spec: Transformer, causal: bool, source: bool = False) -> None:
         super().__init__()
-        self.causal = causal
-        self.pattern = spec.pattern if isinstance(spec.pattern, WindowPattern) else None
+        pattern = spec.pattern
+        window = (pattern.size, pattern.dilation, pattern.global_tokens) if isinstance(pattern, WindowPattern) else ()
+        self._mask = Mask(causal, *window)
         # the positions of a prefix see each other, so distances have two directions there
         self.position = build_attention_position(spec, both_sides=not causal or spec.shape == "prefix")
         pre = spec.norm.place == "pre"
@@ -95,18 +96,7 @@ class Stack(nn.Module):
         seen_BQS: Tensor | None = None,
     ) -> Mask:
         """Who sees whom in this stack."""
-        if self.pattern is None:
-            return Mask(self.causal, prefix_B=prefix_B, keep_BS=keep_BS, documents_BS=documents_BS, seen_BQS=seen_BQS)
-        return Mask(
-            self.causal,
-            self.pattern.size,
-            self.pattern.dilation,
-            self.pattern.global_tokens,
-            prefix_B,
-            keep_BS,
-            documents_BS,
-            seen_BQS,
-        )
+        return replace(self._mask, prefix_B=prefix_B, keep_BS=keep_BS, documents_BS=documents_BS, seen_BQS=seen_BQS)
 
     def forward(
         self,
@@ -145,6 +135,11 @@ class Stack(nn.Module):
         if seen is not None:
             seen.append(hidden_BTD)
         return Output(hidden_BTD, summed(auxiliaries)), tuple(now)
+
+    def parts(self) -> Parts:
+        """The sublayers of each layer, and with the last one the final norm."""
+        sublayers, n = list(self.sublayers), self.per_layer
+        return topped((sublayers[i : i + n] for i in range(0, len(sublayers), n)), self.norm)
 
 
 def _out_of_place(mask: Mask, positions_PS: Tensor) -> bool:

@@ -4,8 +4,8 @@ Shapes: B rows, T positions, S positions so far or of a source, D model width, V
 a beginning, Q new positions of all rows of a line.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +13,15 @@ from torch.nn import functional as F
 
 from lmtool.batch import Batch, Mask
 from lmtool.errors import UsageError
-from lmtool.model.language_model import DecodeState, LanguageModel, LayerState, Output, summed
+from lmtool.model.language_model import DecodeState, LanguageModel, LayerState, Output, Parts, SilentModel, summed
 from lmtool.model.parts import Head, Inputs, initialise
 from lmtool.model.positions import longest
 from lmtool.model.stack import Stack
-from lmtool.recipe.spec import Transformer
+from lmtool.recipe.spec import Reads, Transformer
 
 
 class TransformerModel(LanguageModel):
-    """What all Transformers share: inputs and a head."""
+    """What all Transformers share: inputs, a head, and how a Stack reads."""
 
     def __init__(self, spec: Transformer, vocab_size: int) -> None:
         super().__init__()
@@ -30,6 +30,10 @@ class TransformerModel(LanguageModel):
         self.longest = longest(spec)
         self.inputs = Inputs(spec, vocab_size)
         self.head = Head(spec, vocab_size, self.inputs.tokens)
+        self._description = f"{spec.title}, {spec.n_layers} x {spec.d_model}"
+
+    def forward(self, batch: Batch) -> Output:
+        return self._read(self.stacks()[0], batch)
 
     def logits(self, hidden: Tensor) -> Tensor:
         scores: Tensor = self.head(hidden)
@@ -41,6 +45,61 @@ class TransformerModel(LanguageModel):
     def token_vectors(self) -> Tensor:
         return self.inputs.tokens.weight
 
+    def layers(self, batch: Batch) -> list[Tensor]:
+        """Those of the stack; of an encoder, which reads the tokens as a source, where there are two."""
+        return self.layers_and_auxiliary(batch)[0]
+
+    def layers_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
+        seen: list[Tensor] = []
+        output = self._read(self.stacks()[0], batch, seen)
+        return seen, output.auxiliary_B
+
+    def stacks(self) -> list[Stack]:
+        """Its stacks, in the order in which they read."""
+        return [part for part in self.children() if isinstance(part, Stack)]
+
+    def _read(
+        self,
+        stack: Stack,
+        batch: Batch,
+        seen: list[Tensor] | None = None,
+        past: Sequence[LayerState | None] | None = None,
+        source_mask: Mask | None = None,
+    ) -> Output:
+        """Hidden states (B, T, D) of the tokens, read all at once. past, source_mask: of a source, if there is one."""
+        positions_PT = positions_in_text(batch)
+        x_BTD = self.inputs(batch.tokens_BT, positions_PT, batch.segments_BT)
+        mask = stack.mask(batch.prefix_B, batch.keep_BT, batch.documents_BT)
+        output: Output
+        output, _ = stack(x_BTD, positions_PT, mask, past, source_mask, seen)
+        return output
+
+    def _advance(
+        self,
+        stack: Stack,
+        tokens_BT: Tensor,
+        state: DecodeState,
+        prefix_B: Tensor | None = None,
+        source_mask: Mask | None = None,
+    ) -> tuple[Tensor, DecodeState]:
+        """See `advance`. prefix_B: the first positions of each row, which see each other."""
+        after = state.longer(tokens_BT.shape[1])
+        positions_PS, keep_BS, seen_BQS = after.places(tokens_BT.shape[1])
+        mask = stack.mask(prefix_B, keep_BS, seen_BQS=seen_BQS)
+        tokens_GQ = after.on_lines(tokens_BT)
+        x_GQD = self.inputs(tokens_GQ, positions_PS[:, -tokens_GQ.shape[1] :])
+        output: Output
+        output, layers = stack(x_GQD, positions_PS, mask, state.layers, source_mask, width=after.width)
+        return after.on_rows(output.hidden_BTD), replace(after, layers=layers)
+
+    def parts(self) -> Parts:
+        stacks = self.stacks()
+        below = (self.inputs, *(stack.position for stack in stacks))
+        return [below, *(layer for stack in stacks for layer in stack.parts())]
+
+    def describe(self) -> str:
+        return self._description
+
 
 class TransformerDecoder(TransformerModel):
     """A causal Stack: GPT (Radford et al. 2018, 2019)."""
@@ -49,46 +108,17 @@ class TransformerDecoder(TransformerModel):
         super().__init__(spec, vocab_size)
         self.stack = Stack(spec, causal=True)
 
-    def forward(self, batch: Batch) -> Output:
-        return self._read(batch)
-
-    def layers(self, batch: Batch) -> list[Tensor]:
-        return self.layers_and_auxiliary(batch)[0]
-
-    def layers_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
-        seen: list[Tensor] = []
-        output = self._read(batch, seen)
-        return seen, output.auxiliary_B
-
-    def _read(self, batch: Batch, seen: list[Tensor] | None = None) -> Output:
-        mask = self.stack.mask(batch.prefix_B, batch.keep_BT, batch.documents_BT)
-        positions_PT = positions_in_text(batch)
-        x_BTD = self.inputs(batch.tokens_BT, positions_PT)
-        output: Output
-        output, _ = self.stack(x_BTD, positions_PT, mask, seen=seen)
-        return output
-
     def start(self, batch: Batch) -> DecodeState:
         return DecodeState(0, None, self.stack.start(len(batch.tokens_BT)))
 
     def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
-        return self._advance(tokens_BT, state, None)
-
-    def _advance(self, tokens_BT: Tensor, state: DecodeState, prefix_B: Tensor | None) -> tuple[Tensor, DecodeState]:
-        after = state.longer(tokens_BT.shape[1])
-        positions_PS, keep_BS, seen_BQS = after.places(tokens_BT.shape[1])
-        mask = self.stack.mask(prefix_B, keep_BS, seen_BQS=seen_BQS)
-        tokens_GQ = after.on_lines(tokens_BT)
-        x_GQD = self.inputs(tokens_GQ, positions_PS[:, -tokens_GQ.shape[1] :])
-        output: Output
-        output, layers = self.stack(x_GQD, positions_PS, mask, state.layers, width=after.width)
-        return after.on_rows(output.hidden_BTD), replace(after, layers=layers)
+        return self._advance(self.stack, tokens_BT, state)
 
 
 class TransformerPrefix(TransformerDecoder):
     """A decoder whose row has a prefix that all its positions see (Raffel et al. 2020; Dong et al. 2019)."""
 
-    reads: Literal["past", "source", "both"] = "source"
+    reads: Reads = "source"
 
     def start(self, batch: Batch) -> DecodeState:
         """The state behind the prefix, which is `batch.source_BS`; padding of it is moved to the front."""
@@ -102,14 +132,14 @@ class TransformerPrefix(TransformerDecoder):
             source_BS = source_BS.gather(1, order_BS)
             state = DecodeState(0, (~keep_BS).sum(1), state.layers)
         prefix_B = torch.full((len(source_BS),), source_BS.shape[1], device=source_BS.device)
-        _, state = self._advance(source_BS, state, prefix_B)
+        _, state = self._advance(self.stack, source_BS, state, prefix_B)
         return state
 
 
-class TransformerEncoder(TransformerModel):
+class TransformerEncoder(SilentModel, TransformerModel):
     """A Stack that sees both sides: BERT (Devlin et al. 2019)."""
 
-    reads: Literal["past", "source", "both"] = "both"
+    reads: Reads = "both"
 
     def __init__(self, spec: Transformer, vocab_size: int) -> None:
         super().__init__(spec, vocab_size)
@@ -119,25 +149,6 @@ class TransformerEncoder(TransformerModel):
         for part in (self.pooler, self.next_sentence):
             if part is not None:
                 initialise(part, spec)
-
-    def forward(self, batch: Batch) -> Output:
-        return self._read(batch)
-
-    def layers(self, batch: Batch) -> list[Tensor]:
-        return self.layers_and_auxiliary(batch)[0]
-
-    def layers_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
-        seen: list[Tensor] = []
-        output = self._read(batch, seen)
-        return seen, output.auxiliary_B
-
-    def _read(self, batch: Batch, seen: list[Tensor] | None = None) -> Output:
-        mask = self.stack.mask(keep_BS=batch.keep_BT, documents_BS=batch.documents_BT)
-        positions_PT = positions_in_text(batch)
-        x_BTD = self.inputs(batch.tokens_BT, positions_PT, batch.segments_BT)
-        output: Output
-        output, _ = self.stack(x_BTD, positions_PT, mask, seen=seen)
-        return output
 
     def next_sentence_logits(self, hidden_BTD: Tensor) -> Tensor:
         """Scores (B, 2) of "does not follow" and "follows", from tanh of a dense layer on the first position.
@@ -149,17 +160,9 @@ class TransformerEncoder(TransformerModel):
         scores: Tensor = self.next_sentence(torch.tanh(self.pooler(hidden_BTD[:, 0])))
         return scores
 
-    def start(self, batch: Batch) -> DecodeState:
-        raise _no_next_token()
-
-    def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
-        raise _no_next_token()
-
-
-def _no_next_token() -> UsageError:
-    return UsageError(
-        "an encoder sees both sides and has no next token to predict", fix="let it fill in masked tokens instead"
-    )
+    def refusal(self) -> UsageError:
+        what = "an encoder sees both sides and has no next token to predict"
+        return UsageError(what, fix="let it fill in masked tokens instead")
 
 
 class TransformerEncoderDecoder(TransformerModel):
@@ -168,7 +171,7 @@ class TransformerEncoderDecoder(TransformerModel):
     Both share the embedding, and a table of learned positions.
     """
 
-    reads: Literal["past", "source", "both"] = "source"
+    reads: Reads = "source"
 
     def __init__(self, spec: Transformer, vocab_size: int) -> None:
         super().__init__(spec, vocab_size)
@@ -179,30 +182,12 @@ class TransformerEncoderDecoder(TransformerModel):
         """Of the source its hidden states (B, S, D). Raises ValueError when the batch has none."""
         if batch.source_BS is None:
             raise ValueError("a batch without a source")
-        return self._encode(Batch(batch.source_BS, keep_BT=batch.source_keep_BS))
-
-    def layers(self, batch: Batch) -> list[Tensor]:
-        """Those of the encoder, which reads the tokens as a source."""
-        seen: list[Tensor] = []
-        self._encode(batch, seen)
-        return seen
-
-    def _encode(self, source: Batch, seen: list[Tensor] | None = None) -> Output:
-        positions_PS = positions_in_text(source)
-        x_BSD = self.inputs(source.tokens_BT, positions_PS)
-        mask = self.encoder.mask(keep_BS=source.keep_BT)
-        output: Output
-        output, _ = self.encoder(x_BSD, positions_PS, mask, seen=seen)
-        return output
+        return self._read(self.encoder, Batch(batch.source_BS, keep_BT=batch.source_keep_BS))
 
     def forward(self, batch: Batch) -> Output:
         source = self.encode(batch)
-        past = self.decoder.sources(source.hidden_BTD)
-        positions_PT = positions_in_text(batch)
-        mask = self.decoder.mask(keep_BS=batch.keep_BT, documents_BS=batch.documents_BT)
-        x_BTD = self.inputs(batch.tokens_BT, positions_PT)
-        output: Output
-        output, _ = self.decoder(x_BTD, positions_PT, mask, past, Mask(keep_BS=batch.source_keep_BS))
+        past, source_mask = self.decoder.sources(source.hidden_BTD), Mask(keep_BS=batch.source_keep_BS)
+        output = self._read(self.decoder, batch, past=past, source_mask=source_mask)
         return Output(output.hidden_BTD, summed((source.auxiliary_B, output.auxiliary_B)))
 
     def start(self, batch: Batch) -> DecodeState:
@@ -210,15 +195,7 @@ class TransformerEncoderDecoder(TransformerModel):
         return DecodeState(0, None, layers, batch.source_keep_BS)
 
     def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
-        after = state.longer(tokens_BT.shape[1])
-        positions_PS, keep_BS, seen_BQS = after.places(tokens_BT.shape[1])
-        mask = self.decoder.mask(keep_BS=keep_BS, seen_BQS=seen_BQS)
-        tokens_GQ = after.on_lines(tokens_BT)
-        x_GQD = self.inputs(tokens_GQ, positions_PS[:, -tokens_GQ.shape[1] :])
-        source_mask = Mask(keep_BS=state.source_keep_BS)
-        output: Output
-        output, layers = self.decoder(x_GQD, positions_PS, mask, state.layers, source_mask, width=after.width)
-        return after.on_rows(output.hidden_BTD), replace(after, layers=layers)
+        return self._advance(self.decoder, tokens_BT, state, source_mask=Mask(keep_BS=state.source_keep_BS))
 
 
 def positions_in_text(batch: Batch) -> Tensor:

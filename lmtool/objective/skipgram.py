@@ -26,7 +26,7 @@ MEASURING_SEED = 0
 """Decides reaches and noise where a text is measured, so that equal texts measure alike."""
 
 CACHED_ROWS = 256
-"""Centres scored at once: their vectors and those of their words stay in a processor's cache."""
+"""Centres scored at once: their vectors and those of their words stay in the cache of a CPU core."""
 
 IntArray = NDArray[np.int64]
 

@@ -180,6 +180,16 @@ class ModelSpec(Spec):
         return self.kind
 
     @property
+    def counts(self) -> bool:
+        """Whether it learns by counting, in one pass through the text, instead of by gradients."""
+        return False
+
+    @property
+    def activation_bytes(self) -> int:
+        """The least memory that a position of a row takes in training, in bytes, besides what all rows share."""
+        return 0
+
+    @property
     def reads(self) -> Reads:
         """What a prediction depends on."""
         return "past"
@@ -264,6 +274,12 @@ class Transformer(ModelSpec):
     @property
     def title(self) -> str:
         return f"{self.kind} {self.shape}"
+
+    @property
+    def activation_bytes(self) -> int:
+        # 34 d_model in 16 bits (Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer
+        # Models), here with d_ff and without the attention matrix
+        return self.n_layers * (18 * self.d_model + 4 * (self.d_ff or 4 * self.d_model))
 
     @property
     def reads(self) -> Reads:
@@ -390,6 +406,10 @@ class Recurrent(ModelSpec):
     def reads(self) -> Reads:
         return "source" if self.shape == "encoder-decoder" else "past"
 
+    @property
+    def activation_bytes(self) -> int:
+        return self.n_layers * 24 * self.d_model
+
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         mistakes = []
@@ -425,6 +445,10 @@ class NGram(ModelSpec):
     def d_model(self) -> int:
         """Width of what stands for a position: the ids of the tokens that the next one is predicted from."""
         return max(1, self.order - 1)
+
+    @property
+    def counts(self) -> bool:
+        return True
 
 
 class SkipGram(ModelSpec):
@@ -845,7 +869,7 @@ class AdamMoments(Spec):
     """Added to the root of the second moment."""
 
     def moments(self, matrices: int, rest: int) -> int:
-        """How many numbers are kept for so many weights in the matrices of layers and in all else."""
+        """How many numbers are kept beside so many trained ones, in the matrices of layers and in all else."""
         return 2 * (matrices + rest)
 
 
@@ -877,7 +901,6 @@ class Sgd(Spec):
     """L2 penalty on matrices."""
 
     def moments(self, matrices: int, rest: int) -> int:
-        """How many numbers are kept for so many weights in the matrices of layers and in all else."""
         return matrices + rest if self.momentum else 0
 
 
@@ -895,7 +918,6 @@ class Muon(Spec):
     """For embeddings, heads, norms and biases."""
 
     def moments(self, matrices: int, rest: int) -> int:
-        """How many numbers are kept for so many weights in the matrices of layers and in all else."""
         return matrices + self.adamw.moments(0, rest)
 
 

@@ -45,7 +45,7 @@ VALIDATED = "validated.json"
 RESULTS = "metrics.json"
 """What the best checkpoint reached on a table."""
 
-State = Literal["running", "finished", "stopped"]
+RunState = Literal["running", "finished", "stopped"]
 
 
 class Run:
@@ -154,7 +154,7 @@ class Run:
         return str(sessions[-1]["started"] if sessions else self.info["created"])
 
     @property
-    def state(self) -> State:
+    def state(self) -> RunState:
         """running while a process holds its lock; finished when its last session said so; stopped otherwise."""
         if is_held(self.path):
             return "running"

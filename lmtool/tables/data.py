@@ -107,7 +107,7 @@ class TableData:
             rows = self.tasks[0].train
             objective = build_objective(self.recipe, self.framing.tokenizer)
             groups = by_length([row.lengths for row in rows], BATCH_TOKENS)
-            lm.count(objective.collate([rows[i].example() for i in group]) for group in groups)
+            lm.count_features(objective.collate([rows[i].example() for i in group]) for group in groups)
 
     def examples(self, objective: Objective) -> TableExamples:
         """Rows to train on."""

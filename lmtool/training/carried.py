@@ -12,42 +12,30 @@ from torch import Tensor
 from lmtool.batch import Batch
 from lmtool.errors import CheckpointError
 from lmtool.model import DecodeState, LanguageModel, Output
+from lmtool.model.language_model import Wrapper
 
 PREFIX = "carried/"
 """Of the names of carried states among the tensors of a checkpoint."""
 
 
-class CarriedModel(LanguageModel):
+class CarriedModel(Wrapper):
     """A model whose rows start from the state `before`; `after` is the state behind them, without its gradient."""
 
     def __init__(self, model: LanguageModel, before: DecodeState) -> None:
-        super().__init__()
-        self.model = model
-        self.vocab_size = model.vocab_size
-        self.context = model.context
-        self.recurrent = model.recurrent
+        super().__init__(model)
         self.before = before
         self.after = before
 
     def forward(self, batch: Batch) -> Output:
-        hidden, after = self.model.advance(batch.tokens_BT, self.before)
+        hidden, after = self.body.advance(batch.tokens_BT, self.before)
         layers = tuple(tuple(tensor.detach() for tensor in layer) for layer in after.layers)
         # of fixed size, so that it does not matter how much was read
         self.after = replace(after, length=0, layers=layers)
         return Output(hidden)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.model.logits(hidden)
-
-    def head_parameters(self) -> tuple[Tensor, ...]:
-        return self.model.head_parameters()
-
     def start(self, batch: Batch) -> DecodeState:
         """The state that the rows start from."""
         return self.before
-
-    def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
-        return self.model.advance(tokens_BT, state)
 
 
 def fresh(model: LanguageModel, n_rows: int, device: torch.device) -> DecodeState:

@@ -7,12 +7,14 @@ import torch
 from lmtool.batch import IGNORE, Batch
 from lmtool.compute.device import Compute
 from lmtool.errors import UsageError
-from lmtool.model import NGramModel
+from lmtool.model.language_model import CountingModel
 from lmtool.recipe.spec import Recipe
 from lmtool.training.windows import Windows
 
 
-def count_part(model: NGramModel, examples: Windows, recipe: Recipe, step: int, compute: Compute) -> tuple[float, int]:
+def count_part(
+    model: CountingModel, examples: Windows, recipe: Recipe, step: int, compute: Compute
+) -> tuple[float, int]:
     """Count the next part of the text, which all steps together go through once, in its order.
 
     Returns the sum of -log p of the part's targets under what was counted before it, and the number of targets. Every
@@ -45,7 +47,7 @@ def count_part(model: NGramModel, examples: Windows, recipe: Recipe, step: int, 
 
 
 @torch.no_grad()
-def _nats(model: NGramModel, batch: Batch) -> float:
+def _nats(model: CountingModel, batch: Batch) -> float:
     """Sum of -log p over the targets."""
     assert batch.targets_BT is not None
     scored_BT = batch.targets_BT != IGNORE

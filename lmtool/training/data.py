@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import torch
 
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World
@@ -11,9 +12,9 @@ from lmtool.decoding.framing import Framing
 from lmtool.errors import DataError
 from lmtool.inference.evaluation import Validation, evaluate
 from lmtool.inference.perplexity import HeldOut
-from lmtool.model import LanguageModel, SkipGramModel
+from lmtool.model import LanguageModel
 from lmtool.objective import Loss, Objective
-from lmtool.recipe.spec import NGram, Recipe
+from lmtool.recipe.spec import Recipe
 from lmtool.tables.results import Results
 from lmtool.text.prepare import Prepared, Report, default_cache, prepare
 from lmtool.text.tokenizer import Tokenizer
@@ -82,7 +83,7 @@ class TextData:
         self._held_out: HeldOut | None = None
         self._pairs: Windows | None = None
         self.batch_units = recipe.training.batch_size * recipe.model.context
-        if isinstance(recipe.model, NGram):
+        if recipe.model.counts:
             self.batch_units = len(self._train) // recipe.training.steps
 
     @property
@@ -99,8 +100,10 @@ class TextData:
         return (f"text: {text}, {len(self._train):,} tokens; validation: {held_out}, {len(self._valid):,} tokens",)
 
     def inform(self, lm: LanguageModel) -> None:
-        if isinstance(lm, SkipGramModel):
-            lm.take_counts(self._train.counts())
+        if lm.counts_V is not None:
+            counts = torch.from_numpy(self._train.counts())
+            # the embedding may have more rows than the tokenizer has entries
+            lm.counts_V[: len(counts)] = counts
 
     def examples(self, objective: Objective) -> Windows:
         training = self.recipe.training

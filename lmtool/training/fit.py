@@ -16,7 +16,8 @@ from lmtool.compute.device import Compute
 from lmtool.compute.processes import World, peers_may_end
 from lmtool.errors import NumericalError, ResourceError
 from lmtool.inference.evaluation import by_length
-from lmtool.model import DecodeState, LanguageModel, NGramModel, SkipGramModel
+from lmtool.model import DecodeState, LanguageModel
+from lmtool.model.language_model import CountingModel
 from lmtool.objective import Example, Objective
 from lmtool.recipe.spec import Recipe, Training
 from lmtool.run.order import hash_key, rank_samples
@@ -96,7 +97,7 @@ def fit(
     """
     training = recipe.training
     rows = micro_batch or rows_at_once(training, world)
-    if isinstance(model, NGramModel):
+    if isinstance(model, CountingModel):
         assert isinstance(examples, Windows)
         for step in range(first_step, training.steps):
             started = time.perf_counter()
@@ -110,10 +111,8 @@ def fit(
     model.train()
     n_skipped = 0
     threads = torch.get_num_threads()
-    has_small_steps = isinstance(model, SkipGramModel)
-    if has_small_steps:
-        # a step is a millisecond of small operations: several threads wait longer for each other than they save
-        torch.set_num_threads(1)
+    if model.step_threads is not None:
+        torch.set_num_threads(model.step_threads)
     try:
         for step in range(first_step, training.steps):
             started = time.perf_counter()
@@ -151,7 +150,7 @@ def fit(
             yield Step(step + 1, total / n_targets, lr, norm, int(n_targets), seconds, rows, stops > 0, carried)
     finally:
         loader.close()
-        if has_small_steps:
+        if model.step_threads is not None:
             torch.set_num_threads(threads)
 
 

@@ -6,15 +6,15 @@ Shapes: G matrices of one shape, R rows, C columns.
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import Parameter
 
 from lmtool.compute.device import Compute
-from lmtool.model.attention import JoinedLinear, Mixer
-from lmtool.model.depth import depths
+from lmtool.model import LanguageModel
+from lmtool.model.parameters import depths, layer_matrices
 from lmtool.recipe.spec import Adam, AdamW, Muon, Optimizer, Sgd, Tuning
 
 FLOAT16_SCALE = 2.0**4
@@ -113,7 +113,7 @@ class Optimizers:
     as it is for k N steps (Howard and Ruder 2018, ULMFiT).
     """
 
-    def __init__(self, spec: Optimizer, model: nn.Module, compute: Compute, tuning: Tuning = Tuning()) -> None:  # noqa: B008 - it is frozen
+    def __init__(self, spec: Optimizer, model: LanguageModel, compute: Compute, tuning: Tuning = Tuning()) -> None:  # noqa: B008 - it is frozen
         self._names: dict[Tensor, str] = {
             parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad
         }
@@ -204,7 +204,7 @@ class Optimizers:
             owner[parameter].state[parameter][moment] = tensor.clone().to(place)
 
 
-def _build(spec: Optimizer, model: nn.Module, shares: Shares) -> Iterator[torch.optim.Optimizer]:
+def _build(spec: Optimizer, model: LanguageModel, shares: Shares) -> Iterator[torch.optim.Optimizer]:
     """The optimizers of the parameters in `shares`, which says what share of the rate each has."""
     match spec:
         case _ if not shares:
@@ -215,7 +215,7 @@ def _build(spec: Optimizer, model: nn.Module, shares: Shares) -> Iterator[torch.
         case Adam() | AdamW():
             yield _adam(spec, shares)
         case Muon():
-            blocks = {matrix: rows for matrix, rows in _matrices(model).items() if matrix in shares}
+            blocks = {matrix: rows for matrix, rows in layer_matrices(model).items() if matrix in shares}
             groups = _groups({p: shares[p] for p in blocks}, spec.lr, spec.weight_decay)
             if groups:
                 yield MuonMatrices(groups, blocks, spec.lr, spec.momentum, spec.weight_decay)
@@ -235,24 +235,3 @@ def _groups(shares: Shares, lr: float, weight_decay: float) -> Groups:
     for parameter, share in shares.items():
         groups[lr * share, weight_decay if parameter.ndim >= 2 else 0.0].append(parameter)
     return [{"params": found, "lr": rate, "weight_decay": decay} for (rate, decay), found in groups.items()]
-
-
-def _matrices(model: nn.Module) -> Blocks:
-    """Weights of the linear maps inside layers, each with the rows of its parts; no embeddings, no heads."""
-    linears = [
-        module
-        for layer in model.modules()
-        if isinstance(layer, Mixer)
-        for module in layer.modules()
-        if isinstance(module, nn.Linear)
-    ]
-    blocks = {
-        cast(Parameter, linear.weight): list(linear.widths)
-        if isinstance(linear, JoinedLinear)
-        else [linear.out_features]
-        for linear in linears
-    }
-    for kernel in (module for module in model.modules() if isinstance(module, nn.RNNBase)):
-        # a part for each gate
-        blocks |= {w: [kernel.hidden_size] * (len(w) // kernel.hidden_size) for w in kernel.parameters() if w.ndim == 2}
-    return blocks

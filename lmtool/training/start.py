@@ -9,16 +9,17 @@ from pathlib import Path
 import torch
 
 from lmtool.compute.device import Compute, resolve
+from lmtool.compute.memory import machine_memory
 from lmtool.compute.processes import World, joined, local_rank
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference.load import Base, base_of, build_objective, open_base, read_run
+from lmtool.model.size import check_fits, outline
 from lmtool.recipe.document import Path as RecipePath
 from lmtool.recipe.document import dotted
 from lmtool.recipe.dump import dump, leaves
 from lmtool.recipe.finetuning import recipe_for_tables, recipe_for_text, with_rate
 from lmtool.recipe.load import Resolved, Setting, lay_over, load
-from lmtool.recipe.size import check_fits, machine_memory, parameter_count
-from lmtool.recipe.spec import Averaging, Classification, Data, NGram, Recipe, Recurrent, Seq2Seq, SkipGram, Transformer
+from lmtool.recipe.spec import Classification, Data, Recipe, Seq2Seq
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import RESULTS, SPLIT, Run, check_folder, describe_environment
 from lmtool.run.find import find
@@ -174,7 +175,7 @@ def _begin(
         _refuse_adapters_alone(recipe)
     compute = resolve(recipe.training.device, recipe.training.precision, local_rank())
     with joined(compute) as world:
-        _check(recipe, compute, world, resolved.origins, None if base is None else base.tokenizer)
+        _check(recipe, compute, world, resolved.origins)
         if world.is_main:
             check_folder(output)
         data = read(world)
@@ -311,23 +312,10 @@ def _labels(recipe: Recipe) -> tuple[str, tuple[str, ...]] | None:
 
 def summary(recipe: Recipe) -> str:
     """A model in a few words, for lists."""
-    model = recipe.model
-    count = parameter_count(model, model.vocab_size or 0)
+    lm = outline(recipe.model, recipe.model.vocab_size or 0)
+    count = sum(parameter.numel() for parameter in lm.parameters())
     size = f"{count / 1e6:.1f}M" if count >= 1e6 else f"{count / 1e3:.0f}k"
-    match model:
-        case Transformer():
-            what = f"{model.kind} {model.shape}, {model.n_layers} x {model.d_model}"
-        case Recurrent():
-            what = f"{model.cell} {model.shape}, {model.n_layers} x {model.d_model}"
-        case NGram():
-            return f"{model.order}-gram"
-        case SkipGram():
-            what = f"{model.kind}, {model.d_model} wide"
-        case Averaging(one_hot=True):
-            what = "linear in words"
-        case Averaging():
-            what = f"mean of words, {model.n_layers} x {model.d_model}"
-    return f"{what}, {size} parameters"
+    return f"{lm.describe()}, {size} parameters" if count else lm.describe()
 
 
 def _refuse_adapters_alone(recipe: Recipe) -> None:
@@ -339,9 +327,7 @@ def _refuse_adapters_alone(recipe: Recipe) -> None:
         )
 
 
-def _check(
-    recipe: Recipe, compute: Compute, world: World, origins: Mapping[str, str], tokenizer: Tokenizer | None = None
-) -> None:
+def _check(recipe: Recipe, compute: Compute, world: World, origins: Mapping[str, str]) -> None:
     """Refuse what cannot work on this device and with so many processes."""
     if recipe.training.batch_size % world.size:
         raise UsageError(
@@ -359,7 +345,7 @@ def _check(
     if compute.device.type == "cuda":
         memory = torch.cuda.get_device_properties(compute.device).total_memory
     if memory is not None:
-        check_fits(recipe, memory, None if tokenizer is None else tokenizer.vocab_size, origins)
+        check_fits(recipe, memory, origins)
 
 
 def _refuse(changes: Mapping[str, str], run: Run) -> None:

@@ -12,7 +12,8 @@ from lmtool.decoding.framing import Framing
 from lmtool.decoding.settings import MaskPredict, Sample, Settings
 from lmtool.decoding.text import Options, complete, write
 from lmtool.inference.load import Base, build_model, build_objective, counts_of, load_body, load_weights, tune
-from lmtool.model import DecodeState, LanguageModel, NGramModel
+from lmtool.model import DecodeState, LanguageModel
+from lmtool.model.language_model import CountingModel
 from lmtool.objective import Objective
 from lmtool.recipe.spec import Recipe
 from lmtool.run.checkpoint import Checkpoint
@@ -71,7 +72,7 @@ def train(
         batch_units=data.batch_units,
         steps=steps,
         first_step=last,
-        epochs=1.0 if isinstance(trainee.lm, NGramModel) else steps * recipe.training.batch_size / per_epoch,
+        epochs=1.0 if isinstance(trainee.lm, CountingModel) else steps * recipe.training.batch_size / per_epoch,
         device=compute.describe() + (f", {world.size} processes" if world.size > 1 else ""),
     )
     if _compiles(recipe, compute):

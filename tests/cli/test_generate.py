@@ -22,12 +22,10 @@ from lmtool.decoding.settings import STRATEGIES, Beam, Greedy, Sample, described
 from lmtool.decoding.text import Options, complete, write
 from lmtool.errors import CheckpointError, DataError, UsageError
 from lmtool.inference import load as build
-from lmtool.recipe.spec import Recurrent
 from tests.decoding.models import AnswerModel, HistoryModel, SidesModel
 from tests.decoding.test_text import ByteTokenizer, ScriptModel
 
 HASH = "ab" * 32
-RECIPE = SimpleNamespace(model=None, objective=None, data=SimpleNamespace(split="document"))
 
 
 @pytest.fixture
@@ -35,14 +33,14 @@ def load(monkeypatch):
     """Put a model in place of all runs; gives the list of what was asked for."""
     asked = []
 
-    def put(model, warnings=(), recipe=RECIPE):
+    def put(model, warnings=(), answers=False):
         def load_packed(ref, *, device, precision):
             asked.append((ref, device, precision))
             compute = Compute(torch.device("cpu"), "float32")
             return SimpleNamespace(
                 model=model,
                 tokenizer=ByteTokenizer(),
-                recipe=recipe,
+                framing=Framing(ByteTokenizer(), model.reads, documents=not answers, answers=answers),
                 compute=compute,
                 device=compute.device,
                 run_path=Path("runs/some-run"),
@@ -276,12 +274,7 @@ def test_masks_are_filled(load):
 
 
 def test_answers_stand_alone_unless_the_prompt_is_asked_for(load):
-    recipe = SimpleNamespace(
-        model=Recurrent(kind="recurrent", shape="encoder-decoder", d_model=2, context=2),
-        objective=None,
-        data=SimpleNamespace(split="document"),
-    )
-    load(AnswerModel(ByteTokenizer.vocab_size), recipe=recipe)
+    load(AnswerModel(ByteTokenizer.vocab_size), answers=True)
     options = ("--greedy", "--max-new-tokens", "3", "--quiet", "--prefix", "so")
     answer = call("hi", *options).stdout
     assert answer.startswith("so")

@@ -42,6 +42,12 @@ class HistoryModel(LanguageModel):
     def head_parameters(self):
         return ()
 
+    def parts(self):
+        return [(self,)]
+
+    def describe(self):
+        return "a table of histories"
+
     def start(self, batch):
         nothing = torch.zeros(len(batch.tokens_BT), 1, 0, 1)
         return DecodeState(0, None, (KeyValue(nothing, nothing), ()))

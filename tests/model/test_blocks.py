@@ -93,8 +93,8 @@ def test_blocks_equal_the_dense_mask(
             patch.setattr(attention, "PLAIN_LIMIT", 0)
         blocks = Attend(mask, length, length, CPU, positions, position_rule)
         assert blocks.in_blocks
-        found = blocks(blocks.turn(q), score.keys(blocks.turn(k)), v, 0.0, score)
-    scores = score(blocks.turn(q), score.keys(blocks.turn(k)))
+        found = blocks(blocks.rotate(q), score.keys(blocks.rotate(k)), v, 0.0, score)
+    scores = score(blocks.rotate(q), score.keys(blocks.rotate(k)))
     bias = position_rule.bias(positions, positions)
     scores = scores if bias is None else scores + bias
     weights = scores.masked_fill(~mask.allowed(length, length, CPU)[:, None], -torch.inf).softmax(-1)

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from lmtool.model import build
+from lmtool.model.size import size_of
 from lmtool.recipe.load import load, shipped
-from lmtool.recipe.size import parameter_count
 from lmtool.recipe.spec import CharTokenizer, Recipe, TokenizerFile
 
 WIDTH = 768
@@ -50,7 +50,7 @@ def count(module: nn.Module) -> int:
 def test_a_recipe_of_a_paper_has_its_size(name: str) -> None:
     recipe = load(name).recipe
     wanted, _ = PAPERS[name]
-    assert parameter_count(recipe.model, rows_of(recipe)) == wanted
+    assert size_of(recipe.model, rows_of(recipe)).parameters == wanted
     with torch.device("meta"):
         assert count(build(recipe.model, rows_of(recipe))) == wanted
 
@@ -72,7 +72,7 @@ def test_every_recipe_of_a_paper_is_here() -> None:
     large = {
         name
         for name, recipe in recipes.items()
-        if not isinstance(recipe.tokenizer, CharTokenizer) and parameter_count(recipe.model, rows_of(recipe)) > 5e7
+        if not isinstance(recipe.tokenizer, CharTokenizer) and size_of(recipe.model, rows_of(recipe)).parameters > 5e7
     }
     assert large == set(PAPERS)
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtool.batch import Batch
-from lmtool.model.positions import AlibiPositions, RelativePositions, RotaryPositions, alibi_slopes, turned
+from lmtool.model.positions import AlibiPositions, RelativePositions, RotaryPositions, alibi_slopes, rotated
 from tests.model import tiny
 from tests.reference import attention as reference
 
@@ -21,7 +21,7 @@ from tests.reference import attention as reference
 def test_rotary_turns_pairs(positions: list[int], half: int, theta: float) -> None:
     x = torch.randn(2, 3, len(positions), 2 * half, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rule = RotaryPositions(theta)
-    found = turned(x, *rule.waves(torch.tensor([positions]), 2 * half, x.dtype))
+    found = rotated(x, *rule.rotations(torch.tensor([positions]), 2 * half, x.dtype))
     for row in range(2):
         for head in range(3):
             for t, position in enumerate(positions):
@@ -36,8 +36,8 @@ def test_rotary_products_depend_on_the_distance_alone(first: int, second: int, s
     rule = RotaryPositions(10_000.0)
 
     def product(a: int, b: int) -> float:
-        at_a, at_b = (rule.waves(torch.tensor([[place]]), 8, torch.float64) for place in (a, b))
-        return float((turned(q, *at_a) * turned(k, *at_b)).sum())
+        at_a, at_b = (rule.rotations(torch.tensor([[place]]), 8, torch.float64) for place in (a, b))
+        return float((rotated(q, *at_a) * rotated(k, *at_b)).sum())
 
     assert product(first, second) == pytest.approx(product(first + shift, second + shift), abs=1e-9)
 

@@ -10,9 +10,9 @@ from torch import nn
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.model import DecodeState, build
+from lmtool.model.size import size_of
 from lmtool.model.transformer import TransformerEncoder
 from lmtool.recipe.load import load, shipped
-from lmtool.recipe.size import parameter_count
 from lmtool.recipe.spec import Init, LearnedPosition, Norm, Transformer
 from tests.model import tiny
 from tests.model.test_papers import PAPERS
@@ -152,7 +152,7 @@ def test_the_head_parameters_are_those_that_logits_uses(changes: dict[str, Any])
 @pytest.mark.parametrize("changes", CHOICES.values(), ids=CHOICES.keys())
 def test_the_recipe_counts_the_parameters_that_are_there(changes: dict[str, Any]) -> None:
     model = build(tiny.spec(**changes), VOCAB)
-    assert parameter_count(tiny.spec(**changes), VOCAB) == sum(p.numel() for p in model.parameters())
+    assert size_of(tiny.spec(**changes), VOCAB).parameters == sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gpt1", "modern", "bert", "longformer", "2017", "t5", "prefix"])

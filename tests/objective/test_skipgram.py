@@ -13,9 +13,9 @@ from pydantic import ValidationError
 from lmtool.batch import IGNORE, Batch
 from lmtool.errors import DataError, UsageError
 from lmtool.model import SkipGramModel, build
+from lmtool.model.size import size_of
 from lmtool.objective import Example, SkipGramObjective, Vocabulary
 from lmtool.objective import skipgram as module
-from lmtool.recipe.size import parameter_count
 from lmtool.recipe.spec import Recipe, SkipGram, SkipGramWindow
 from tests.reference import skipgram as reference
 
@@ -222,4 +222,4 @@ def test_a_recipe_cannot_ask_for_samples() -> None:
 
 def test_its_size_is_known_from_the_recipe() -> None:
     built = model(d_model=5)
-    assert parameter_count(SkipGram(kind="skipgram", d_model=5), V) == sum(p.numel() for p in built.parameters())
+    assert size_of(SkipGram(kind="skipgram", d_model=5), V).parameters == sum(p.numel() for p in built.parameters())

@@ -7,10 +7,10 @@ import jsonschema
 import pytest
 
 import lmtool
+from lmtool.model.size import size_of
 from lmtool.recipe.document import parse
 from lmtool.recipe.dump import dump, schema
 from lmtool.recipe.load import load, shipped
-from lmtool.recipe.size import parameter_count
 
 FOLDER = Path(__file__).parents[2] / "recipes"
 
@@ -66,12 +66,12 @@ def test_a_single_text_passes_the_schema_as_a_list():
 )
 def test_published_models_have_their_published_size(name, parameters):
     recipe = load(name).recipe
-    assert parameter_count(recipe.model, recipe.tokenizer.vocab_size) == parameters
+    assert size_of(recipe.model, recipe.tokenizer.vocab_size).parameters == parameters
 
 
 def test_small_recipes_are_small():
-    assert parameter_count(load("shakespeare-char").recipe.model, 72) <= 900_000
-    assert 1_000_000 <= parameter_count(load("tiny").recipe.model, 4096) <= 3_500_000
+    assert size_of(load("shakespeare-char").recipe.model, 72).parameters <= 900_000
+    assert 1_000_000 <= size_of(load("tiny").recipe.model, 4096).parameters <= 3_500_000
 
 
 def test_recipes_of_an_installed_wheel_are_found(tmp_path, monkeypatch):

@@ -9,7 +9,6 @@ import torch
 from sacrebleu.metrics.bleu import BLEU
 from scipy import stats
 from sklearn import metrics as sklearn
-from torch import Tensor
 
 from lmtool.compute.device import resolve
 from lmtool.compute.processes import World
@@ -20,6 +19,7 @@ from lmtool.errors import UsageError
 from lmtool.inference.evaluation import Validation
 from lmtool.inference.load import build_objective
 from lmtool.model import build
+from lmtool.model.classifier import Answer
 from lmtool.recipe.spec import CharTokenizer, Data, Recipe
 from lmtool.tables import tasks
 from lmtool.tables.columns import Columns
@@ -169,8 +169,8 @@ class Told(torch.nn.Module):
         super().__init__()
         self.scores = torch.tensor(scores)
 
-    def answer(self, batch: Any) -> tuple[Tensor, None]:
-        return self.scores[batch.tokens_BT[:, 1] - TOKENIZER.encode("a")[0]], None
+    def answer(self, batch: Any) -> Answer:
+        return Answer(self.scores[batch.tokens_BT[:, 1] - TOKENIZER.encode("a")[0]])
 
 
 def told(task: Task, recipe: Recipe, scores: list[list[float]], labels: list[Label]) -> Any:

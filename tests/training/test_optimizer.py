@@ -72,6 +72,9 @@ class Toy(nn.Module):
             drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
             self.register_parameter(name, nn.Parameter(drawn))
 
+    def parts(self) -> list[tuple[nn.Module]]:
+        return [(self,)]
+
 
 def drawn_gradients(model: nn.Module, steps: int, seed: int = 7) -> list[dict[str, Array]]:
     rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""What a recurrent network remembers: scores of states in a memory, and the context that is chosen by them.
+"""Attention of a recurrent network over a memory of states: their scores, and the context that is chosen by them.
 
 Shapes: B rows, T queries, S states in memory, D their width.
 """
@@ -11,7 +11,7 @@ from lmtool.model.scores import build_score
 from lmtool.recipe.spec import Attention
 
 
-class Recall(nn.Module):
+class MemoryAttention(nn.Module):
     """The context of each query from a memory: c_t = sum_s w_ts m_s, with weights chosen by a score of query and m_s.
 
     Computed in the type of the weights also under autocast: near ties would be decided by rounding.
@@ -21,11 +21,8 @@ class Recall(nn.Module):
         super().__init__()
         self.select = spec.select
         self.k = spec.k
-        self.score = (
-            None
-            if spec.select in ("sum", "mean")
-            else build_score(spec.score, 1, width, spec.rank or max(1, width // 4))
-        )
+        rank = spec.rank or max(1, width // 4)
+        self.score = None if spec.select in ("sum", "mean") else build_score(spec.score, 1, width, rank)
 
     def keys(self, states_BSD: Tensor) -> Tensor:
         """What the score needs of states, computed once: (B, 1, S, ...)."""

@@ -8,7 +8,7 @@ import torch
 from lmtool.batch import Batch
 from lmtool.model import build
 from lmtool.model.classifier import Classifier
-from lmtool.model.depth import depths
+from lmtool.model.parameters import depths
 from lmtool.recipe.spec import Averaging, Classification
 from tests.model import tiny
 
@@ -21,10 +21,10 @@ def by_name(family: dict[str, object], name: str) -> int:
     both = family.get("shape") == "encoder-decoder"
     if family.get("kind") == "recurrent":
         top = 5 if both else 3
-        above = 2 if name.startswith(("rnn.", "recall.", "join.", "feed.")) else 0
+        above = 2 if name.startswith(("rnn.", "attention.", "join.", "feed.")) else 0
         if found := re.search(r"(?:cells|forth|back)\.(?:cells\.)?(\d)\.", name):
             return int(found[1]) + 1 + (above if both else 0)
-        if name.startswith(("recall.", "join.", "feed.")):
+        if name.startswith(("attention.", "join.", "feed.")):
             return top - 1
         if name.startswith("encoder.bridge"):
             return 2

@@ -1,25 +1,40 @@
-"""Sizes by arithmetic: equal to the built model, and refused when they cannot fit."""
+"""Sizes without memory: equal to the built model, and refused when they cannot fit."""
+
+import subprocess
+import sys
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 
 from lmtool.errors import RecipeError
 from lmtool.model import build
+from lmtool.model.parameters import layer_matrices
+from lmtool.model.size import check_fits, outline, size_of, training_bytes
 from lmtool.recipe.load import load
-from lmtool.recipe.size import check_fits, machine_memory, parameter_count, training_bytes
-from lmtool.recipe.spec import Averaging
+from lmtool.recipe.spec import Averaging, Model, Recurrent, Transformer
+from tests.model import tiny
 from tests.recipe.strategies import recurrents, transformers
 
 GIGABYTE = 10**9
 
 
+def holds(spec: Model) -> None:
+    """The size of a spec is that of the model which is really built."""
+    model = build(spec, vocab_size=50)
+    assert size_of(spec, vocab_size=50).parameters == sum(p.numel() for p in model.parameters())
+    assert size_of(spec, vocab_size=50).matrices == sum(p.numel() for p in layer_matrices(model))
+
+
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(transformers() | recurrents())
-def test_parameter_count_is_that_of_the_built_model(spec):
-    with torch.device("meta"):
-        model = build(spec, vocab_size=50)
-    assert parameter_count(spec, vocab_size=50) == sum(p.numel() for p in model.parameters())
+def test_the_size_is_that_of_the_built_model(spec):
+    holds(spec)
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_more_layers_are_counted_without_being_built(family):
+    spec = tiny.any_spec(**tiny.FAMILIES[family])
+    holds(spec.model_copy(update={"n_layers": 5}) if isinstance(spec, Transformer | Recurrent) else spec)
 
 
 @pytest.mark.parametrize(
@@ -31,9 +46,31 @@ def test_parameter_count_is_that_of_the_built_model(spec):
         {"one_hot": True, "n_layers": 0, "ngrams": 3, "buckets": 9},
     ],
 )
-def test_parameter_count_of_averages_is_that_of_the_built_model(keys):
-    spec = Averaging(kind="averaging", **keys)
-    assert parameter_count(spec, vocab_size=50) == sum(p.numel() for p in build(spec, vocab_size=50).parameters())
+def test_the_size_of_averages_is_that_of_the_built_model(keys):
+    holds(Averaging(kind="averaging", **keys))
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_an_outline_has_the_shapes_of_the_model(family):
+    spec = tiny.any_spec(**tiny.FAMILIES[family])
+    outlined, built = (model.state_dict() for model in (outline(spec, tiny.VOCAB), build(spec, tiny.VOCAB)))
+    assert {name: tensor.shape for name, tensor in outlined.items()} == {
+        name: tensor.shape for name, tensor in built.items()
+    }
+    assert all(tensor.is_meta for tensor in outlined.values())
+
+
+def test_outlines_load_no_compiler():
+    """Which would take longer than all else before training; torch loads it to draw numbers on the meta device."""
+    program = (
+        "import sys\n"
+        "from lmtool.model.size import outline\n"
+        "from tests.model import tiny\n"
+        "for family in tiny.FAMILIES.values():\n"
+        "    outline(tiny.any_spec(**family), tiny.VOCAB)\n"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +96,7 @@ def test_muon_keeps_one_moment_of_layer_matrices_and_two_of_the_rest():
 
 def test_rows_of_the_model_go_before_the_tokenizer():
     named = load("tiny", ["model.vocab_size=5000"]).recipe
-    assert training_bytes(named, 4000) == training_bytes(load("tiny").recipe, 5000)
+    assert training_bytes(named) == training_bytes(load("tiny", ["tokenizer.vocab_size=5000"]).recipe)
 
 
 def test_a_larger_micro_batch_takes_more():
@@ -71,7 +108,7 @@ def training_parameters() -> int:
     recipe = load("tiny", ["training.micro_batch=1"]).recipe
     model = recipe.model
     matrices = 12 * model.n_layers * model.d_model**2
-    return 4 * parameter_count(model, recipe.tokenizer.vocab_size) - matrices
+    return 4 * size_of(model, recipe.tokenizer.vocab_size).parameters - matrices
 
 
 @pytest.mark.parametrize("tuning", ["tuning.lora.rank=8", "tuning.freeze=body"])
@@ -79,7 +116,7 @@ def test_what_stays_has_no_gradients_and_no_moments(tuning):
     """A body that is too large to be trained as a whole can have adapters or a head."""
     overrides = ["objective.kind=classification"]
     whole, part = (load("gpt2-1.5b", [*overrides, *more]).recipe for more in ((), (tuning,)))
-    weights = 4 * parameter_count(whole.model, 50257)
+    weights = 4 * size_of(whole.model, 50257).parameters
     # moments are Adam's two, of everything
     assert training_bytes(whole) - training_bytes(part) == pytest.approx(3 * weights, rel=0.01)
     with pytest.raises(RecipeError):
@@ -95,10 +132,10 @@ def test_a_vocabulary_of_a_trillion_is_refused_by_its_line():
     resolved = load("tiny", ["tokenizer.vocab_size=1000000000000"])
     with pytest.raises(RecipeError) as caught:
         check_fits(resolved.recipe, 24 * GIGABYTE, origins=resolved.origins)
-    count = parameter_count(resolved.recipe.model, 10**12)
+    n = size_of(resolved.recipe.model, 10**12).parameters
     (line,) = caught.value.lines()
     assert line.startswith("-s tokenizer.vocab_size=1000000000000: tokenizer.vocab_size: 1,000,000,000,000 is too much")
-    assert f"{count:,} parameters" in line
+    assert f"{n:,} parameters" in line
     assert line.endswith("and there is 24.0 GB")
 
 
@@ -107,6 +144,7 @@ def test_a_vocabulary_of_a_trillion_is_refused_by_its_line():
     [
         ("model.vocab_size=1000000000000", "model.vocab_size"),
         ("model.n_layers=1000000000", "model.n_layers"),
+        ("model.d_model=1000000000000", "model.d_model"),
         ("model.d_model=1" + "0" * 4000, "model.d_model"),
         ("model.d_ff=100000000000", "model.d_ff"),
         ("model.context=10000000000", "model.context"),
@@ -120,27 +158,8 @@ def test_the_key_that_matters_most_is_named(override, key):
         check_fits(recipe, 24 * GIGABYTE)
 
 
-def test_the_vocabulary_that_is_known_goes_before_the_recipe():
+def test_a_vocabulary_that_only_the_text_gives_counts_when_it_is_known():
     recipe = load("shakespeare-char").recipe
     check_fits(recipe, GIGABYTE)
     with pytest.raises(RecipeError):
-        check_fits(recipe, GIGABYTE, vocab_size=10**9)
-
-
-def test_memory_is_the_lowest_limit_of_the_control_groups_above(tmp_path):
-    whole = machine_memory(tmp_path)
-    assert whole is not None
-    assert whole > 0
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text("0::/a/b\n")
-    inner = tmp_path / "sys/fs/cgroup/a/b"
-    inner.mkdir(parents=True)
-    (inner / "memory.max").write_text("max\n")
-    assert machine_memory(tmp_path) == whole
-    (inner.parent / "memory.max").write_text("4096\n")
-    assert machine_memory(tmp_path) == 4096
-    (tmp_path / "proc/self/cgroup").write_text("5:cpu:/\n4:memory:/docker/x\n")
-    assert machine_memory(tmp_path) == whole
-    (tmp_path / "sys/fs/cgroup/memory").mkdir()
-    (tmp_path / "sys/fs/cgroup/memory/memory.limit_in_bytes").write_text("8192\n")
-    assert machine_memory(tmp_path) == 8192
+        check_fits(load("shakespeare-char", ["model.vocab_size=1000000000"]).recipe, GIGABYTE)

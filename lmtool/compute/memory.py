@@ -1,0 +1,38 @@
+"""How much memory there is."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def machine_memory(root: Path = Path("/")) -> int | None:
+    """Bytes of memory that this process may use: the machine's, or its control group's where less; None if unknown.
+
+    root: where the system's files are.
+    """
+    try:
+        sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    except (AttributeError, ValueError, OSError):  # not a Unix
+        return None
+    for file in _limit_files(root):
+        try:
+            sizes.append(int(file.read_text(encoding="ascii")))
+        except (OSError, ValueError):  # no such file, or "max"
+            continue
+    return min(sizes)
+
+
+def _limit_files(root: Path) -> Iterator[Path]:
+    """The files that may hold a limit: of the process's control group and of all above it, versions 2 and 1."""
+    try:
+        groups = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in groups:
+        _, controllers, group = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        base = root / "sys/fs/cgroup" / controllers
+        name = "memory.limit_in_bytes" if controllers else "memory.max"
+        inner = base / group.lstrip("/")
+        yield from (folder / name for folder in (inner, *inner.parents) if folder.is_relative_to(base))

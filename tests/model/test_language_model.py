@@ -1,0 +1,65 @@
+"""What models say of themselves."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from lmtool.batch import Batch
+from lmtool.model import build
+from lmtool.model.classifier import Classifier
+from lmtool.model.language_model import CountingModel
+from lmtool.recipe.spec import Classification
+from tests.model import tiny
+
+AVERAGING = {"kind": "averaging", "d_model": 6, "n_layers": 2}
+
+
+@pytest.mark.parametrize(
+    ("of", "line"),
+    [
+        ({}, "transformer decoder, 2 x 16"),
+        ({"shape": "prefix", "n_layers": 3}, "transformer prefix, 3 x 16"),
+        (tiny.BERT, "transformer encoder, 2 x 16"),
+        (tiny.T5, "transformer encoder-decoder, 2 x 16"),
+        (tiny.RECURRENT, "lstm decoder, 2 x 8"),
+        ({**tiny.SEQ2SEQ, "cell": "rnn"}, "rnn encoder-decoder, 2 x 8"),
+        ({**tiny.RECURRENT, "shape": "bidirectional"}, "lstm bidirectional, 2 x 8"),
+        ({"kind": "ngram", "order": 3}, "3-gram"),
+        ({"kind": "skipgram", "d_model": 6}, "skipgram, 6 wide"),
+        (AVERAGING, "mean of words, 2 x 6"),
+        ({"kind": "averaging", "one_hot": True, "n_layers": 0}, "linear in words"),
+    ],
+)
+def test_each_family_has_its_line(of: dict[str, Any], line: str) -> None:
+    assert build(tiny.any_spec(**of), tiny.VOCAB).describe() == line
+
+
+@pytest.mark.parametrize("of", [*tiny.FAMILIES.values(), AVERAGING], ids=[*tiny.FAMILIES, "averaging"])
+def test_models_read_and_count_as_their_specs_say(of: dict[str, Any]) -> None:
+    spec = tiny.any_spec(**of)
+    model = build(spec, tiny.VOCAB)
+    assert model.reads == spec.reads
+    assert isinstance(model, CountingModel) == spec.counts
+    assert model.any_length <= set(model.state_dict())
+
+
+def test_a_head_leaves_its_body_the_model_that_it_was() -> None:
+    spec = tiny.spec()
+    body = build(spec, tiny.VOCAB)
+    model = Classifier(body, Classification(kind="classification", labels=("a", "b")), spec)
+    for name in ("vocab_size", "context", "longest", "reads", "recurrent"):
+        assert getattr(model, name) == getattr(body, name)
+    assert model.describe() == body.describe()
+    assert model.parts() == body.parts()
+
+
+def test_a_head_that_counts_nothing_leaves_the_texts_alone() -> None:
+    spec = tiny.any_spec(**AVERAGING)
+    model = Classifier(build(spec, tiny.VOCAB), Classification(kind="classification", labels=("a", "b")), spec)
+
+    def batches() -> Iterator[Batch]:
+        raise AssertionError("these were read")
+        yield
+
+    model.count_features(batches())
