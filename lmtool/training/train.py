@@ -21,7 +21,7 @@ from lmtool.run.directory import Run
 from lmtool.training import carried
 from lmtool.training.data import TrainingData
 from lmtool.training.events import Ended, EndReason, Event, Plan, Sampled, Stepped, Warned
-from lmtool.training.fit import Step, fit
+from lmtool.training.fit import Step, fit, rows_at_once
 from lmtool.training.keeper import RunKeeper, TrainingState
 from lmtool.training.optimizer import Optimizers
 
@@ -95,7 +95,7 @@ def train(
     )
     for step in fitted if reason == "finished" else ():
         last = step.step
-        if state.micro_batch not in (None, step.micro_batch):
+        if step.micro_batch != state.micro_batch:
             yield Warned(f"out of memory: {step.micro_batch} rows at once from now on; the batch stays the same")
         record = state.advance(step)
         validates = last % every == 0 or last == steps
@@ -173,7 +173,7 @@ class _Trainee:
         if changed:
             if checkpoint is not None:
                 warnings.append(f"not bit for bit as without the stop, because the setup changed: {', '.join(changed)}")
-            state.micro_batch = None
+            state.micro_batch = rows_at_once(recipe.training, world)
         state.setup, state.recipe = setup, recipe.model_dump(mode="json")
         return cls(lm, objective, optimizers, state, first_step, states, warnings)
 
