@@ -1,27 +1,26 @@
 """From a recipe, or from a run, to a model that is ready to use."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from lmtool import model, objective
+from lmtool import model
 from lmtool.compute.device import Compute, InferenceName, resolve
 from lmtool.compute.processes import local_rank
 from lmtool.decoding.framing import Framing
 from lmtool.errors import CheckpointError
+from lmtool.inference.base import Base, base_of, read_run
 from lmtool.model import LanguageModel, lora
 from lmtool.model.classifier import Classifier
 from lmtool.model.packed import pack
-from lmtool.objective import Objective, Vocabulary
-from lmtool.recipe.load import load
+from lmtool.objective import Objective, build_objective
 from lmtool.recipe.spec import Classification, DeviceName, Recipe
-from lmtool.run.checkpoint import MODEL, Checkpoint, verify
-from lmtool.run.directory import CHECKPOINTS, Run
+from lmtool.run.checkpoint import Checkpoint
+from lmtool.run.directory import Run
 from lmtool.run.find import find
 from lmtool.run.order import hash_key
 from lmtool.text.tokenizer import Tokenizer
@@ -57,7 +56,7 @@ class Loaded:
     @cached_property
     def objective(self) -> Objective:
         """What the model has learned."""
-        return build_objective(self.recipe, self.tokenizer, counts_of(self.model))
+        return build_objective(self.recipe, self.tokenizer, self.model.counts_V)
 
     @cached_property
     def framing(self) -> Framing:
@@ -78,26 +77,28 @@ def build_model(recipe: Recipe, tokenizer: Tokenizer, compute: Compute) -> Langu
     return built.to(compute.device)
 
 
-def build_objective(recipe: Recipe, tokenizer: Tokenizer, counts: NDArray[np.int64] | None = None) -> Objective:
-    """What a model learns under this recipe. counts: of each id in the training text, for objectives that need it."""
-    vocabulary = Vocabulary(
-        size=tokenizer.vocab_size,
-        pad=tokenizer.pad_id,
-        bos=tokenizer.bos_id,
-        eos=tokenizer.eos_id,
-        mask=tokenizer.mask_id,
-        sep=tokenizer.sep_id,
-        cls=tokenizer.cls_id,
-        sentinels=tokenizer.sentinel_ids,
-        specials=tokenizer.n_specials,
-        counts=counts,
-    )
-    return objective.build(recipe, vocabulary)
+def learner(
+    recipe: Recipe,
+    tokenizer: Tokenizer,
+    compute: Compute,
+    set_statistics: Callable[[LanguageModel], None],
+    base: Base | None,
+    same_labels: bool,
+    checkpoint: Checkpoint | None,
+) -> tuple[LanguageModel, str | None]:
+    """A model to train under a recipe, with those of its weights learning that the recipe says.
 
-
-def counts_of(lm: LanguageModel) -> NDArray[np.int64] | None:
-    """How often each id stands in the training text, for models that keep it."""
-    return None if lm.counts_V is None else lm.counts_V.cpu().numpy()
+    set_statistics: gives a fresh model what it begins with of the data. base: weights to begin with, of another run;
+    same_labels: its head answers the same labels. checkpoint: weights to continue from, of the same run.
+    Returns the model, and what became of the head of `base`, if there is anything to say.
+    """
+    lm = build_model(recipe, tokenizer, compute)
+    set_statistics(lm)
+    notice = None if base is None else _load_body(lm, base, same_labels)
+    _tune(lm, recipe)
+    if checkpoint is not None:
+        load_weights(lm, checkpoint)
+    return lm, notice
 
 
 def load_run(reference: str, *, device: DeviceName = "auto", precision: InferenceName = "float32") -> Loaded:
@@ -122,89 +123,6 @@ def load_packed(reference: str, *, device: DeviceName = "auto", precision: Infer
     return loaded
 
 
-def read_run(run: Run) -> tuple[Recipe, Tokenizer]:
-    """The recipe and the tokenizer of a run. Raises CheckpointError when the tokenizer is not the run's own."""
-    tokenizer = Tokenizer.load(run.tokenizer_path)
-    if tokenizer.fingerprint != run.fingerprints["tokenizer"]:
-        raise CheckpointError(
-            "the tokenizer does not fit the model: it is not the one that the model was trained with",
-            where=str(run.tokenizer_path),
-            fix="put the run's own tokenizer.json back",
-        )
-    return load(run.recipe_path).recipe, tokenizer
-
-
-@dataclass(frozen=True)
-class Base:
-    """A checkpoint whose weights another run begins with, and the run that it belongs to."""
-
-    run: Run
-    checkpoint: Checkpoint
-    recipe: Recipe
-    tokenizer: Tokenizer
-
-    def tensors(self) -> dict[str, Tensor]:
-        """All its weights by name, with adapters added to what they stand beside. Raises CheckpointError."""
-        if self.recipe.tuning.lora is None:
-            return self.checkpoint.model()
-        lm = trained_model(self.run, self.recipe, self.tokenizer, self.checkpoint, resolve("cpu", "float32"))
-        lora.merge(lm)
-        return lm.state_dict()
-
-    def record(self) -> dict[str, str]:
-        """Where it is, and the SHA-256 of its weights: what `base_of` finds it by."""
-        return {
-            "run": self.run.name,
-            "path": str(self.run.path.resolve()),
-            "checkpoint": self.checkpoint.path.name,
-            "sha256": self.checkpoint.files[MODEL].sha256,
-        }
-
-
-def open_base(reference: str) -> Base:
-    """The best checkpoint of a run whose weights another run begins with, or the checkpoint that is named."""
-    found = find(reference)
-    checkpoint, _ = found.best(optimizer=False)
-    return Base(found.run, checkpoint, *read_run(found.run))
-
-
-def base_of(run: Run) -> Base:
-    """The checkpoint that a run began with, where it was or in a run of its name.
-
-    Raises CheckpointError when it is gone, or when its weights are not what they were.
-    """
-    told = run.info.get("base")
-    if told is None:
-        raise CheckpointError("the run does not say what its adapters belong to", where=str(run.path), fix="train anew")
-    place = Path(told["path"])
-    try:
-        found = find(str(place) if place.exists() else told["run"])
-        checkpoint = verify(found.run.path / CHECKPOINTS / told["checkpoint"], optimizer=False)
-    except CheckpointError as error:
-        raise CheckpointError(
-            f"{run.name} holds adapters only, to {told['checkpoint']} of {told['run']}: {error.what}",
-            where=told["path"],
-            fix="put that run back where it was; `lmtool runs merge` makes a run that needs no other",
-        ) from error
-    if checkpoint.files[MODEL].sha256 != told["sha256"]:
-        raise CheckpointError(
-            f"{run.name} holds adapters only, to {told['checkpoint']} of {told['run']}, which has changed since",
-            where=str(checkpoint.path),
-            fix="put the checkpoint back as it was, or train anew",
-        )
-    return Base(found.run, checkpoint, *read_run(found.run))
-
-
-def tune(lm: LanguageModel, recipe: Recipe) -> None:
-    """Let only those weights of a model learn that the recipe says, in place; give it adapters if it is to have any."""
-    body = lm.body if isinstance(lm, Classifier) else lm
-    if recipe.tuning.lora is not None:
-        torch.manual_seed(hash_key(recipe.seed, "adapters"))
-        lora.adapt(body, recipe.tuning.lora)
-    elif recipe.tuning.freeze == "body":
-        body.requires_grad_(False)
-
-
 def trained_model(
     run: Run, recipe: Recipe, tokenizer: Tokenizer, checkpoint: Checkpoint, compute: Compute
 ) -> LanguageModel:
@@ -214,10 +132,19 @@ def trained_model(
     """
     lm = build_model(recipe, tokenizer, compute)
     if recipe.tuning.lora is not None:
-        load_body(lm, base_of(run), same_labels=False)
-    tune(lm, recipe)
+        _load_body(lm, base_of(run), same_labels=False)
+    _tune(lm, recipe)
     load_weights(lm, checkpoint)
     return lm
+
+
+def weights_of(base: Base) -> dict[str, Tensor]:
+    """All weights of a checkpoint by name, with adapters added to what they stand beside. Raises CheckpointError."""
+    if base.recipe.tuning.lora is None:
+        return base.checkpoint.model()
+    lm = trained_model(base.run, base.recipe, base.tokenizer, base.checkpoint, resolve("cpu", "float32"))
+    lora.merge(lm)
+    return lm.state_dict()
 
 
 def load_weights(lm: LanguageModel, checkpoint: Checkpoint) -> None:
@@ -240,12 +167,22 @@ def _copy(lm: LanguageModel, tensors: dict[str, Tensor], checkpoint: Checkpoint)
     lm.load_state_dict(tensors, strict=False)
 
 
-def load_body(lm: LanguageModel, base: Base, same_labels: bool) -> str | None:
+def _tune(lm: LanguageModel, recipe: Recipe) -> None:
+    """Let only those weights of a model learn that the recipe says, in place; give it adapters if it is to have any."""
+    body = lm.body if isinstance(lm, Classifier) else lm
+    if recipe.tuning.lora is not None:
+        torch.manual_seed(hash_key(recipe.seed, "adapters"))
+        lora.adapt(body, recipe.tuning.lora)
+    elif recipe.tuning.freeze == "body":
+        body.requires_grad_(False)
+
+
+def _load_body(lm: LanguageModel, base: Base, same_labels: bool) -> str | None:
     """Copy the weights of another run into a model, and its head where both have one for the same labels.
 
     Returns what became of the head, if there is anything to say. Raises CheckpointError as `load_weights` does.
     """
-    tensors, checkpoint = base.tensors(), base.checkpoint
+    tensors, checkpoint = weights_of(base), base.checkpoint
     body, head = tensors, {}
     if isinstance(base.recipe.objective, Classification):
         # seen from the recipe, as a body that only counts words has no weights

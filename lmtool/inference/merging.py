@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lmtool.errors import UsageError
-from lmtool.inference.load import open_base
+from lmtool.inference.base import open_base
+from lmtool.inference.load import weights_of
 from lmtool.recipe.dump import dump
 from lmtool.run.directory import RESULTS, SPLIT, Run, describe_environment
 
@@ -26,7 +27,7 @@ def merge(reference: str, output: Path | None, command: Sequence[str]) -> Path:
             fix="name a run that was trained with tuning.lora",
         )
     plain = recipe.model_copy(update={"tuning": recipe.tuning.model_copy(update={"lora": None})})
-    weights, state = adapted.tensors(), adapted.checkpoint.state()
+    weights, state = weights_of(adapted), adapted.checkpoint.state()
     run = Run.create(
         output,
         name=f"{old.info['recipe']}-merged",

@@ -1,12 +1,14 @@
 """Objectives: examples to batches, and batches to losses."""
 
+from torch import Tensor
+
 from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
 from lmtool.objective.bidirectional import BidirectionalObjective
 from lmtool.objective.causal import CausalObjective
 from lmtool.objective.classification import ClassificationObjective
 from lmtool.objective.masked import MaskedObjective
 from lmtool.objective.skipgram import SkipGramObjective
-from lmtool.objective.sources import Form, PrefixObjective, Seq2SeqObjective, SpanCorruptionObjective
+from lmtool.objective.sources import PrefixObjective, Seq2SeqObjective, SpanCorruptionObjective
 from lmtool.recipe.spec import (
     Bidirectional,
     Causal,
@@ -17,8 +19,8 @@ from lmtool.recipe.spec import (
     Seq2Seq,
     SkipGramWindow,
     SpanCorruption,
-    Transformer,
 )
+from lmtool.text.tokenizer import Tokenizer
 
 __all__ = [
     "CausalObjective",
@@ -31,7 +33,25 @@ __all__ = [
     "SkipGramObjective",
     "Vocabulary",
     "build",
+    "build_objective",
 ]
+
+
+def build_objective(recipe: Recipe, tokenizer: Tokenizer, counts_V: Tensor | None = None) -> Objective:
+    """What a model learns under a recipe. counts_V: of each id in the training text, for objectives that need it."""
+    vocabulary = Vocabulary(
+        size=tokenizer.vocab_size,
+        pad=tokenizer.pad_id,
+        bos=tokenizer.bos_id,
+        eos=tokenizer.eos_id,
+        mask=tokenizer.mask_id,
+        sep=tokenizer.sep_id,
+        cls=tokenizer.cls_id,
+        sentinels=tokenizer.sentinel_ids,
+        specials=tokenizer.n_specials,
+        counts=None if counts_V is None else counts_V.cpu().numpy(),
+    )
+    return build(recipe, vocabulary)
 
 
 def build(recipe: Recipe, vocabulary: Vocabulary) -> Objective:
@@ -48,13 +68,8 @@ def build(recipe: Recipe, vocabulary: Vocabulary) -> Objective:
         case Masked() as spec:
             return MaskedObjective(spec, vocabulary)
         case Prefix() as spec:
-            return PrefixObjective(spec, vocabulary, _form(recipe))
+            return PrefixObjective(spec, vocabulary, recipe.model.shares_row)
         case SpanCorruption() as spec:
-            return SpanCorruptionObjective(spec, vocabulary, _form(recipe))
+            return SpanCorruptionObjective(spec, vocabulary, recipe.model.shares_row)
         case Seq2Seq() as spec:
-            return Seq2SeqObjective(spec, vocabulary, _form(recipe))
-
-
-def _form(recipe: Recipe) -> Form:
-    model = recipe.model
-    return "prefix" if isinstance(model, Transformer) and model.shape == "prefix" else "encoder-decoder"
+            return Seq2SeqObjective(spec, vocabulary, recipe.model.shares_row)

@@ -5,7 +5,6 @@ Shapes: B rows, T positions of the target, S positions of the source.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import torch
@@ -19,8 +18,6 @@ from lmtool.objective.scheduled import draws, mixed
 from lmtool.recipe.spec import Prefix, Seq2Seq, SpanCorruption
 
 Ints = NDArray[np.int64]
-Form = Literal["prefix", "encoder-decoder"]
-"""The shape of the model: one row whose beginning is seen from all sides, or a source and a row."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +33,10 @@ class Pair:
     targets: Ints
 
 
-def batch_of(pairs: Sequence[Pair], form: Form, pad: int) -> Batch:
-    """The pairs as a batch for a model of this form, padded behind."""
+def batch_of(pairs: Sequence[Pair], shares_row: bool, pad: int) -> Batch:
+    """The pairs as a batch, padded behind. shares_row: source and target stand in one row."""
     rows = [np.concatenate(([pair.given], np.where(pair.targets == IGNORE, pad, pair.targets)[:-1])) for pair in pairs]
-    if form == "encoder-decoder":
+    if not shares_row:
         tokens_BT, keep_BT = padded(rows, pad)
         source_BS, source_keep_BS = padded([pair.source for pair in pairs], pad)
         targets_BT, _ = padded([pair.targets for pair in pairs], IGNORE)
@@ -60,7 +57,7 @@ class PrefixObjective(Objective):
 
     spec: Prefix
     vocabulary: Vocabulary
-    form: Form
+    shares_row: bool
 
     def cut(self, context: int) -> Cut:
         """As for a causal model."""
@@ -76,18 +73,18 @@ class PrefixObjective(Objective):
             else:
                 split = min(max(1, round(self.spec.fraction * n)), max(1, n - 2))
             pairs.append(self._split(example.tokens, split))
-        return batch_of(pairs, self.form, self.vocabulary.pad)
+        return batch_of(pairs, self.shares_row, self.vocabulary.pad)
 
     def collate_spans(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
         """The prefix is what comes before the first token that is scored: at its least, the mark of the beginning."""
-        first = 1 if self.form == "prefix" else 0
+        first = int(self.shares_row)
         pairs = [self._split(tokens, start - first) for tokens, start in spans]
-        return batch_of(pairs, self.form, self.vocabulary.pad)
+        return batch_of(pairs, self.shares_row, self.vocabulary.pad)
 
     def _split(self, tokens: Ints, split: int) -> Pair:
         behind = tokens[split:]
         targets = np.where(behind == self.vocabulary.bos, IGNORE, behind)
-        if self.form == "encoder-decoder":
+        if not self.shares_row:
             return Pair(tokens[:split], self.vocabulary.bos, targets)
         return Pair(tokens[:split], int(behind[0]), targets[1:])
 
@@ -108,14 +105,14 @@ class SpanCorruptionObjective(Objective):
 
     spec: SpanCorruption
     vocabulary: Vocabulary
-    form: Form
+    shares_row: bool
 
     def cut(self, context: int) -> Cut:
         """Windows whose source fills the context."""
         length = context
         while self._source_length(length + 1) <= context:
             length += 1
-        if self.form == "prefix":
+        if self.shares_row:
             while length > 2 and self._source_length(length) + self._target_length(length) > context:
                 length -= 1
         return Cut("stream", length, length)
@@ -143,7 +140,7 @@ class SpanCorruptionObjective(Objective):
         for example in examples:
             source, target = self.corrupt(example.tokens, example.rng)
             pairs.append(Pair(source, self.vocabulary.bos, target))
-        return batch_of(pairs, self.form, self.vocabulary.pad)
+        return batch_of(pairs, self.shares_row, self.vocabulary.pad)
 
     def corrupt(self, tokens: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
         """Source and target of a text."""
@@ -171,7 +168,7 @@ class SpanCorruptionObjective(Objective):
             behind = np.where(tokens[first:] == self.vocabulary.bos, IGNORE, tokens[first:])
             source = np.append(tokens[:first], sentinel)
             pairs.append(Pair(source, self.vocabulary.bos, np.concatenate(([IGNORE], behind))))
-        batch = batch_of(pairs, self.form, sentinel)
+        batch = batch_of(pairs, self.shares_row, sentinel)
         return batch
 
     def collate_validation(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
@@ -181,7 +178,7 @@ class SpanCorruptionObjective(Objective):
             rng = np.random.Generator(np.random.PCG64(tokens.astype(np.uint64)))
             source, target = self.corrupt(tokens, rng)
             pairs.append(Pair(source, self.vocabulary.bos, target))
-        return batch_of(pairs, self.form, self.vocabulary.pad)
+        return batch_of(pairs, self.shares_row, self.vocabulary.pad)
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
         return training_loss(model, batch)
@@ -196,7 +193,7 @@ class Seq2SeqObjective(Objective):
 
     spec: Seq2Seq
     vocabulary: Vocabulary
-    form: Form
+    shares_row: bool
 
     def cut(self, context: int) -> Cut:
         raise TypeError("pairs are not cut from a text")
@@ -211,7 +208,7 @@ class Seq2SeqObjective(Objective):
             if example.other is None:
                 raise ValueError("a source without a target has no loss")
             pairs.append(Pair(example.tokens, self.vocabulary.bos, example.other))
-        batch = batch_of(pairs, self.form, self.vocabulary.pad)
+        batch = batch_of(pairs, self.shares_row, self.vocabulary.pad)
         return replace(batch, draws_BT=draws(self.spec.scheduled_sampling, examples, batch.tokens_BT.shape[1], done))
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:

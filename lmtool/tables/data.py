@@ -1,7 +1,6 @@
 """From the tables that a recipe names to rows that a model learns from and is measured on."""
 
 import hashlib
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -16,13 +15,10 @@ from lmtool.compute.processes import World
 from lmtool.decoding.framing import Framing
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.evaluation import BATCH_TOKENS, Validation, by_length
-from lmtool.inference.load import build_objective, trained_model
 from lmtool.model import LanguageModel
 from lmtool.model.classifier import Classifier
-from lmtool.objective import Objective
+from lmtool.objective import Objective, build_objective
 from lmtool.recipe.spec import Classification, Data, Recipe, TokenizerFile
-from lmtool.run.directory import RESULTS
-from lmtool.run.find import find
 from lmtool.tables.columns import Columns, choose_columns
 from lmtool.tables.labels import Kind, LabelMap
 from lmtool.tables.reading import LabelledTexts, read_labelled, shared_rows
@@ -30,7 +26,6 @@ from lmtool.tables.results import Results
 from lmtool.tables.rows import EncodedRow, TableExamples
 from lmtool.tables.split import restore_split, split_rows
 from lmtool.tables.tasks import AnsweringModel, Task, as_answer, as_source, build_task
-from lmtool.text.disk import write_file
 from lmtool.text.prepare import default_cache
 from lmtool.text.table import Table, open_table
 from lmtool.text.tokenizer import Tokenizer
@@ -73,6 +68,7 @@ class TableData:
     """
 
     unit = "row"
+    is_measured = True
 
     def __init__(
         self,
@@ -101,7 +97,7 @@ class TableData:
                     digest.update(b"" if values is None else values.tobytes())
         return digest.hexdigest()
 
-    def inform(self, lm: LanguageModel) -> None:
+    def set_statistics(self, lm: LanguageModel) -> None:
         """Let a head count words of the training rows, if it begins with that."""
         if isinstance(lm, Classifier):
             rows = self.tasks[0].train
@@ -120,24 +116,15 @@ class TableData:
         rows = [row for task in self.tasks for row in task.valid]
         return self.tasks[0].task.validate(AnsweringModel(lm, objective, compute, world), rows)
 
-    def measure(self, run: Path, objective: Objective, compute: Compute, world: World) -> list[Results]:
-        """Measure a run's best checkpoint on test rows, or else on those held out; the figures are kept in the run.
-
-        One of each task, where there are several.
-        """
-        found = find(str(run))
-        checkpoint, _ = found.best(optimizer=False)
-        lm = trained_model(found.run, self.recipe, self.framing.tokenizer, checkpoint, compute)
+    def measure(
+        self, lm: LanguageModel, objective: Objective, step: int, compute: Compute, world: World
+    ) -> list[Results]:
+        """How well a model answers test rows, or else those held out; of each task, where there are several."""
         model = AnsweringModel(lm, objective, compute, world)
-        measured = [
-            task.task.measure(model, task.test or task.valid, "test" if task.test else "validation", checkpoint.step)
+        return [
+            task.task.measure(model, task.test or task.valid, "test" if task.test else "validation", step)
             for task in self.tasks
         ]
-        if world.is_main:
-            records = [results.record() for results in measured]
-            kept = records[0] if len(records) == 1 else {"tasks": {record["task"]: record for record in records}}
-            write_file(run / RESULTS, json.dumps(kept, indent=1).encode())
-        return measured
 
 
 def open_tables(data: Data) -> list[TaskTables]:

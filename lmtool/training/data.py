@@ -1,6 +1,5 @@
 """Training data: what a run learns from and is measured on. A text here; tables in `lmtool.tables.data`."""
 
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -26,11 +25,15 @@ class TrainingData(Protocol):
 
     recipe: with what only the data could say. framing: how texts are put before the model. fingerprint: of the content.
     unit: what is counted. batch_units: how many there are in one step. lines: what the data are, in words. warnings:
-    what is odd about them. split: which rows are held out, to be kept in the run; None where that follows by itself.
+    what is odd about them. is_measured: there is more to know of the best checkpoint than its validation tells. split:
+    which rows are held out, to be kept in the run; None where that follows by itself.
     """
 
     @property
     def unit(self) -> str: ...
+
+    @property
+    def is_measured(self) -> bool: ...
 
     @property
     def batch_units(self) -> int: ...
@@ -53,7 +56,7 @@ class TrainingData(Protocol):
     @property
     def split(self) -> dict[str, object] | None: ...
 
-    def inform(self, lm: LanguageModel) -> None:
+    def set_statistics(self, lm: LanguageModel) -> None:
         """Give a fresh model the statistics of the data that it begins with, if its family has any."""
 
     def examples(self, objective: Objective) -> ExampleSource:
@@ -62,14 +65,17 @@ class TrainingData(Protocol):
     def validate(self, lm: LanguageModel, objective: Objective, compute: Compute, world: World) -> Validation:
         """How good a model is on the part that it does not learn from; computed by all processes together."""
 
-    def measure(self, run: Path, objective: Objective, compute: Compute, world: World) -> list[Results]:
-        """Measure the best checkpoint of a run that is over, where there is more to measure than its validation."""
+    def measure(
+        self, lm: LanguageModel, objective: Objective, step: int, compute: Compute, world: World
+    ) -> list[Results]:
+        """All that is to be known of the best checkpoint, of this step; on test rows, or else on those held out."""
 
 
 class TextData:
     """A text in token stores; see `TrainingData`."""
 
     unit = "token"
+    is_measured = False
     warnings: tuple[str, ...] = ()
     split = None
 
@@ -99,7 +105,7 @@ class TextData:
         text = "one text" if is_stream else f"{n_documents:,} document{'s' * (n_documents != 1)}"
         return (f"text: {text}, {len(self._train):,} tokens; validation: {held_out}, {len(self._valid):,} tokens",)
 
-    def inform(self, lm: LanguageModel) -> None:
+    def set_statistics(self, lm: LanguageModel) -> None:
         if lm.counts_V is not None:
             counts = torch.from_numpy(self._train.counts())
             # the embedding may have more rows than the tokenizer has entries
@@ -123,7 +129,9 @@ class TextData:
             self._held_out = HeldOut.of(self._valid, longest, wanted, self.recipe.seed)
         return Validation(self._held_out.loss(lm, objective, compute, world))
 
-    def measure(self, run: Path, objective: Objective, compute: Compute, world: World) -> list[Results]:
+    def measure(
+        self, lm: LanguageModel, objective: Objective, step: int, compute: Compute, world: World
+    ) -> list[Results]:
         return []
 
 

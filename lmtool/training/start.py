@@ -1,7 +1,7 @@
 """Starting and resuming: from what a person asks for to a locked run directory and the training in it."""
 
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from lmtool.compute.device import Compute, resolve
 from lmtool.compute.memory import machine_memory
 from lmtool.compute.processes import World, joined, local_rank
 from lmtool.errors import CheckpointError, UsageError
-from lmtool.inference.load import Base, base_of, build_objective, open_base, read_run
+from lmtool.inference.base import Base, base_of, open_base, read_run
 from lmtool.model.size import check_fits, outline
 from lmtool.recipe.document import Path as RecipePath
 from lmtool.recipe.document import dotted
@@ -28,7 +28,7 @@ from lmtool.text.disk import write_file
 from lmtool.text.prepare import Report
 from lmtool.text.tokenizer import Tokenizer
 from lmtool.training.data import TrainingData, read_text
-from lmtool.training.events import AlreadyFinished, Ended, Event, Started, Warned
+from lmtool.training.events import AlreadyFinished, Event, Started, Warned
 from lmtool.training.keeper import TrainingState
 from lmtool.training.train import train
 
@@ -200,9 +200,7 @@ def _begin(
                 yield Started(run.path, run.name, recipe, data.framing.tokenizer, data.lines)
             yield from map(Warned, data.warnings)
             same = base is not None and _labels(base.recipe) == _labels(recipe)
-            yield from _measured(
-                run, data, compute, world, train(run, data, compute, world, base=base, same_labels=same, stop=stop)
-            )
+            yield from train(run, data, compute, world, base=base, same_labels=same, stop=stop)
 
 
 def resume(
@@ -254,25 +252,7 @@ def resume(
                 run.write_recipe(dump(recipe))
                 yield Started(run.path, run.name, recipe, tokenizer, data.lines, tuple(changes.values()))
             main = run if world.is_main else None
-            events = train(main, data, compute, world, checkpoint=checkpoint, state=state, base=base, stop=stop)
-            yield from _measured(main, data, compute, world, events)
-
-
-def _measured(
-    run: Run | None, data: TrainingData, compute: Compute, world: World, events: Iterator[Event]
-) -> Generator[Event, None, None]:
-    """Pass events on, and measure the best checkpoint unless training was interrupted."""
-    last: Event | None = None
-    for last in events:
-        yield last
-    assert isinstance(last, Ended)
-    if last.reason == "interrupted" or not _is_for_tables(data.recipe):
-        return
-    path = world.from_main("" if run is None else str(run.path.resolve()), compute)
-    objective = build_objective(data.recipe, data.framing.tokenizer)
-    measured = data.measure(Path(path), objective, compute, world)
-    if world.is_main:
-        yield from measured
+            yield from train(main, data, compute, world, checkpoint=checkpoint, state=state, base=base, stop=stop)
 
 
 def _is_over(run: Run, recipe: Recipe, checkpoint: Checkpoint, state: TrainingState) -> bool:

@@ -1,8 +1,10 @@
 """A training run from data to its last checkpoint: fit, save, validate, sample; told as events."""
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -11,13 +13,16 @@ from lmtool.compute.processes import World
 from lmtool.decoding.framing import Framing
 from lmtool.decoding.settings import MaskPredict, Sample, Settings
 from lmtool.decoding.text import Options, complete, write
-from lmtool.inference.load import Base, build_model, build_objective, counts_of, load_body, load_weights, tune
+from lmtool.inference.base import Base
+from lmtool.inference.load import learner, load_weights
 from lmtool.model import DecodeState, LanguageModel
 from lmtool.model.language_model import CountingModel
-from lmtool.objective import Objective
+from lmtool.objective import Objective, build_objective
 from lmtool.recipe.spec import Recipe
 from lmtool.run.checkpoint import Checkpoint
-from lmtool.run.directory import Run
+from lmtool.run.directory import RESULTS, Run
+from lmtool.run.find import find
+from lmtool.text.disk import write_file
 from lmtool.training import carried
 from lmtool.training.data import TrainingData
 from lmtool.training.events import Ended, EndReason, Event, Plan, Sampled, Stepped, Warned
@@ -119,6 +124,8 @@ def train(
     # torchrun takes the first process that ends for a failed one when it was interrupted, and ends the others
     world.wait()
     yield Ended(reason, last, state.best_step, state.best_value, recipe.evaluation.metric)
+    if data.is_measured and reason != "interrupted":
+        yield from _measure(trainee, data, run, compute, world)
 
 
 @dataclass
@@ -147,18 +154,14 @@ class _Trainee:
         """As it begins, or as it was at a checkpoint; see `train`."""
         recipe, tokenizer = data.recipe, data.framing.tokenizer
         warnings = []
-        lm = build_model(recipe, tokenizer, compute)
-        data.inform(lm)
-        objective = build_objective(recipe, tokenizer, counts_of(lm))
-        notice = None if base is None else load_body(lm, base, same_labels)
-        tune(lm, recipe)
+        lm, notice = learner(recipe, tokenizer, compute, data.set_statistics, base, same_labels, checkpoint)
+        objective = build_objective(recipe, tokenizer, lm.counts_V)
         for parameter in objective.idle(lm):
             parameter.requires_grad_(False)
         optimizers = Optimizers(recipe.optimizer, lm, compute, recipe.tuning)
         first_step = 0
         states: DecodeState | None = None
         if checkpoint is not None:
-            load_weights(lm, checkpoint)
             tensors = checkpoint.optimizer()
             moments = {name: tensors[name] for name in tensors if not name.startswith(carried.PREFIX)}
             optimizers.load_state(moments, checkpoint.step)
@@ -197,6 +200,19 @@ def _validate(
     yield from _samples(keeper, trainee.lm, data.framing, data.recipe, number)
     # last, so that a run that is killed before does all of it again
     yield from keeper.note_validation(number, state)
+
+
+def _measure(trainee: _Trainee, data: TrainingData, run: Run | None, compute: Compute, world: World) -> Iterator[Event]:
+    """Measure the best checkpoint of a run that is over; the figures are kept in the run."""
+    path = Path(world.from_main("" if run is None else str(run.path.resolve()), compute))
+    checkpoint, _ = find(str(path)).best(optimizer=False)
+    load_weights(trainee.lm, checkpoint)
+    results = data.measure(trainee.lm, trainee.objective, checkpoint.step, compute, world)
+    if world.is_main:
+        records = [result.record() for result in results]
+        kept = records[0] if len(records) == 1 else {"tasks": {record["task"]: record for record in records}}
+        write_file(path / RESULTS, json.dumps(kept, indent=1).encode())
+        yield from results
 
 
 def _samples(

@@ -131,15 +131,15 @@ def test_own_tokens_are_drawn_as_in_the_papers(family: str, chunk_rows: int, see
 @pytest.mark.parametrize("family", SOURCES)
 def test_targets_of_pairs_are_drawn_behind_their_sources(family: str) -> None:
     model = tiny.model(**FAMILIES[family])
-    form: Any = "prefix" if FAMILIES[family]["shape"] == "prefix" else "encoder-decoder"
+    shares_row = FAMILIES[family]["shape"] == "prefix"
     texts = [([3, 1, 4], [5, 9, 2, 6, 5, 3]), ([8], [9, 7]), ([2, 7, 1, 8], [2, 8, 1, 8])]
     pairs = [Pair(np.array(source), BOS, np.array(target)) for source, target in texts]
-    batch = batch_of(pairs, form, 0)
+    batch = batch_of(pairs, shares_row, 0)
     batch = replace(batch, draws_BT=numbers(*batch.tokens_BT.shape, seed=3, share=0.8))
     assert batch.draws_BT is not None
     found = mixed(model, batch)
     for i, (source, target) in enumerate(texts):
-        first = len(source) if form == "prefix" else 0
+        first = len(source) if shares_row else 0
         row = [BOS, *target[:-1]]
 
         def after(text: Any, source: list[int] = source) -> list[float]:
@@ -224,8 +224,8 @@ def test_any_micro_batches_draw_the_same(family: str) -> None:
 
 def test_pairs_learn_from_their_own_tokens_and_are_scored_by_the_true_ones() -> None:
     sampled = Seq2Seq(kind="seq2seq", scheduled_sampling=spec())
-    own = Seq2SeqObjective(sampled, VOCABULARY, "encoder-decoder")
-    plain_one = Seq2SeqObjective(Seq2Seq(kind="seq2seq"), VOCABULARY, "encoder-decoder")
+    own = Seq2SeqObjective(sampled, VOCABULARY, False)
+    plain_one = Seq2SeqObjective(Seq2Seq(kind="seq2seq"), VOCABULARY, False)
     model = tiny.model(**FAMILIES["luong"], vocab_size=VOCABULARY.size)
 
     def pairs() -> list[Example]:

@@ -34,12 +34,12 @@ def corruption(form: str = "encoder-decoder", **changes: Any) -> SpanCorruptionO
     return SpanCorruptionObjective(
         SpanCorruption.model_validate({"kind": "span-corruption"} | changes),
         VOCABULARY,
-        form,  # type: ignore[arg-type]
+        form == "prefix",
     )
 
 
 def prefix(form: str, **changes: Any) -> PrefixObjective:
-    return PrefixObjective(Prefix.model_validate({"kind": "prefix"} | changes), VOCABULARY, form)  # type: ignore[arg-type]
+    return PrefixObjective(Prefix.model_validate({"kind": "prefix"} | changes), VOCABULARY, form == "prefix")
 
 
 @settings(max_examples=150, deadline=None)
@@ -58,7 +58,7 @@ def test_source_and_target_reassemble(n: int, rate: float, mean: float, seed: in
 def test_lengths_are_t5s() -> None:
     """512 tokens of source come from 569, one more than in Raffel et al. 2020, whose source has an end mark."""
     many = Vocabulary(400, 0, 1, 2, 4, 5, 6, tuple(range(7, 107)), 107)
-    own = SpanCorruptionObjective(SpanCorruption(kind="span-corruption"), many, "encoder-decoder")
+    own = SpanCorruptionObjective(SpanCorruption(kind="span-corruption"), many, False)
     length = own.cut(512).length
     source, target = own.corrupt(np.arange(107, 107 + length) % 290 + 107, np.random.default_rng(0))
     assert length == 569
@@ -137,7 +137,7 @@ def test_splits_of_a_batch_give_the_same_gradient(form: str, kind: str) -> None:
 def test_targets_are_predicted_token_by_token_from_their_sources(form: str, smoothing: float) -> None:
     """One pair after the other, each token given the ones before it, without teacher forcing, batches or padding."""
     spec = Seq2Seq(kind="seq2seq", label_smoothing=smoothing)
-    own = Seq2SeqObjective(spec, VOCABULARY, form)  # type: ignore[arg-type]
+    own = Seq2SeqObjective(spec, VOCABULARY, form == "prefix")
     pairs = [(text(n_source, i), np.append(text(n_target, i + 9), EOS)) for i, (n_source, n_target) in enumerate(SIZES)]
     examples = [Example(source, np.random.default_rng(0), other=target) for source, target in pairs]
     model = tiny.model(shape=form, vocab_size=V)
@@ -162,6 +162,6 @@ SIZES = ((5, 3), (1, 7), (8, 1))
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_source_without_a_target_is_no_example(form: str) -> None:
-    own = Seq2SeqObjective(Seq2Seq(kind="seq2seq"), VOCABULARY, form)  # type: ignore[arg-type]
+    own = Seq2SeqObjective(Seq2Seq(kind="seq2seq"), VOCABULARY, form == "prefix")
     with pytest.raises(ValueError, match="without a target"):
         own.collate([example(text(3))])

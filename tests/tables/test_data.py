@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from lmtool.errors import CheckpointError, UsageError
-from lmtool.inference.load import build_objective, load_run
+from lmtool.inference.load import load_run
+from lmtool.objective import build_objective
 from lmtool.recipe.load import Setting, load
 from lmtool.recipe.spec import Classification
 from lmtool.tables.data import TableData, open_tables, read_tables

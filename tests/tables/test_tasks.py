@@ -17,9 +17,9 @@ from lmtool.decoding.settings import Greedy
 from lmtool.decoding.text import complete, write
 from lmtool.errors import UsageError
 from lmtool.inference.evaluation import Validation
-from lmtool.inference.load import build_objective
 from lmtool.model import build
 from lmtool.model.classifier import Answer
+from lmtool.objective import build_objective
 from lmtool.recipe.spec import CharTokenizer, Data, Recipe
 from lmtool.tables import tasks
 from lmtool.tables.columns import Columns

@@ -9,7 +9,7 @@ import torch
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World
 from lmtool.errors import DataError
-from lmtool.inference.load import build_model, build_objective
+from lmtool.inference.load import build_model
 from lmtool.model import SkipGramModel
 from lmtool.recipe.load import Setting, load
 from lmtool.training.data import TextData, read_text
@@ -45,7 +45,7 @@ def test_the_recipe_of_a_text_says_what_only_the_text_could(work: Work) -> None:
     assert data.recipe.model.vocab_size == data.framing.tokenizer.vocab_size
     assert (data.framing.documents, data.split, data.warnings) == (True, None, ())
     assert (data.unit, data.batch_units) == ("token", 8 * 16)
-    assert data.measure(work.run(), build_objective(data.recipe, data.framing.tokenizer), CPU, World()) == []
+    assert not data.is_measured
     assert read(work).fingerprint == data.fingerprint
     work.text.write_text(work.text.read_text() + "\n\nmore\n")
     assert read(work).fingerprint != data.fingerprint
@@ -56,7 +56,7 @@ def test_skip_gram_is_told_how_often_each_word_comes(work: Work) -> None:
     model = ("model={kind: skipgram, d_model: 4, context: 16}", "objective.kind=skip-gram", "tokenizer.kind=word")
     data = read(work, *model, "data.split=slice")
     lm: Any = build_model(data.recipe, data.framing.tokenizer, CPU)
-    data.inform(lm)
+    data.set_statistics(lm)
     assert isinstance(lm, SkipGramModel)
     assert int(lm.counts_V.sum()) == int(data.lines[0].split(" tokens")[0].split()[-1])
     text = work.text.read_text()

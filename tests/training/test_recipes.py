@@ -9,10 +9,10 @@ import torch
 from typer.testing import CliRunner
 
 from lmtool.cli import app
+from lmtool.inference import load as loading
 from lmtool.inference.load import build_model, load_run
 from lmtool.model import LanguageModel
 from lmtool.recipe.load import Setting, load, shipped
-from lmtool.training import train
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.start import pretrain
 from tests.training.tiny import Work, ended, metrics, no_report
@@ -70,7 +70,7 @@ def without_gradient(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 def built(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The models that sessions train."""
     models: list[Any] = []
-    monkeypatch.setattr(train, "build_model", lambda *a: models.append(build_model(*a)) or models[-1])
+    monkeypatch.setattr(loading, "build_model", lambda *a: models.append(build_model(*a)) or models[-1])
     return models
 
 

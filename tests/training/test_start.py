@@ -19,12 +19,13 @@ from lmtool.cli import app
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World
 from lmtool.errors import CheckpointError, DataError, NumericalError, ResourceError, UsageError
+from lmtool.inference import load
 from lmtool.inference.evaluation import Validation
 from lmtool.inference.load import build_model, load_run
 from lmtool.run.checkpoint import listed, verify
 from lmtool.run.directory import Run
 from lmtool.text.tokenizer import Tokenizer
-from lmtool.training import start, train
+from lmtool.training import start
 from lmtool.training.data import TextData
 from lmtool.training.events import AlreadyFinished, Plan, Sampled, Saved, Started, Stepped
 from tests.training.tiny import Work, after, documents, ended, lasting, metrics, warnings_in, words
@@ -174,14 +175,14 @@ def test_out_of_memory_is_told_from_the_first_step_on(work: Work, monkeypatch: p
         model.forward = forward  # type: ignore[method-assign]
         return model
 
-    monkeypatch.setattr(train, "build_model", tight)
+    monkeypatch.setattr(load, "build_model", tight)
     events = work.pretrain(stop=after(6))
     assert [text for text in warnings_in(events) if "memory" in text] == [
         "out of memory: 2 rows at once from now on; the batch stays the same"
     ]
     rows = [event.step.micro_batch for event in events if isinstance(event, Stepped)]
     assert rows == [8] * (first - 1) + [2] * (7 - first)
-    monkeypatch.setattr(train, "build_model", build_model)
+    monkeypatch.setattr(load, "build_model", build_model)
     resumed = work.resume()
     assert {event.step.micro_batch for event in resumed if isinstance(event, Stepped)} == {2}
 
@@ -225,11 +226,11 @@ def test_a_checkpoint_is_the_model_in_memory(work: Work, monkeypatch: pytest.Mon
         built.append(build_model(*arguments))
         return built[-1]
 
-    monkeypatch.setattr(train, "build_model", remember)
+    monkeypatch.setattr(load, "build_model", remember)
     events = work.pretrain(PROMPTS, "evaluation.sample_tokens=12", "optimizer.lr=0.02")
     loaded = load_run(str(work.run() / "checkpoints" / "step-000012"))
     batch = Batch(torch.randint(7, loaded.model.vocab_size, (3, 16)))
-    (model,) = built
+    model = built[0]
     model.eval()
     with torch.no_grad():
         assert torch.equal(model.logits(model(batch).hidden_BTD), loaded.model.logits(loaded.model(batch).hidden_BTD))

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from lmtool.compute.device import Compute
 from lmtool.errors import CheckpointError, NumericalError, RecipeError, UsageError
-from lmtool.inference.load import load_run, open_base, read_run, trained_model
+from lmtool.inference.base import open_base, read_run
+from lmtool.inference.load import load_run, trained_model, weights_of
 from lmtool.model import LanguageModel
 from lmtool.model.lora import adapters
 from lmtool.recipe.finetuning import PART_RATE, RATE
@@ -198,7 +199,7 @@ def test_adapters_are_trained_on_from_as_if_they_were_merged(work: Work, tuned: 
     assert lasting(work.run("again"), 12) == lasting(work.run("whole"), 12)
     base = open_base(str(tuned))
     model = model_of(work.run("again"))
-    merged = base.tensors()
+    merged = weights_of(base)
     for name, tensor in model.state_dict().items():
         if name in merged and name.startswith("body."):
             assert torch.equal(tensor, merged[name])

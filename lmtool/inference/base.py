@@ -1,0 +1,77 @@
+"""Checkpoints that other runs begin with: found once, and found again by runs that hold adapters only."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmtool.errors import CheckpointError
+from lmtool.recipe.load import load
+from lmtool.recipe.spec import Recipe
+from lmtool.run.checkpoint import MODEL, Checkpoint, verify
+from lmtool.run.directory import CHECKPOINTS, Run
+from lmtool.run.find import find
+from lmtool.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Base:
+    """A checkpoint whose weights another run begins with, and the run that it belongs to."""
+
+    run: Run
+    checkpoint: Checkpoint
+    recipe: Recipe
+    tokenizer: Tokenizer
+
+    def record(self) -> dict[str, str]:
+        """Where it is, and the SHA-256 of its weights: what `base_of` finds it by."""
+        return {
+            "run": self.run.name,
+            "path": str(self.run.path.resolve()),
+            "checkpoint": self.checkpoint.path.name,
+            "sha256": self.checkpoint.files[MODEL].sha256,
+        }
+
+
+def open_base(reference: str) -> Base:
+    """The best checkpoint of a run whose weights another run begins with, or the checkpoint that is named."""
+    found = find(reference)
+    checkpoint, _ = found.best(optimizer=False)
+    return Base(found.run, checkpoint, *read_run(found.run))
+
+
+def base_of(run: Run) -> Base:
+    """The checkpoint that a run began with, where it was or in a run of its name.
+
+    Raises CheckpointError when it is gone, or when its weights are not what they were.
+    """
+    told = run.info.get("base")
+    if told is None:
+        raise CheckpointError("the run does not say what its adapters belong to", where=str(run.path), fix="train anew")
+    place = Path(told["path"])
+    try:
+        found = find(str(place) if place.exists() else told["run"])
+        checkpoint = verify(found.run.path / CHECKPOINTS / told["checkpoint"], optimizer=False)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{run.name} holds adapters only, to {told['checkpoint']} of {told['run']}: {error.what}",
+            where=told["path"],
+            fix="put that run back where it was; `lmtool runs merge` makes a run that needs no other",
+        ) from error
+    if checkpoint.files[MODEL].sha256 != told["sha256"]:
+        raise CheckpointError(
+            f"{run.name} holds adapters only, to {told['checkpoint']} of {told['run']}, which has changed since",
+            where=str(checkpoint.path),
+            fix="put the checkpoint back as it was, or train anew",
+        )
+    return Base(found.run, checkpoint, *read_run(found.run))
+
+
+def read_run(run: Run) -> tuple[Recipe, Tokenizer]:
+    """The recipe and the tokenizer of a run. Raises CheckpointError when the tokenizer is not the run's own."""
+    tokenizer = Tokenizer.load(run.tokenizer_path)
+    if tokenizer.fingerprint != run.fingerprints["tokenizer"]:
+        raise CheckpointError(
+            "the tokenizer does not fit the model: it is not the one that the model was trained with",
+            where=str(run.tokenizer_path),
+            fix="put the run's own tokenizer.json back",
+        )
+    return load(run.recipe_path).recipe, tokenizer
