@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from lmtool.cli.arguments import Column, Device, Precision, Quiet, Run
-from lmtool.cli.output import plain
+from lmtool.printable import plain
 
 if TYPE_CHECKING:
     from lmtool.engine.embed import Embedded

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmtool.cli.arguments import Column, Device, Json, Precision, Quiet, Run, Text
-from lmtool.cli.output import plain
+from lmtool.printable import plain
 
 if TYPE_CHECKING:
     from lmtool.engine.device import InferenceName

@@ -160,11 +160,11 @@ def finetune(
     if merge and resolved.recipe.tuning.lora is None:
         raise UsageError("--merge is for adapters, and there are none", fix="add --lora-rank 8, or leave it out")
 
-    from lmtool.cli.output import plain
     from lmtool.cli.training import follow
     from lmtool.engine.merging import merge as make_merged
     from lmtool.engine.results import spread
     from lmtool.engine.session import finetune as start
+    from lmtool.printable import plain
 
     if seeds > 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UsageError(

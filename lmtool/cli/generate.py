@@ -8,6 +8,7 @@ import typer
 from lmtool.cli.arguments import Device, Json, Precision, Quiet
 from lmtool.decoding.settings import Beam, EarlyStopping, Limits, MaskPredict, Order, Sample, StrategyName
 from lmtool.errors import UsageError
+from lmtool.printable import plain
 
 if TYPE_CHECKING:
     from lmtool.decoding.text import Completion
@@ -232,10 +233,11 @@ def generate(
     import sys
     import time
     from dataclasses import replace
+    from functools import partial
 
     from lmtool.decoding.prompts import gather_prompts
     from lmtool.decoding.settings import choose
-    from lmtool.decoding.text import Options, complete, visible
+    from lmtool.decoding.text import Options, complete
     from lmtool.engine.writing import load
 
     name: StrategyName | None = strategy or ("greedy" if greedy else None)
@@ -291,11 +293,11 @@ def generate(
         settings = replace(settings, logit_bias=encoded)
     pieces = writer.generate(prompts, settings, options)
     for warning in loaded.warnings:
-        print(visible(f"warning: {warning}"), file=sys.stderr)
+        print(plain(f"warning: {warning}", lines=True), file=sys.stderr)
     if not quiet:
         where = f"{loaded.run_path}, step {loaded.step}, {loaded.compute.describe()}, seed {settings.seed}"
-        print(visible(where), file=sys.stderr)
-    shown = visible if sys.stdout.isatty() else str
+        print(plain(where, lines=True), file=sys.stderr)
+    shown = partial(plain, lines=True) if sys.stdout.isatty() else str
     whole = settings.name == "mask-predict"
     echoes = not whole and (echo if echo is not None else not writer.form.answers)
     parting = "\n" if writer.form.answers else ""
@@ -364,7 +366,6 @@ def _print_probabilities(writer: "Writer", completion: "Completion") -> None:
 def _replay(path: str, as_json: bool) -> None:
     import json
 
-    from lmtool.cli.output import plain
     from lmtool.engine.writing import read_records, replay
 
     all_same = True

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from lmtool.cli.arguments import Device, Json, Quiet, Run
-from lmtool.cli.output import plain
+from lmtool.printable import plain
 
 
 def neighbors(

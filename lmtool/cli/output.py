@@ -1,13 +1,8 @@
-"""What is printed: text from outside as plain text, on streams that can write any of it."""
+"""Output streams that can write any text."""
 
 import io
 import os
 import sys
-
-
-def plain(text: str) -> str:
-    """`text` on one line and as it is: control characters, line ends and lone surrogates are escaped."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def prepare_streams() -> None:

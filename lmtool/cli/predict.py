@@ -39,9 +39,9 @@ def predict(
 
     Tables of any size pass in bounded memory.
     """
-    from lmtool.cli.output import plain
     from lmtool.engine.build import load_packed
     from lmtool.engine.results import predict as answers
+    from lmtool.printable import plain
     from lmtool.text.table import Skipped, table_lines, write_table
 
     loaded = load_packed(run, device=device, precision=precision)

@@ -18,6 +18,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Inner
 
 from lmtool.errors import CheckpointError, UsageError
+from lmtool.printable import plain
 from lmtool.recipe.spec import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
 from lmtool.text.decoder import (
     CONTINUATION,
@@ -28,7 +29,6 @@ from lmtool.text.decoder import (
     byte_alphabet,
     code_points,
     decode_bytes,
-    visible,
 )
 from lmtool.text.disk import write_file
 from lmtool.text.encoder import Encoder, batch_encoder, char_encoder, fast_encoder
@@ -173,8 +173,8 @@ class Tokenizer:
         Special tokens show their name. Raises IndexError outside the vocabulary.
         """
         if token < self.n_specials or self.kind != "bpe":
-            return visible(self._names[token].encode())
-        return visible(self._bytes[token])
+            return plain(self._names[token])
+        return plain(self._bytes[token].decode("utf-8", errors="backslashreplace"))
 
     @cached_property
     def _texts(self) -> list[str]:
