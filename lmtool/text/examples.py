@@ -12,7 +12,7 @@ from lmtool.text.columns import Columns
 from lmtool.text.files import place, shown
 from lmtool.text.labels import SEPARATOR, Kind, Label, LabelMap, as_cell, as_names, as_number, decide_kind
 from lmtool.text.split import document_hash
-from lmtool.text.table import Row, RowFault, Skipped, Table
+from lmtool.text.table import Row, RowFault, Skipped, Table, skip
 
 IMBALANCE = 10
 """A largest class with this many times the rows of the smallest is warned of."""
@@ -84,7 +84,7 @@ def stream_examples(
 ) -> Iterator[tuple[Row, Example]]:
     """Rows with what is read from them, in order and in bounded memory: for tables of any size.
 
-    A label column needs the labels of the training. Bad rows raise a RowFault, or are counted in `skipped`.
+    A label column needs the labels of the training data. Bad rows raise a RowFault, or are counted in `skipped`.
     """
     if columns.label is not None and labels is None:
         raise ValueError("a label column needs labels")
@@ -96,9 +96,7 @@ def stream_examples(
                 example = read.labelled(example, row.line, labels.kind)
                 read.refuse_unknown(example, row.line, labels)
         except RowFault as fault:
-            if skipped is None:
-                raise
-            skipped.add(fault)
+            skip(fault, skipped)
         else:
             yield row, example
 
@@ -115,8 +113,8 @@ def read_examples(
 
     Without `labels` this is a training table: the kind of its labels is decided (see `labels.decide_kind`) unless
     given, and its classes are named. With the `labels` of a training table, other classes are faults. Rows whose
-    fields are all blank are left out with a notice.
-    Raises a RowFault for the first bad row, unless `skip_bad_rows` leaves them out; and DataError when nothing can be
+    fields are all blank are skipped with a notice.
+    Raises a RowFault for the first bad row, unless `skip_bad_rows` skips them; and DataError when nothing can be
     learnt: no rows left, or one class only.
     """
     skipped = Skipped()
@@ -124,19 +122,20 @@ def read_examples(
     read_rows: list[tuple[Example, int | None]] = []
     n_blank = 0
     with_label = columns.label is not None
-    for row in table.rows(skipped if skip_bad_rows else None):
+    counted = skipped if skip_bad_rows else None
+    for row in table.rows(counted):
         if all(value is None or (isinstance(value, str) and not value.strip()) for value in row.values):
             n_blank += 1
             continue
         try:
             read_rows.append((read.example(row), row.line))
         except RowFault as fault:
-            _skip(fault, skipped, skip_bad_rows)
+            skip(fault, counted)
     chosen: LabelMap | None = None
     if with_label:
         cells = [cast(str | tuple[str, ...], example.label) for example, _ in read_rows]
         known = labels.kind if labels else kind or decide_kind(cells)
-        read_rows = _labelled(read, read_rows, known, labels, skipped, skip_bad_rows)
+        read_rows = _labelled(read, read_rows, known, labels, counted)
         chosen = labels or LabelMap.of(known, _count([example for example, _ in read_rows]))
     items = tuple(example for example, _ in read_rows)
     if not items:
@@ -144,15 +143,9 @@ def read_examples(
         raise DataError(what, where=place(table.path), fix=str(skipped) if skipped.count else "name a table with rows")
     if chosen is not None and labels is None:
         _refuse_one_class(items, chosen, table, columns)
-    blank = [Notice("blank rows", n_blank, f"left out {_rows(n_blank)} without any text")] if n_blank else []
+    blank = [Notice("blank rows", n_blank, f"skipped {_rows(n_blank)} without any text")] if n_blank else []
     notices = (*blank, *_notices(items, chosen, training=labels is None))
     return Examples(table, columns, chosen, items, skipped, notices)
-
-
-def _skip(fault: RowFault, skipped: Skipped, skip_bad_rows: bool) -> None:
-    if not skip_bad_rows:
-        raise fault
-    skipped.add(fault)
 
 
 def _labelled(
@@ -160,8 +153,7 @@ def _labelled(
     rows: list[tuple[Example, int | None]],
     kind: Kind,
     labels: LabelMap | None,
-    skipped: Skipped,
-    skip_bad_rows: bool,
+    skipped: Skipped | None,
 ) -> list[tuple[Example, int | None]]:
     good: list[tuple[Example, int | None]] = []
     for raw, line in rows:
@@ -171,7 +163,7 @@ def _labelled(
                 read.refuse_unknown(example, line, labels)
             good.append((example, line))
         except RowFault as fault:
-            _skip(fault, skipped, skip_bad_rows)
+            skip(fault, skipped)
     if kind != "class" or labels is not None:
         return good
     counts = _count([example for example, _ in good])
@@ -183,7 +175,7 @@ def _labelled(
         if counts[cast(str, example.label)] > 1:
             kept.append((example, line))
         else:
-            _skip(read.single(example, line, alone, len(counts)), skipped, skip_bad_rows)
+            skip(read.single(example, line, alone, len(counts)), skipped)
     return kept
 
 
@@ -191,8 +183,8 @@ class _Reader:
     """Reads examples off the rows of one table. Its methods raise RowFault."""
 
     def __init__(self, table: Table, columns: Columns) -> None:
-        self.table = table
         self.columns = columns
+        self._fault = table.fault
         self.text_at = [table.names.index(name) for name in columns.texts]
         self.label_at = table.names.index(columns.label) if columns.label is not None else None
         self.target_at = table.names.index(columns.target) if columns.target is not None else None
@@ -241,7 +233,7 @@ class _Reader:
         assert example.label is not None
         name = labels.unknown(example.label)
         if name is not None:
-            what = f"the label {shown(name, 40)} is not among those of the training"
+            what = f"the label {shown(name, 40)} is not among those of the training data"
             fix = labels.suggestion(name)
             raise self._fault("label unseen in training", what, example.row, line, self.columns.label, fix)
 
@@ -267,9 +259,6 @@ class _Reader:
         what = f"the label is {found}, not {wanted}"
         fix = "correct it, or say of what kind the labels are: --labels class, multi or number"
         return self._fault("wrong label", what, example.row, line, self.columns.label, fix)
-
-    def _fault(self, kind: str, what: str, row: int, line: int | None, column: int | str | None, fix: str) -> RowFault:
-        return self.table.fault(kind, what, row, line, column, fix)
 
 
 _FILL = "fill it"
@@ -345,7 +334,7 @@ def shared_rows(train: Examples, test: Examples, name: str) -> Notice | None:
     if not shared:
         return None
     pair = f"row {shared[0].row} is row {first[shared[0].texts]} there"
-    text = f"{len(shared):,} of {_rows(len(test))} of {name} are in the train table, too; first: {pair}"
+    text = f"{len(shared):,} of {_rows(len(test))} of {name} are in the training table, too; first: {pair}"
     return Notice("rows shared by train and test", len(shared), text)
 
 
