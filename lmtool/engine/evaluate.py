@@ -17,11 +17,9 @@ from lmtool.errors import DataError
 from lmtool.model import LanguageModel
 from lmtool.objective import Loss, Objective
 from lmtool.run.order import hash_key, permute
+from lmtool.text.prepare import Report
 from lmtool.text.store import TokenStore
 from lmtool.text.tokenizer import Tokenizer
-
-Report = Callable[[str, int, int], None]
-"""Called with what is being done, and how much is done and to do."""
 
 BATCH_TOKENS = 16_384
 """Positions computed at once."""

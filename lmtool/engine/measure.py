@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from lmtool.engine.build import Loaded, load_packed
 from lmtool.engine.device import InferenceName
-from lmtool.engine.evaluate import Perplexity, Report, evaluate
+from lmtool.engine.evaluate import Perplexity, evaluate
 from lmtool.errors import UsageError
 from lmtool.recipe.spec import Data, DeviceName
 from lmtool.text import bundled
 from lmtool.text.files import find_files
 from lmtool.text.hub import PREFIX
-from lmtool.text.prepare import default_cache, encode_files
+from lmtool.text.prepare import Report, default_cache, encode_files
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def measure(
     data = loaded.recipe.data
     if column is not None:
         data = data.model_copy(update={"column": column})
-    store = encode_files(sources, data, loaded.tokenizer, cache=default_cache(), progress=report)
+    store = encode_files(sources, data, loaded.tokenizer, cache=default_cache(), report=report)
     result = evaluate(loaded.model, store, loaded.tokenizer, loaded.objective, loaded.compute, context, stride, report)
     return Measured(result, loaded, _limit(sources, data))
 

@@ -36,7 +36,7 @@ from lmtool.run.find import find
 from lmtool.text.columns import Columns, choose_columns
 from lmtool.text.disk import write_file
 from lmtool.text.examples import Example, read_examples, stream_examples
-from lmtool.text.labels import Kind, Label, LabelMap
+from lmtool.text.labels import Label, LabelKind, LabelMap
 from lmtool.text.prepare import default_cache
 from lmtool.text.table import Row, Skipped, Table, open_table
 from lmtool.text.tokenizer import Tokenizer
@@ -301,5 +301,5 @@ def _open(loaded: Loaded, source: str, *, labelled: bool, task: str) -> _Opened:
         target_column=data.target_column if labelled else None,
         labelled=labelled,
     )
-    labels = LabelMap(cast(Kind, spec.task), spec.labels) if isinstance(spec, Classification) else None
+    labels = LabelMap(cast(LabelKind, spec.task), spec.labels) if isinstance(spec, Classification) else None
     return _Opened(table, columns, labels)

@@ -28,8 +28,7 @@ from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import Run, check_folder, describe_environment
 from lmtool.run.find import find
 from lmtool.text.disk import write_file
-from lmtool.text.prepare import Prepared, default_cache, prepare
-from lmtool.text.prepare import Progress as Report
+from lmtool.text.prepare import Prepared, Report, default_cache, prepare
 from lmtool.text.tokenizer import Tokenizer
 
 HARMLESS = (
@@ -311,7 +310,7 @@ def _prepare(recipe: Recipe, world: World, report: Report, tokenizer: Tokenizer 
     if not world.is_main:
         world.wait()
     prepared = prepare(
-        recipe.data, tokenizer or recipe.tokenizer, cache=default_cache(), seed=recipe.seed, progress=report
+        recipe.data, tokenizer or recipe.tokenizer, cache=default_cache(), seed=recipe.seed, report=report
     )
     if world.is_main:
         world.wait()

@@ -30,7 +30,7 @@ from lmtool.objective import ClassificationObjective, Example, Objective
 from lmtool.recipe.spec import Classification, Data, Recipe, TokenizerFile
 from lmtool.text.columns import Columns, choose_columns
 from lmtool.text.examples import Examples, read_examples, restore_split, shared_rows, split_examples
-from lmtool.text.labels import Kind, Label, LabelMap
+from lmtool.text.labels import Label, LabelKind, LabelMap
 from lmtool.text.prepare import default_cache
 from lmtool.text.table import Table, open_table
 from lmtool.text.tokenizer import Tokenizer
@@ -127,7 +127,7 @@ def read_rows(recipe: Recipe, tokenizer: Tokenizer | None, split: dict[str, Any]
             where=str(table.path),
             fix="name the label with --label-column, or train a model that writes: see lmtool recipes ls",
         )
-    kind: Kind | None = None if spec.task == "auto" else spec.task
+    kind: LabelKind | None = None if spec.task == "auto" else spec.task
     known = LabelMap(kind, spec.labels) if kind is not None and spec.labels else None
     examples = read_examples(table, columns, kind=kind, labels=known, skip_bad_rows=data.skip_bad_rows)
     labels = cast(LabelMap, examples.labels)

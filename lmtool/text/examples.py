@@ -10,7 +10,7 @@ import numpy as np
 from lmtool.errors import CheckpointError, DataError
 from lmtool.text.columns import Columns
 from lmtool.text.files import place, shown
-from lmtool.text.labels import SEPARATOR, Kind, Label, LabelMap, as_cell, as_names, as_number, decide_kind
+from lmtool.text.labels import SEPARATOR, Label, LabelKind, LabelMap, as_cell, as_names, as_number, decide_kind
 from lmtool.text.split import document_hash
 from lmtool.text.table import Row, RowFault, Skipped, Table, skip
 
@@ -105,7 +105,7 @@ def read_examples(
     table: Table,
     columns: Columns,
     *,
-    kind: Kind | None = None,
+    kind: LabelKind | None = None,
     labels: LabelMap | None = None,
     skip_bad_rows: bool = False,
 ) -> Examples:
@@ -151,7 +151,7 @@ def read_examples(
 def _labelled(
     read: "_Reader",
     rows: list[tuple[Example, int | None]],
-    kind: Kind,
+    kind: LabelKind,
     labels: LabelMap | None,
     skipped: Skipped | None,
 ) -> list[tuple[Example, int | None]]:
@@ -214,7 +214,7 @@ class _Reader:
             raise self._fault("empty label", "the label is empty", row.number, row.line, self.columns.label, fix)
         return Example(texts, cell, None, row.number)
 
-    def labelled(self, example: Example, line: int | None, kind: Kind) -> Example:
+    def labelled(self, example: Example, line: int | None, kind: LabelKind) -> Example:
         """The same example with its cell read as a label of this kind."""
         cell = cast(str | tuple[str, ...], example.label)
         if kind == "multi":
