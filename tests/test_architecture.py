@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 # From the ground up; "" is lmtool/__init__.py. A module may import what lies below its floor, and its own room.
 FLOORS = [
     {""},
-    {"errors", "durable"},
+    {"errors", "durable", "printable"},
     {"recipe"},
     {"batch"},
     {"compute", "run"},
@@ -29,7 +29,7 @@ FLOORS = [
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 HEAVY = {"torch", "numpy", "datasets", "tokenizers", "tiktoken", "pyarrow", "pandas", "safetensors", "transformers"}
-LIGHT_ROOMS = {"", "errors", "durable", "recipe", "cli", "__main__"}
+LIGHT_ROOMS = {"", "errors", "durable", "printable", "recipe", "cli", "__main__"}
 LIGHT_PACKAGES = {("lmtool", "cli"), ("lmtool", "recipe")}
 UNSAFE = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 DRAWERS = {"util.py", "utils.py", "helpers.py", "misc.py"}

@@ -15,13 +15,14 @@ from lmtool.cli.evaluate import evaluate
 from lmtool.cli.finetune import finetune
 from lmtool.cli.generate import generate
 from lmtool.cli.neighbors import neighbors
-from lmtool.cli.output import plain, prepare_streams
+from lmtool.cli.output import prepare_streams
 from lmtool.cli.predict import predict
 from lmtool.cli.pretrain import pretrain
 from lmtool.cli.resume import resume
 from lmtool.cli.signals import leave_on_signals
 from lmtool.cli.tokenize import tokenize
 from lmtool.errors import LmtoolError, ResourceError, UsageError
+from lmtool.printable import plain
 
 MISTYPED: type[Exception] = typer.BadParameter.__mro__[1]
 """Base of what Typer raises for a wrong command, option or argument. Typer has it under no public name of its own."""

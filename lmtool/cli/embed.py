@@ -44,10 +44,11 @@ def embed(
 
     Each line of a .txt file and each row of a table is a text.
     """
-    from lmtool.cli.output import describe, plain
+    from lmtool.cli.output import describe
     from lmtool.compute.processes import is_main
     from lmtool.inference import embedding
     from lmtool.inference.load import load_packed
+    from lmtool.printable import plain
 
     if output is not None:
         embedding.check_output(output)

@@ -40,11 +40,12 @@ def evaluate(
     """
     import json
 
-    from lmtool.cli.output import describe, plain
+    from lmtool.cli.output import describe
     from lmtool.cli.progress import Display
     from lmtool.compute.processes import is_main
     from lmtool.inference.load import load_packed
     from lmtool.inference.perplexity import measure
+    from lmtool.printable import plain
     from lmtool.tables.predict import answers_tables, measure_tables
 
     if answers_tables(run):

@@ -143,9 +143,9 @@ def finetune(
         )
     scratch = None if recipe is None else load(recipe, overrides or (), flags)
 
-    from lmtool.cli.output import plain
     from lmtool.cli.training import follow
     from lmtool.inference.merging import merge as make_merged
+    from lmtool.printable import plain
     from lmtool.tables.results import spread
     from lmtool.training.start import finetune as start
     from lmtool.training.start import plan_finetuning

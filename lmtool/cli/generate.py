@@ -9,6 +9,7 @@ from lmtool.cli.arguments import Device, Json, Precision, Quiet
 from lmtool.cli.strategies import with_settings
 from lmtool.decoding.settings import Common, MaskPredict, StrategyName
 from lmtool.errors import UsageError
+from lmtool.printable import plain
 
 if TYPE_CHECKING:
     from lmtool.decoding.text import Completion
@@ -89,9 +90,10 @@ def generate(
     import json
     import sys
     import time
+    from functools import partial
 
     from lmtool.decoding.prompts import gather_prompts
-    from lmtool.decoding.text import Options, complete, visible
+    from lmtool.decoding.text import Options, complete
     from lmtool.inference.replay import record
     from lmtool.inference.writing import load_for
 
@@ -127,12 +129,12 @@ def generate(
     )
     pieces = writer.generate(prompts, settings, options)
     for warning in writer.loaded.warnings:
-        print(visible(f"warning: {warning}"), file=sys.stderr)
+        print(plain(f"warning: {warning}", lines=True), file=sys.stderr)
     if not quiet:
         loaded = writer.loaded
         where = f"{loaded.run_path}, step {loaded.step}, {loaded.compute.describe()}, seed {settings.seed}"
-        print(visible(where), file=sys.stderr)
-    shown = visible if sys.stdout.isatty() else str
+        print(plain(where, lines=True), file=sys.stderr)
+    shown = partial(plain, lines=True) if sys.stdout.isatty() else str
     comes_in_pieces = len(prompts) * n == 1 and settings.name in ("greedy", "sample")
     n_tokens = 0
     began = time.perf_counter()
@@ -192,8 +194,8 @@ def _print_probabilities(writer: "Writer", completion: "Completion") -> None:
 def _replay(path: str, as_json: bool) -> None:
     import json
 
-    from lmtool.cli.output import plain
     from lmtool.inference.replay import read_records, replay
+    from lmtool.printable import plain
 
     all_same = True
     for replayed in replay(read_records(path)):

@@ -5,7 +5,8 @@ from typing import Annotated
 import typer
 
 from lmtool.cli.arguments import Device, Json, Quiet, RunName
-from lmtool.cli.output import describe, plain
+from lmtool.cli.output import describe
+from lmtool.printable import plain
 
 
 def neighbors(

@@ -1,4 +1,4 @@
-"""What is printed: text from outside as plain text, on streams that can write any of it."""
+"""Output streams that can write any text."""
 
 import io
 import os
@@ -7,13 +7,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from lmtool.printable import plain
+
 if TYPE_CHECKING:
     from lmtool.inference.load import Loaded
-
-
-def plain(text: str) -> str:
-    """`text` on one line and as it is: control characters, line ends and lone surrogates are escaped."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def prepare_streams() -> None:

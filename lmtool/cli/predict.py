@@ -32,9 +32,10 @@ def predict(
 
     Tables of any size pass in bounded memory.
     """
-    from lmtool.cli.output import describe, plain
+    from lmtool.cli.output import describe
     from lmtool.compute.processes import is_main
     from lmtool.inference.load import load_packed
+    from lmtool.printable import plain
     from lmtool.tables.predict import predict as answers
     from lmtool.text.table import Skipped, table_lines, write_table
 

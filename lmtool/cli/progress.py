@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from lmtool.cli.output import plain
+from lmtool.printable import plain
 
 if TYPE_CHECKING:
     from rich.console import Console

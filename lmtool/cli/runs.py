@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmtool.cli.arguments import Json
-from lmtool.cli.output import plain
+from lmtool.printable import plain
 
 if TYPE_CHECKING:
     from lmtool.run.listing import Summary

@@ -74,7 +74,7 @@ def tokenize(
             resolved.tokenizer,
             cache=default_cache(),
             seed=resolved.seed,
-            progress=display.report,
+            report=display.report,
             out=output,
         )
     if show is not None:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from lmtool.cli.output import plain
 from lmtool.cli.progress import Display
 from lmtool.cli.signals import StopAtStep
+from lmtool.printable import plain
 
 if TYPE_CHECKING:
     from lmtool.tables.results import Results

@@ -1,6 +1,5 @@
 """Prompts in, text out: tokens decoded as they come, stop strings cut off, one record for each request."""
 
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -245,13 +244,6 @@ def complete(pieces: Iterable[Piece]) -> Iterator[Completion]:
             following += 1
     # A beam search of a tiny vocabulary may have found fewer hypotheses than were asked for, which leaves gaps.
     yield from (done[request] for request in sorted(done))
-
-
-def visible(text: str) -> str:
-    """`text` as it may be sent to a terminal: control characters other than newline and tab are escaped."""
-    return "".join(
-        char if char in "\n\t" or unicodedata.category(char) != "Cc" else f"\\x{ord(char):02x}" for char in text
-    )
 
 
 class StopStrings:

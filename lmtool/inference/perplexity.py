@@ -298,7 +298,7 @@ def _measure(
     if column is not None:
         data = data.model_copy(update={"column": column})
     store = world.main_first(
-        lambda: encode_files(sources, data, loaded.tokenizer, cache=default_cache(), progress=report)
+        lambda: encode_files(sources, data, loaded.tokenizer, cache=default_cache(), report=report)
     )
     result = perplexity(
         loaded.model, store, loaded.tokenizer, loaded.objective, loaded.compute, context, stride, world, report

@@ -6,6 +6,8 @@ from typing import Any
 
 import yaml
 
+from lmtool import printable
+
 Path = tuple[str | int, ...]
 """The way to a value: keys, and numbers inside lists."""
 
@@ -76,8 +78,7 @@ class Document:
 
 def escaped(text: str, limit: int = 60) -> str:
     """Text safe to print: control characters escaped, and shortened to `limit` characters."""
-    text = text if len(text) <= limit else text[: limit - 3] + "..."
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    return printable.plain(text if len(text) <= limit else text[: limit - 3] + "...")
 
 
 def shown(value: object) -> str:

@@ -1,15 +1,14 @@
 """Which columns of a table are read: those that are named, or those that have a usual name."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from lmtool.errors import DataError, UsageError
 from lmtool.text.files import place, shown
+from lmtool.text.rowfile import bare_name, missing_column
 from lmtool.text.table import Table
 
-# Names are compared in lower case, without spaces, hyphens and underscores. Earlier ones win.
+# Names are compared as `bare_name` gives them. Earlier ones win.
 TEXT_PAIRS = (
     ("premise", "hypothesis"),
     ("sentence1", "sentence2"),
@@ -89,7 +88,7 @@ def choose_columns(
 
     Without any given name, a source and a target are looked for where no column has the usual name of a label. When
     all columns but one are known, that one is the text, or else the label. With `labelled` False neither label nor
-    target is looked for. Raises DataError when a column is missing or not to be told, UsageError for contradictions.
+    target is looked for. Raises DataError when a column is missing or not inferred, UsageError for contradictions.
     """
     if (text_columns or label_column) and (source_column or target_column):
         raise UsageError(
@@ -101,7 +100,7 @@ def choose_columns(
     given = [(flag, name) for flag, name in flags if name is not None]
     for flag, name in given:
         if name not in table.names:
-            raise _missing(table, flag, name)
+            raise missing_column(name, table.names, place(table.path), flag)
     names = [name for _, name in given]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -157,41 +156,21 @@ def _translation(table: Table) -> tuple[str, str] | None:
         source, target = (_usual(table, (name,)) for name in pair)
         if source and target:
             return source, target
-    spoken = [name for name in table.names if _plain(name) in LANGUAGES]
+    spoken = [name for name in table.names if bare_name(name) in LANGUAGES]
     return (spoken[0], spoken[1]) if len(spoken) == 2 else None
 
 
 def _usual(table: Table, wanted: Sequence[str], exclude: Sequence[str | None] = ()) -> str | None:
     for plain in wanted:
         for name in table.names:
-            if _plain(name) == plain and name not in exclude:
+            if bare_name(name) == plain and name not in exclude:
                 return name
     return None
 
 
-def _plain(name: str) -> str:
-    return re.sub(r"[\s_-]", "", name.casefold())
-
-
-def _missing(table: Table, flag: str, name: str) -> DataError:
-    """The error for a column that is not there: names those that are, and the nearest."""
-    plain = {_plain(other): other for other in table.names}
-    near = get_close_matches(_plain(name), plain, n=1)
-    fix = f"did you mean {flag} {_argument(plain[near[0]])}?" if near else f"name one of these with {flag}"
-    return DataError(f"no column {shown(name)}; found {_found(table)}", where=place(table.path), fix=fix)
-
-
 def _cannot_tell(table: Table, what: str, flag: str) -> DataError:
     return DataError(
-        f"cannot tell which column is {what}; found {_found(table)}",
+        f"cannot tell which column is {what}; found {shown(', '.join(table.names), 120)}",
         where=place(table.path),
         fix=f"name it with {flag}; the first row of a table names its columns",
     )
-
-
-def _found(table: Table) -> str:
-    return shown(", ".join(table.names), 120)
-
-
-def _argument(name: str) -> str:
-    return name if re.fullmatch(r"[\w.-]+", name) else shown(name)

@@ -20,7 +20,7 @@ from lmtool.model.classifier import Classifier
 from lmtool.objective import Objective, build_objective
 from lmtool.recipe.spec import Classification, Data, Recipe, TokenizerFile
 from lmtool.tables.columns import Columns, choose_columns
-from lmtool.tables.labels import Kind, LabelMap
+from lmtool.tables.labels import LabelKind, LabelMap
 from lmtool.tables.reading import LabelledTexts, read_labelled, shared_rows
 from lmtool.tables.results import Results
 from lmtool.tables.rows import EncodedRow, TableExamples
@@ -238,7 +238,7 @@ def read_tables(
 def _read(task: TaskTables, recipe: Recipe, split: Saved | None) -> _Read:
     """The rows of a task's tables; a part is held out for validation where no table is named for that."""
     spec, data = recipe.objective, recipe.data
-    kind: Kind | None = None
+    kind: LabelKind | None = None
     known = None
     if isinstance(spec, Classification):
         if data.tasks:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from lmtool.errors import CheckpointError
 from lmtool.text.files import shown
 
-Kind = Literal["class", "multi", "number"]
+LabelKind = Literal["class", "multi", "number"]
 """One class a row, any number of them, or a number."""
 
 Label = str | tuple[str, ...] | float
@@ -30,7 +30,7 @@ class LabelMap:
     on the names alone, not on the rows. Numeric labels have no names.
     """
 
-    kind: Kind
+    kind: LabelKind
     names: tuple[str, ...] = ()
     _index: dict[str, int] = field(init=False, repr=False, compare=False)
 
@@ -38,7 +38,7 @@ class LabelMap:
         object.__setattr__(self, "_index", {name: i for i, name in enumerate(self.names)})
 
     @classmethod
-    def of(cls, kind: Kind, names: Iterable[str]) -> "LabelMap":
+    def of(cls, kind: LabelKind, names: Iterable[str]) -> "LabelMap":
         """The map of these names, in whatever order they come."""
         different = set(names)
         whole = all(_is_whole(name) for name in different)
@@ -80,7 +80,7 @@ class LabelMap:
         raise CheckpointError("the label map is damaged", where=where, fix="train again, or copy the run again")
 
 
-def decide_kind(cells: Collection[str | tuple[str, ...]]) -> Kind:
+def decide_kind(cells: Collection[str | tuple[str, ...]]) -> LabelKind:
     """The kind of a column of labels, none of them empty.
 
     multi when some cell holds a list or a semicolon; number when all cells are finite numbers, and some are not whole

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lmtool.printable import plain
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -229,7 +231,7 @@ def _more(count: int) -> list[str]:
 
 def _label(name: str, width: int = 30) -> str:
     """A name on one line, its control characters escaped, cut to a width."""
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+    text = plain(name)
     if _width(text) <= width:
         return text
     while _width(text) > width - 1:

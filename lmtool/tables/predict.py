@@ -13,7 +13,7 @@ from lmtool.recipe.spec import Classification, Seq2Seq
 from lmtool.run.find import find
 from lmtool.tables.columns import Columns, choose_columns
 from lmtool.tables.data import task_names
-from lmtool.tables.labels import Kind, LabelMap
+from lmtool.tables.labels import LabelKind, LabelMap
 from lmtool.tables.reading import LabelledText, read_labelled, stream_labelled
 from lmtool.tables.results import Results
 from lmtool.tables.tasks import AnsweringModel, Cells, Task, build_task
@@ -102,4 +102,8 @@ def _open(loaded: Loaded, source: str, task: str, *, labelled: bool) -> tuple[Ta
         target_column=data.target_column if labelled else None,
         labelled=labelled,
     )
-    return table, columns, LabelMap(cast(Kind, spec.task), spec.labels) if isinstance(spec, Classification) else None
+    return (
+        table,
+        columns,
+        LabelMap(cast(LabelKind, spec.task), spec.labels) if isinstance(spec, Classification) else None,
+    )

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, cast
 
 from lmtool.errors import DataError
 from lmtool.tables.columns import Columns
-from lmtool.tables.labels import SEPARATOR, Kind, Label, LabelMap, as_cell, as_names, as_number, decide_kind
+from lmtool.tables.labels import SEPARATOR, Label, LabelKind, LabelMap, as_cell, as_names, as_number, decide_kind
 from lmtool.text.files import place, shown
-from lmtool.text.table import Row, RowFault, Skipped, Table
+from lmtool.text.table import Row, RowFault, Skipped, Table, skip
 
 IMBALANCE = 10
 """A largest class with this many times the rows of the smallest is warned of."""
@@ -81,7 +81,7 @@ def stream_labelled(
 ) -> Iterator[tuple[Row, LabelledText]]:
     """Rows with what is read from them, in order and in bounded memory: for tables of any size.
 
-    A label column needs the labels of the training. Bad rows raise a RowFault, or are counted in `skipped`.
+    A label column needs the labels of the training data. Bad rows raise a RowFault, or are counted in `skipped`.
     """
     if columns.label is not None and labels is None:
         raise ValueError("a label column needs labels")
@@ -93,9 +93,7 @@ def stream_labelled(
                 example = read.labelled(example, row.line, labels.kind)
                 read.refuse_unknown(example, row.line, labels)
         except RowFault as fault:
-            if skipped is None:
-                raise
-            skipped.add(fault)
+            skip(fault, skipped)
         else:
             yield row, example
 
@@ -104,7 +102,7 @@ def read_labelled(
     table: Table,
     columns: Columns,
     *,
-    kind: Kind | None = None,
+    kind: LabelKind | None = None,
     labels: LabelMap | None = None,
     skip_bad_rows: bool = False,
 ) -> LabelledTexts:
@@ -112,8 +110,8 @@ def read_labelled(
 
     Without `labels` this is a training table: the kind of its labels is decided (see `labels.decide_kind`) unless
     given, and its classes are named. With the `labels` of a training table, other classes are faults. Rows whose
-    fields are all blank are left out with a notice.
-    Raises a RowFault for the first bad row, unless `skip_bad_rows` leaves them out; and DataError when nothing can be
+    fields are all blank are skipped with a notice.
+    Raises a RowFault for the first bad row, unless `skip_bad_rows` skips them; and DataError when nothing can be
     learnt: no rows left, or one class only.
     """
     skipped = Skipped()
@@ -121,19 +119,20 @@ def read_labelled(
     read_rows: list[tuple[LabelledText, int | None]] = []
     n_blank = 0
     with_label = columns.label is not None
-    for row in table.rows(skipped if skip_bad_rows else None):
+    counted = skipped if skip_bad_rows else None
+    for row in table.rows(counted):
         if all(value is None or (isinstance(value, str) and not value.strip()) for value in row.values):
             n_blank += 1
             continue
         try:
             read_rows.append((read.example(row), row.line))
         except RowFault as fault:
-            _skip(fault, skipped, skip_bad_rows)
+            skip(fault, counted)
     chosen: LabelMap | None = None
     if with_label:
         cells = [cast(str | tuple[str, ...], example.label) for example, _ in read_rows]
         known = labels.kind if labels else kind or decide_kind(cells)
-        read_rows = _labelled(read, read_rows, known, labels, skipped, skip_bad_rows)
+        read_rows = _labelled(read, read_rows, known, labels, counted)
         chosen = labels or LabelMap.of(known, count_labels([example for example, _ in read_rows]))
     items = tuple(example for example, _ in read_rows)
     if not items:
@@ -141,24 +140,17 @@ def read_labelled(
         raise DataError(what, where=place(table.path), fix=str(skipped) if skipped.count else "name a table with rows")
     if chosen is not None and labels is None:
         _refuse_one_class(items, chosen, table, columns)
-    blank = [Notice("blank rows", n_blank, f"left out {_rows(n_blank)} without any text")] if n_blank else []
+    blank = [Notice("blank rows", n_blank, f"skipped {_rows(n_blank)} without any text")] if n_blank else []
     notices = (*blank, *_notices(items, chosen, training=labels is None))
     return LabelledTexts(table, columns, chosen, items, skipped, notices)
-
-
-def _skip(fault: RowFault, skipped: Skipped, skip_bad_rows: bool) -> None:
-    if not skip_bad_rows:
-        raise fault
-    skipped.add(fault)
 
 
 def _labelled(
     read: "_Reader",
     rows: list[tuple[LabelledText, int | None]],
-    kind: Kind,
+    kind: LabelKind,
     labels: LabelMap | None,
-    skipped: Skipped,
-    skip_bad_rows: bool,
+    skipped: Skipped | None,
 ) -> list[tuple[LabelledText, int | None]]:
     good: list[tuple[LabelledText, int | None]] = []
     for raw, line in rows:
@@ -168,7 +160,7 @@ def _labelled(
                 read.refuse_unknown(example, line, labels)
             good.append((example, line))
         except RowFault as fault:
-            _skip(fault, skipped, skip_bad_rows)
+            skip(fault, skipped)
     if kind != "class" or labels is not None:
         return good
     counts = count_labels([example for example, _ in good])
@@ -180,7 +172,7 @@ def _labelled(
         if counts[cast(str, example.label)] > 1:
             kept.append((example, line))
         else:
-            _skip(read.single(example, line, alone, len(counts)), skipped, skip_bad_rows)
+            skip(read.single(example, line, alone, len(counts)), skipped)
     return kept
 
 
@@ -188,8 +180,8 @@ class _Reader:
     """Reads texts and labels from the rows of one table. Its methods raise RowFault."""
 
     def __init__(self, table: Table, columns: Columns) -> None:
-        self.table = table
         self.columns = columns
+        self._fault = table.fault
         self.text_at = [table.names.index(name) for name in columns.texts]
         self.label_at = table.names.index(columns.label) if columns.label is not None else None
         self.target_at = table.names.index(columns.target) if columns.target is not None else None
@@ -219,7 +211,7 @@ class _Reader:
             raise self._fault("empty label", "the label is empty", row.number, row.line, self.columns.label, fix)
         return LabelledText(texts, cell, None, row.number)
 
-    def labelled(self, example: LabelledText, line: int | None, kind: Kind) -> LabelledText:
+    def labelled(self, example: LabelledText, line: int | None, kind: LabelKind) -> LabelledText:
         """The same example with its cell read as a label of this kind."""
         cell = cast(str | tuple[str, ...], example.label)
         if kind == "multi":
@@ -238,7 +230,7 @@ class _Reader:
         assert example.label is not None
         name = labels.unknown(example.label)
         if name is not None:
-            what = f"the label {shown(name, 40)} is not among those of the training"
+            what = f"the label {shown(name, 40)} is not among those of the training data"
             fix = labels.suggestion(name)
             raise self._fault("label unseen in training", what, example.row, line, self.columns.label, fix)
 
@@ -264,9 +256,6 @@ class _Reader:
         what = f"the label is {found}, not {wanted}"
         fix = "correct it, or say of what kind the labels are: --labels class, multi or number"
         return self._fault("wrong label", what, example.row, line, self.columns.label, fix)
-
-    def _fault(self, kind: str, what: str, row: int, line: int | None, column: int | str | None, fix: str) -> RowFault:
-        return self.table.fault(kind, what, row, line, column, fix)
 
 
 _FILL = "fill it"
@@ -342,7 +331,7 @@ def shared_rows(train: LabelledTexts, test: LabelledTexts, name: str) -> Notice 
     if not shared:
         return None
     pair = f"row {shared[0].row} is row {first[shared[0].texts]} there"
-    text = f"{len(shared):,} of {_rows(len(test))} of {name} are in the train table, too; first: {pair}"
+    text = f"{len(shared):,} of {_rows(len(test))} of {name} are in the training table, too; first: {pair}"
     return Notice("rows shared by train and test", len(shared), text)
 
 

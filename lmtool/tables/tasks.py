@@ -23,7 +23,7 @@ from lmtool.model.classifier import Classifier
 from lmtool.objective import ClassificationObjective, Loss, Objective
 from lmtool.recipe.spec import Classification, Recipe
 from lmtool.tables.columns import Columns
-from lmtool.tables.labels import SEPARATOR, Kind, Label, LabelMap
+from lmtool.tables.labels import SEPARATOR, Label, LabelKind, LabelMap
 from lmtool.tables.metrics import (
     class_metrics,
     confusion_matrix,
@@ -121,7 +121,7 @@ class HeadTask(Task):
 
     def __init__(self, framing: Framing, spec: Classification) -> None:
         super().__init__(framing, "", spec.labels)
-        self._map = LabelMap(cast(Kind, spec.task), spec.labels)
+        self._map = LabelMap(cast(LabelKind, spec.task), spec.labels)
 
     def encode(self, items: Sequence[LabelledText]) -> list[EncodedRow]:
         rows = []

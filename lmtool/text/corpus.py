@@ -1,36 +1,33 @@
 """Corpora: files of every format as one stream of documents, in bounded memory."""
 
-import csv
-import json
 import re
-import shutil
-import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 from lmtool.errors import DataError
-from lmtool.text.delimited import sniff
-from lmtool.text.files import find_files, open_bytes, place, reading, shown, suffix, text_blocks, text_lines
+from lmtool.text.files import find_files, place, suffix, text_blocks
 from lmtool.text.hub import PREFIX, fetch
-from lmtool.text.tokenizer import without_surrogates
+from lmtool.text.rowfile import RowFile, not_text, open_rows
 
 CHUNK = 1 << 17
-"""Characters that a chunk holds, about: small enough for the encoders to stay in the processor's cache."""
+"""Characters that a chunk holds, about: small enough for the encoders to stay in a CPU core's cache."""
 
 Division = Literal["whole", "blank-line", "line"]
+
+_NO_LIMIT = 1 << 40
+"""Characters that a cell may have: any number of them."""
+_SAMPLE = 1 << 16
+"""Characters from which a delimiter is inferred: a corpus may be thousands of files."""
 
 _SAFE_CUT = re.compile(r"(?<=\S)[ \n]")
 _LEADING_BLANK_LINES = re.compile(r"\A(?:[^\S\n]*\n)+")
 _BLANK_LINES = re.compile(r"\r?\n(?:[^\S\n]*\n)+")
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Consecutive text: whole documents, but the first may have begun in an earlier chunk and the last may go on.
 
     A document is only ever cut before a space or line end that follows something else, where every tokenizer splits.
@@ -74,28 +71,24 @@ class Corpus:
         return suffix(path) != ".txt" or self.documents != "whole"
 
     def chunks(self) -> Iterator[Chunk]:
-        """The documents in order, those without any visible character left out, in chunks of about CHUNK characters."""
-        return _coalesce(chunk for path in self.files for chunk in self._of_file(path))
+        """The documents in order, without those that show no character, in chunks of about CHUNK characters."""
+        return _coalesce(chain.from_iterable(map(self._of_file, self.files)))
 
     def _of_file(self, path: Path) -> Iterator[Chunk]:
         chunks = self._divide(path)
         if self.stream and self._is_divided(path):
             chunks = _with_line_ends(chunks)
-        empty = True
-        for chunk in chunks:
-            empty = False
-            yield chunk
-        if empty and path in self.named:
+        first = next(chunks, None)
+        if first is not None:
+            yield first
+            yield from chunks
+        elif path in self.named:
             raise DataError("the file is empty: it holds no text", where=place(path), fix="name a file with text in it")
 
     def _divide(self, path: Path) -> Iterator[Chunk]:
-        match suffix(path):
-            case ".jsonl":
-                return _rows(_jsonl(path, self.column))
-            case ".csv":
-                return _rows(_csv(path, self.column))
-            case ".parquet":
-                return _rows(_parquet(path, self.column))
+        ending = suffix(path)
+        if ending != ".txt":
+            return _rows(_cells(open_rows(path, ending, _NO_LIMIT, quoted=True, sample=_SAMPLE), self.column))
         match self.documents:
             case "whole":
                 return _whole(text_blocks(path))
@@ -168,7 +161,7 @@ def _split_lines(text: str) -> list[str]:
 
 
 def _divided(blocks: Iterator[str], split: Callable[[str], list[str]]) -> Iterator[Chunk]:
-    """Documents that separators part, blank lines before them left out; very long ones in pieces."""
+    """Documents that separators part, without blank lines before them; very long ones in pieces."""
     rest, starts = "", True
     for block in chain(blocks, ["\n\n"]):
         text = rest + block
@@ -211,11 +204,11 @@ def _coalesce(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
     for chunk in chunks:
         if not texts:
             starts, ends = chunk.starts, True
-        head = 0
-        if not ends:
+        if ends:
+            texts += chunk.texts
+        else:
             texts[-1] += chunk.texts[0]
-            head = 1
-        texts += chunk.texts[head:]
+            texts += chunk.texts[1:]
         size, ends = size + chunk.size, chunk.ends
         if size >= CHUNK // 2:
             yield Chunk(texts, starts, ends)
@@ -224,98 +217,13 @@ def _coalesce(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
         yield Chunk(texts, starts, ends)
 
 
-def _jsonl(path: Path, column: str) -> Iterator[str]:
-    for first, lines in text_lines(path):
-        for number, line in enumerate(lines, first):
-            if not line.isspace():
-                where = f"{place(path)}:{number}"
-                try:
-                    row = json.loads(line)
-                except (json.JSONDecodeError, RecursionError) as error:
-                    what = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
-                    raise DataError(
-                        f"not JSON: {what}: {shown(line.strip(), 40)}", where=where, fix="one JSON object on each line"
-                    ) from None
-                if not isinstance(row, dict):
-                    raise DataError("not a JSON object", where=where, fix=f'write {{"{column}": "..."}} on each line')
-                if column not in row:
-                    raise no_column(column, list(row), where)
-                text = _text(row[column], column, where)
-                yield without_surrogates(text)
-
-
-def _csv(path: Path, column: str) -> Iterator[str]:
-    csv.field_size_limit(sys.maxsize)
-    blocks = (lines for _, lines in text_lines(path))
-    head = next(blocks, [])
-    dialect = sniff([*enumerate(head, 1)], whole=False, order=",;\t|", delimiter=None, quoted=True)
-    lines = chain(head, chain.from_iterable(blocks))
-    reader = csv.reader(lines, delimiter=dialect.delimiter, skipinitialspace=dialect.skip_space, strict=True)
-    try:
-        names = next(reader, None)
-        if names is None:
-            return
-        if column not in names:
-            raise no_column(column, names, f"{place(path)}:1")
-        index = names.index(column)
-        for row in reader:
-            if not row:
-                continue
-            if len(row) != len(names):
-                raise DataError(
-                    f"the row has {len(row)} fields, the header {len(names)}",
-                    where=f"{place(path)}:{reader.line_num}",
-                    fix=f"quote fields that hold {shown(dialect.delimiter)} or line ends",
-                )
-            yield row[index]
-    except csv.Error as error:
-        raise DataError(f"not CSV: {error}", where=f"{place(path)}:{reader.line_num}", fix="check its quotes") from None
-
-
-def _parquet(path: Path, column: str) -> Iterator[str]:
-    import pyarrow
-    import pyarrow.parquet
-
-    with reading(path), tempfile.TemporaryFile() as unpacked, open_bytes(path) as packed:
-        file: Any = packed
-        if path.name.lower().endswith(".gz"):
-            shutil.copyfileobj(packed, unpacked)
-            file = unpacked
-        try:
-            table = pyarrow.parquet.ParquetFile(file)
-            names = table.schema_arrow.names
-            if column not in names:
-                raise no_column(column, names, place(path))
-            row = 0
-            for batch in table.iter_batches(batch_size=1024, columns=[column]):
-                for value in batch.column(0).to_pylist():
-                    row += 1
-                    yield _text(value, column, f"{place(path)}, row {row}")
-        except (pyarrow.ArrowException, OSError) as error:
-            raise DataError(
-                f"not a Parquet file: {shown(str(error), 100)}",
-                where=place(path),
-                fix="copy it again, or give it the suffix of what it is",
-            ) from error
-
-
-def _text(value: object, column: str, where: str) -> str:
-    """A cell as text; nothing for null."""
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise DataError(
-            f"column {shown(column)} holds {type(value).__name__}, not text",
-            where=where,
-            fix="name the column of text with --column",
-        )
-    return value
-
-
-def no_column(column: str, found: list[str], where: str) -> DataError:
-    """The error for a column that is not there: names those that are, and the nearest."""
-    near = get_close_matches(column, found, n=1) or (found if len(found) == 1 else [])
-    fix = "name one of these with --column"
-    if near:
-        fix = f"name it: --column {near[0] if near[0].isidentifier() else shown(near[0])}"
-    return DataError(f"no column {shown(column)}; found {shown(', '.join(found), 120)}", where=where, fix=fix)
+def _cells(file: RowFile, column: str) -> Iterator[str]:
+    """The texts of one column; nothing for null."""
+    for row, (line, values, fault) in enumerate(file.records(only=column), 1):
+        if fault is not None:
+            raise DataError(fault.what, where=file.where(row, fault.line, fault.column), fix=fault.fix)
+        text = values[0]
+        if isinstance(text, str):
+            yield text
+        elif text is not None:
+            raise not_text(text, file.where(row, line, column))

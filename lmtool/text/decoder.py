@@ -130,12 +130,6 @@ def decode_bytes(pieces: Sequence[bytes], tokens: Sequence[int]) -> str:
     return b"".join(pieces[t] for t in tokens if t < len(pieces)).decode("utf-8", errors="replace")
 
 
-def visible(piece: bytes) -> str:
-    """Bytes as a person can read them: control characters and bytes that are no UTF-8 escaped."""
-    text = piece.decode("utf-8", errors="backslashreplace")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 def code_points(text: str) -> "np.ndarray[tuple[int], np.dtype[np.uint32]]":
     """The code point of each character."""
     return np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)

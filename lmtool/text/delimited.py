@@ -1,33 +1,33 @@
-"""Delimited text: lines, records and fields of CSV and its relatives, and how to tell which relative it is.
+"""Delimited text: records and fields of CSV and its relatives, and how to infer which relative it is.
 
 The grammar is that of Python's csv module in its strict form: a quote opens a quoted field only where a field begins,
 two quotes inside one stand for one, and after the closing quote comes a delimiter or the line end. Unlike csv, a fault
 does not end the reading: it is named with its line, and the next line begins a new record.
 """
 
-import codecs
+import csv
 import re
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
+from functools import cache
+from itertools import takewhile
+from typing import Any, NamedTuple
 
-from lmtool.errors import DataError, UsageError
-from lmtool.text.files import BLOCK, open_bytes, place, reading, shown
+from lmtool.text.files import count_lines, line_end, shown, split_lines
 
 FIELD_LIMIT = 1 << 20
 """Characters that a field may have, unless another limit is asked for."""
 
 SAMPLE = 1 << 20
-"""Characters from which delimiter and quoting are told."""
+"""Characters from which delimiter and quoting are inferred."""
 
 LINE_FACTOR = 16
 """A line must be shorter than this many fields at their limit; what is longer is not kept in memory."""
 
 _DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "pipe"}
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
-_LINE_END = re.compile(r"\r\n?|\n")
+_NUL_FIX = "remove it; if the file is UTF-16, say so: --encoding utf-16"
 
 
 @dataclass(frozen=True)
@@ -47,203 +47,122 @@ class Dialect:
 
 
 class Fault(NamedTuple):
-    """What is wrong with a record."""
+    """What is wrong with a record. `kind` names it without its particulars."""
 
     kind: str
     what: str
     fix: str
-    line: int
-    column: int
-    """Index of the field."""
+    line: int | None
+    column: int | str | None
+    """Index or name of the column."""
     at_end: bool = False
     """Nothing but the end of the text shows the fault."""
 
 
-class Record(NamedTuple):
-    """The fields of a record, or what is wrong with it, and the line on which it begins."""
+Record = tuple[int | None, Sequence[Any], Fault | None]
+"""The line on which a record begins, where there are lines; its values; and what is wrong with it.
 
-    line: int
-    fields: list[str]
-    fault: Fault | None = None
+A plain tuple: a corpus has hundreds of thousands of them a second."""
 
 
-Line = tuple[int, str]
-
-
-def read_lines(path: Path, encoding: str | None, limit: int) -> Iterator[Line]:
-    """Numbered lines with their ends (CR LF, LF or CR), without a byte order mark; UTF-8 unless `encoding` is given.
-
-    Of a line of LINE_FACTOR * limit characters or more only the first so many are returned.
-    Raises DataError where the bytes are no text in that encoding, and UsageError when there is no such encoding.
-    """
-    number, held, dropped = 1, "", False
-    for block in _text(path, encoding):
-        lines = _split(held + block)
-        held = lines.pop()
-        for line in lines:
-            if not dropped:
-                yield number, line[: LINE_FACTOR * limit]
-            number, dropped = number + 1, False
-        if len(held) > LINE_FACTOR * limit:
-            if not dropped:
-                yield number, held[: LINE_FACTOR * limit]
-            # A final CR may be half of a line end.
-            held, dropped = "\r" if held.endswith("\r") else "", True
-    if held and not dropped:
-        yield number, held
-
-
-def _split(text: str) -> list[str]:
-    """Whole lines of `text`, and what comes after them; a final CR is held back, since LF may follow."""
-    if "\r" not in text:
-        *whole, rest = text.split("\n")
-        return [*(line + "\n" for line in whole), rest]
-    lines, begin = [], 0
-    for match in _LINE_END.finditer(text):
-        if match.end() == len(text) and match.group() == "\r":
-            break
-        lines.append(text[begin : match.end()])
-        begin = match.end()
-    return [*lines, text[begin:]]
-
-
-def _text(path: Path, encoding: str | None) -> Iterator[str]:
-    try:
-        "a".encode(encoding or "utf-8")  # Encodings of bytes, such as base64, fail here.
-        decoder = codecs.getincrementaldecoder(encoding or "utf-8")()
-    except LookupError:
-        raise UsageError(
-            f"there is no encoding {shown(encoding or '')}", fix="for example --encoding cp1252, utf-16 or gb18030"
-        ) from None
-    newlines, first = 0, True
-    with reading(path), open_bytes(path) as file:
-        while True:
-            data = file.read(BLOCK)
-            if first:
-                _refuse_other_formats(data, path, encoding)
-            try:
-                text = decoder.decode(data, not data)
-            except UnicodeDecodeError as error:
-                before = error.object[: error.start].decode(encoding or "utf-8", "ignore")
-                raise _not_text(error, newlines + before.count("\n") + 1, path, encoding) from None
-            if first:
-                text = text.removeprefix("\ufeff")
-            first = first and not text
-            newlines += text.count("\n")
-            if text:
-                yield text
-            if not data:
-                return
-
-
-def _refuse_other_formats(head: bytes, path: Path, encoding: str | None) -> None:
-    if head.startswith((b"PK\x03\x04", b"\xd0\xcf\x11\xe0")):
-        raise DataError("a workbook or archive, not text", where=place(path), fix="save the sheet as CSV (UTF-8)")
-    if head.startswith(b"\x1f\x8b"):
-        raise DataError("gzip, not text", where=place(path), fix="unpack it, or give its name the ending .gz")
-    if encoding is None and head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise DataError("the text is UTF-16, not UTF-8", where=place(path), fix="say so: --encoding utf-16")
-
-
-def _not_text(error: UnicodeDecodeError, line: int, path: Path, encoding: str | None) -> DataError:
-    byte = f"byte 0x{error.object[error.start]:02x}" if error.start < len(error.object) else "the end"
-    other = (
-        "name the right one: --encoding NAME" if encoding else "say how it is encoded, for example --encoding cp1252"
-    )
-    return DataError(f"not valid {encoding or 'UTF-8'}: {byte}", where=f"{place(path)}:{line}", fix=other)
-
-
-def records(lines: Iterable[Line], dialect: Dialect, limit: int = FIELD_LIMIT) -> Iterator[Record]:
-    """The records that lines make; empty lines make none, as in csv.
+def records(stretches: Iterable[str], dialect: Dialect, limit: int = FIELD_LIMIT) -> Iterator[Record]:
+    """The records of text that comes in stretches of whole lines; empty lines make none, as in csv.
 
     A field is a fault when it has more than `limit` characters, is not closed, is closed before its end, or holds NUL.
     After an unclosed quote the next line begins a new record, so that one bad row does not swallow the others.
     """
-    again: deque[Line] = deque()
-    source = iter(lines)
-    delimiter, quoted, skip = dialect.delimiter, dialect.quoted, dialect.skip_space
-    while True:
-        item = again.popleft() if again else next(source, None)
-        if item is None:
-            return
-        number, line = item
-        if len(line) >= LINE_FACTOR * limit:
-            yield Record(number, [], long_line(number, limit))
-            continue
-        if quoted and '"' in line:
-            yield _quoted(item, source, again, dialect, limit)
-            continue
-        line = line.rstrip("\r\n")
-        if not line:
-            continue
-        fields = line.split(delimiter)
-        if skip:
-            fields = [field.lstrip(" ") for field in fields]
-        fault = None
-        if "\0" in line:
-            fault = _nul(fields, number)
-        elif len(line) > limit and max(map(len, fields)) > limit:
-            fault = _too_long(fields, number, limit)
-        yield Record(number, fields, fault)
+    source = iter(stretches)
+    line = 1
+    for text in source:
+        is_last = False
+        while text:
+            # The csv module is several times faster. Where it stops, at a fault, inside a field or at one of more than
+            # 128 KiB, `_record` goes on.
+            lines, n_done, start = split_lines(text), 0, 0
+            if "\0" not in text and len(text) < LINE_FACTOR * limit:
+                is_long = len(text) > limit
+                reader = csv.reader(
+                    lines,
+                    delimiter=dialect.delimiter,
+                    quoting=csv.QUOTE_MINIMAL if dialect.quoted else csv.QUOTE_NONE,
+                    skipinitialspace=dialect.skip_space,
+                    strict=True,
+                )
+                with suppress(csv.Error):
+                    for fields in reader:
+                        if is_long and max(map(len, fields), default=0) > limit:
+                            break
+                        if fields:
+                            yield line + n_done, fields, None
+                        n_done, start = reader.line_num, lines.tell()
+            line += n_done
+            while start < len(text) and (found := _record(text, start, line, is_last, dialect, limit)):
+                record, stop = found
+                if record[2] or text[start] not in "\r\n":
+                    yield record
+                start, line = stop, line + count_lines(text, start, stop)
+            text = text[start:]
+            if text:
+                more = _at_least(len(text), source)
+                text, is_last = text + more, not more
 
 
-def _quoted(first: Line, source: Iterator[Line], again: deque[Line], dialect: Dialect, limit: int) -> Record:
-    """The record that begins on a line with quotes; lines that a fault sets free are put into `again`."""
-    delimiter, skip = dialect.delimiter, dialect.skip_space
-    number, line = first
-    at, nul, pos = number, 0, 0
+def _at_least(size: int, source: Iterator[str]) -> str:
+    """The next `size` characters or more: by doubling, a long field is read in linear time."""
+    texts: list[str] = []
+    while size > 0 and (text := next(source, "")):
+        texts.append(text)
+        size -= len(text)
+    return "".join(texts)
+
+
+def _record(text: str, start: int, line: int, is_last: bool, dialect: Dialect, limit: int) -> tuple[Record, int] | None:
+    """The record that begins at `start`, and where the next one begins.
+
+    None when the record does not end in `text` and this is not the last.
+    """
     fields: list[str] = []
+    position, stop = start, line_end(text, start)
+    if stop - start >= LINE_FACTOR * limit:
+        return (line, fields, long_line(line, limit)), stop
     while True:
-        nul = nul or ("\0" in line and at)
-        while skip and line.startswith(" ", pos):
-            pos += 1
-        if not line.startswith('"', pos):
-            end = line.find(delimiter, pos)
-            fields.append(line[pos:end] if end >= 0 else line[pos:].rstrip("\r\n"))
+        while dialect.skip_space and text.startswith(" ", position):
+            position += 1
+        if not dialect.quoted or not text.startswith('"', position):
+            end = text.find(dialect.delimiter, position, stop)
+            fields.append(text[position:end] if end >= 0 else text[position:stop].rstrip("\r\n"))
             if end < 0:
                 break
-            pos = end + 1
+            position = end + 1
             continue
-        opened, column, size = at, len(fields), 0
-        parts: list[str] = []
-        held: list[Line] = []
-        pos += 1
-        while True:
-            end = line.find('"', pos)
-            if end >= 0:
-                twice = line.startswith('""', end)
-                parts.append(line[pos : end + twice])
-                pos = end + 1 + twice
-                if not twice:
-                    break
-                continue
-            parts.append(line[pos:])
-            size += len(line) - pos
-            item = (again.popleft() if again else next(source, None)) if size <= limit else None
-            if item is None:
-                again.extendleft(reversed(held))
-                fault = _unclosed(opened, column, limit if size > limit else None)
-                return Record(number, fields, fault)
-            held.append(item)
-            at, line = item
-            if len(line) >= LINE_FACTOR * limit:
-                again.extendleft(reversed(held))
-                return Record(number, fields, _unclosed(opened, column, limit))
-            nul = nul or ("\0" in line and at)
-            pos = 0
-        fields.append("".join(parts))
-        if line.startswith(delimiter, pos):
-            pos += 1
-        elif not line[pos:].rstrip("\r\n"):
+        position, next_line = position + 1, stop
+        # A field at its limit may be as long again in the file, where it holds nothing but quotes.
+        horizon = position + 2 * limit
+        window = min(line_end(text, horizon), position + LINE_FACTOR * limit)
+        close = text.find('"', position, window)
+        while close >= 0 and text.startswith('"', close + 1):
+            close = text.find('"', close + 2, window)
+        if close < 0 and horizon >= len(text) and not is_last:
+            return None
+        opened = line + count_lines(text, start, position)
+        if close < 0:
+            fault = _unclosed(opened, len(fields), limit if horizon < len(text) else None)
+            return (line, fields, fault), next_line
+        if close >= stop:
+            stop = line_end(text, close)
+        rest = text[close + 1 : stop].rstrip("\r\n")
+        if rest and not rest.startswith(dialect.delimiter):
+            closed = line + count_lines(text, start, close)
+            return (line, fields, _stray(opened, closed, len(fields), rest)), next_line
+        fields.append(text[position:close].replace('""', '"'))
+        if not rest:
             break
-        else:
-            again.extendleft(reversed(held))
-            return Record(number, fields, _stray(opened, at, column, line[pos:]))
-    if nul:
-        return Record(number, fields, _nul(fields, nul))
-    if max(map(len, fields)) > limit:
-        return Record(number, fields, _too_long(fields, number, limit))
-    return Record(number, fields)
+        position = close + 2
+    nul = text.find("\0", start, stop)
+    misfitting = misfit(fields, line + count_lines(text, start, max(start, nul)), limit, _NUL_FIX)
+    if any(len(part) >= LINE_FACTOR * limit for part in split_lines(text[start:stop])):
+        misfitting = long_line(line, limit)
+    return (line, fields, misfitting), stop
 
 
 def _unclosed(line: int, column: int, limit: int | None) -> Fault:
@@ -254,7 +173,7 @@ def _unclosed(line: int, column: int, limit: int | None) -> Fault:
 
 
 def _stray(opened: int, closed: int, column: int, rest: str) -> Fault:
-    found = shown(rest.rstrip("\r\n"), 20)
+    found = shown(rest, 20)
     if opened == closed:
         what = f"a quoted field goes on after its closing quote: {found}"
         return Fault(
@@ -264,27 +183,26 @@ def _stray(opened: int, closed: int, column: int, rest: str) -> Fault:
     return Fault("unclosed quote", what, "close it", opened, column)
 
 
-def _nul(fields: list[str], line: int) -> Fault:
-    column = next(i for i, field in enumerate(fields) if "\0" in field)
-    fix = "remove it; if the file is UTF-16, say so: --encoding utf-16"
-    return Fault("NUL byte", "a NUL byte, which is not text", fix, line, column)
+def misfit(values: Sequence[Any], line: int | None, limit: int, nul_fix: str = "remove it") -> Fault | None:
+    """The fault of the first text that is longer than `limit` or holds NUL."""
+    for column, value in enumerate(values):
+        if isinstance(value, str):
+            if len(value) > limit:
+                what = f"the field has more than {limit:,} characters"
+                return Fault("field too long", what, "shorten or divide it", line, column)
+            if "\0" in value:
+                return Fault("NUL byte", "a NUL byte, which is not text", nul_fix, line, column)
+    return None
 
 
 def long_line(line: int, limit: int) -> Fault:
     """The fault of a line that was not kept whole."""
     what = f"the line has {LINE_FACTOR * limit:,} characters or more, the limit of a line"
-    return Fault("field too long", what, "shorten or divide its fields", line, 0)
+    return Fault("field too long", what, "shorten or divide its fields", line, None)
 
 
-def _too_long(fields: list[str], line: int, limit: int) -> Fault:
-    column = next(i for i, field in enumerate(fields) if len(field) > limit)
-    return Fault(
-        "field too long", f"the field has more than {limit:,} characters", "shorten or divide it", line, column
-    )
-
-
-def sniff(lines: list[Line], whole: bool, order: str, delimiter: str | None, quoted: bool | None) -> Dialect:
-    """The dialect of the first lines of a text; `whole` when there are no more. What is given is not guessed.
+def sniff(text: str, whole: bool, order: str, delimiter: str | None, quoted: bool | None) -> Dialect:
+    """The dialect of the first lines of a text; `whole` when there are no more. What is given is not inferred.
 
     The delimiter is the one that occurs in the header and gives most records as many fields as the header has;
     of equals, the first in `order`. Quotes count where the delimiter is no tab. Where it is a tab, they count when
@@ -292,50 +210,43 @@ def sniff(lines: list[Line], whole: bool, order: str, delimiter: str | None, quo
     are written as quoted fields are, and one of them holds a doubled quote, or a whole column and its name are quoted.
     Spaces after a delimiter are left out when they follow every one, or when more records are good without them.
     """
+    parse = cache(lambda dialect: _parse(text, whole, dialect))
     if delimiter is None:
-        kinds = [Dialect(d, quotes) for d in order for quotes in _possible(d, quoted)]
-        scores = [_score(lines, whole, dialect) for dialect in kinds]
-        delimiter = kinds[scores.index(max(scores))].delimiter
+        both = [True, False] if quoted is None else [quoted]
+        kinds = [Dialect(d, q) for d in order for q in (both if d == "\t" else both[:1])]
+        delimiter = max(kinds, key=lambda dialect: _score(parse(dialect))).delimiter
     if quoted is None:
-        quoted = delimiter != "\t" or _uses_quotes(lines, whole)
+        quoted = delimiter != "\t" or _uses_quotes(text, *(_score(parse(Dialect("\t", q))) for q in (False, True)))
     dialect = Dialect(delimiter, quoted)
-    if quoted and delimiter != " " and any(delimiter + " " in line for _, line in lines):
+    if quoted and delimiter != " " and delimiter + " " in text:
         spaced = Dialect(delimiter, quoted, skip_space=True)
-        better = _score(lines, whole, spaced) - _score(lines, whole, dialect)
-        rows = [record.fields[1:] for record in records(lines, dialect) if len(record.fields) > 1]
-        always = bool(rows) and all(field.startswith(" ") for row in rows for field in row)
+        better = _score(parse(spaced)) - _score(parse(dialect))
+        behind = [field for _, fields, _ in parse(dialect) for field in fields[1:]]
+        always = bool(behind) and all(field.startswith(" ") for field in behind)
         return spaced if better > 0 or (better == 0 and always) else dialect
     return dialect
 
 
-def _possible(delimiter: str, quoted: bool | None) -> list[bool]:
-    if quoted is not None:
-        return [quoted]
-    return [True, False] if delimiter == "\t" else [True]
+def _parse(text: str, whole: bool, dialect: Dialect) -> list[Record]:
+    """The records of a sample, without one that goes on behind it; none when the header does not hold several."""
+    found = records([text], dialect)
+    header = next(found, (1, [], None))
+    if header[2] or len(header[1]) < 2:
+        return []
+    return [header, *takewhile(lambda record: whole or not (record[2] and record[2].at_end), found)]
 
 
-def _score(lines: list[Line], whole: bool, dialect: Dialect) -> float:
-    """The part of the records that have as many fields as the header; -1 when the header does not hold several."""
-    width, counts = 0, Counter[bool]()
-    for record in records(lines, dialect):
-        if record.fault and record.fault.at_end and not whole:
-            break
-        if not width:
-            width = 0 if record.fault else len(record.fields)
-            if width < 2:
-                return -1.0
-        counts[not record.fault and len(record.fields) == width] += 1
-    return counts[True] / max(counts.total(), 1)
+def _score(sample: list[Record]) -> float:
+    """The part of the records that have as many fields as the header; -1 when there are none."""
+    good = [not fault and len(fields) == len(sample[0][1]) for _, fields, fault in sample]
+    return sum(good) / len(good) if good else -1.0
 
 
-def _uses_quotes(lines: list[Line], whole: bool) -> bool:
+def _uses_quotes(text: str, score_plain: float, score_quoted: float) -> bool:
     """Whether quotes in tab-separated text enclose fields; see `sniff`."""
-    if not any('"' in line for _, line in lines):
-        return False
-    plain, quoted = (_score(lines, whole, Dialect("\t", quotes)) for quotes in (False, True))
-    if plain != quoted:
-        return quoted > plain
-    rows = [record.fields for record in records(lines, Dialect("\t", False))]
+    if score_plain != score_quoted:
+        return score_quoted > score_plain
+    rows = [fields for _, fields, _ in records([text], Dialect("\t", False))]
     suspects = [field for row in rows for field in row if '"' in field]
     if not all(_QUOTED.fullmatch(field) for field in suspects):
         return False

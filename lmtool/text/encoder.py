@@ -1,7 +1,7 @@
 """Encoding many texts at once, as fast as it goes.
 
-An Encoder gives the same ids as the tokenizer's own `encode`. Byte-level BPE goes through tiktoken where that is proven
-equal: the library `tokenizers` stays the reference, and takes over where it is not.
+A BatchEncoder gives the same ids as the tokenizer's own `encode`. Byte-level BPE goes through tiktoken where that is
+proven equal: the library `tokenizers` stays the reference, and takes over where it is not.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from lmtool.text.decoder import code_points
 
 Ids = NDArray[np.uint32]
 Lengths = NDArray[np.int64]
-Encoder = Callable[[Sequence[str]], tuple[Ids, Lengths]]
+BatchEncoder = Callable[[Sequence[str]], tuple[Ids, Lengths]]
 """Texts -> all their ids in one array, and how many ids each text has. Safe to call from several threads."""
 
 _SPLIT = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
@@ -36,7 +36,7 @@ _HOSTILE = (
 )
 
 
-def batch_encoder(inner: Inner) -> Encoder:
+def batch_encoder(inner: Inner) -> BatchEncoder:
     """The reference: `tokenizers` itself."""
 
     def encode(texts: Sequence[str]) -> tuple[Ids, Lengths]:
@@ -48,7 +48,7 @@ def batch_encoder(inner: Inner) -> Encoder:
     return encode
 
 
-def char_encoder(characters: Sequence[str], unk_id: int) -> Encoder:
+def char_encoder(characters: Sequence[str], unk_id: int) -> BatchEncoder:
     """Encoder of a tokenizer whose token i is `characters[i]`, and nothing where that is empty."""
     id_of = np.full(0x110000, unk_id, dtype=np.uint32)
     for i, character in enumerate(characters):
@@ -61,7 +61,7 @@ def char_encoder(characters: Sequence[str], unk_id: int) -> Encoder:
     return encode
 
 
-def fast_encoder(inner: Inner, pieces: Sequence[bytes], reference: Encoder) -> Encoder | None:
+def fast_encoder(inner: Inner, pieces: Sequence[bytes], reference: BatchEncoder) -> BatchEncoder | None:
     """Encoder of the byte-level BPE `inner` through tiktoken, or None when it might give other ids.
 
     tiktoken joins two tokens whenever their join is a token, `tokenizers` only when the pair was learnt. The two agree

@@ -1,9 +1,10 @@
-"""Finding and reading files of text: paths, folders and globs; UTF-8, plain or gzip, in bounded memory."""
+"""Finding and reading files of text: paths, folders and globs; plain or gzip, in bounded memory."""
 
 import codecs
 import glob
 import gzip
 import hashlib
+import io
 import os
 import zlib
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, cast
 
-from lmtool.errors import DataError, LmtoolError, ResourceError
+from lmtool.errors import DataError, LmtoolError, ResourceError, UsageError
 from lmtool.text import bundled
 
 SUFFIXES = (".txt", ".jsonl", ".csv", ".parquet")
@@ -33,7 +34,7 @@ def place(path: Path) -> str:
 
 
 def suffix(path: Path) -> str:
-    """The format that a file's name tells, .gz taken off; .txt when the name tells none."""
+    """The format inferred from a file's name, .gz taken off; .txt when that names none."""
     name = path.name.lower().removesuffix(".gz")
     return next((s for s in SUFFIXES[1:] if name.endswith(s)), ".txt")
 
@@ -41,7 +42,7 @@ def suffix(path: Path) -> str:
 def find_files(source: str) -> list[Path]:
     """The files that a path, a folder or a glob means, in order of their names.
 
-    Folders are searched to the bottom for the known formats; hidden files are left out. Where there is no data/NAME, it
+    Folders are searched to the bottom for the known formats; hidden files are skipped. Where there is no data/NAME, it
     means the bundled text of that name.
     Raises DataError when nothing is there, ResourceError when it may not be read.
     """
@@ -113,44 +114,51 @@ def open_bytes(path: Path) -> IO[bytes]:
     return cast(IO[bytes], gzip.open(path)) if path.name.lower().endswith(".gz") else open(path, "rb")
 
 
-def text_blocks(path: Path) -> Iterator[str]:
-    """The text of a UTF-8 file, block by block, without a byte order mark.
+def text_blocks(path: Path, encoding: str | None = None) -> Iterator[str]:
+    """The text of a file, block by block, without a byte order mark.
 
-    Raises DataError with the byte offset (in the unpacked text, for .gz) of what is no text.
+    `encoding` is what --encoding says. Without such an option the text is UTF-8, and a NUL byte shows a binary file.
+    Raises DataError, with line and byte offset (in the unpacked text, for .gz), where the bytes are no text; and
+    UsageError when there is no such encoding.
     """
+    try:
+        "a".encode(encoding or "utf-8")  # Encodings of bytes, such as base64, fail here.
+        decoder = codecs.getincrementaldecoder(encoding or "utf-8")()
+    except LookupError:
+        raise UsageError(
+            f"there is no encoding {shown(encoding or '')}", fix="for example --encoding cp1252, utf-16 or gb18030"
+        ) from None
+    offset, first = 0, True
     with reading(path), open_bytes(path) as file:
-        offset, rest = 0, b""
-        while block := file.read(BLOCK):
+        while True:
+            data = file.read(BLOCK)
             if offset == 0:
-                _refuse_utf16(block, path)
-            data = rest + block
-            _refuse_nul(block, offset + len(rest), path)
-            text, used = _decode(data, offset, path, final=False)
-            rest = data[used:]
-            if offset == 0:
+                _refuse_other_formats(data, path, encoding)
+            if encoding is None:
+                _refuse_nul(data, offset, path)
+            offset += len(data)
+            try:
+                text = decoder.decode(data, not data)
+            except UnicodeDecodeError as error:
+                raise _not_text(error, offset - len(error.object) + error.start, path, encoding) from None
+            if first:
                 text = text.removeprefix("\ufeff")
-            offset += used
+            first = first and not text
             if text:
                 yield text
-        _decode(rest, offset, path, final=True)
+            if not data:
+                return
 
 
-def _decode(data: bytes, offset: int, path: Path, *, final: bool) -> tuple[str, int]:
-    try:
-        return codecs.utf_8_decode(data, "strict", final)
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"not valid UTF-8: byte 0x{data[error.start]:02x} at offset {offset + error.start}",
-            where=place(path),
-            fix="convert the file, for example with `iconv -f latin1 -t utf-8`, if that is what it is",
-        ) from None
-
-
-def _refuse_utf16(block: bytes, path: Path) -> None:
-    if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise DataError(
-            "the text is UTF-16, not UTF-8", where=place(path), fix="convert it: `iconv -f utf-16 -t utf-8`"
-        )
+def _refuse_other_formats(head: bytes, path: Path, encoding: str | None) -> None:
+    if head.startswith((b"PK\x03\x04", b"\xd0\xcf\x11\xe0")):
+        raise DataError("a workbook or archive, not text", where=place(path), fix="save the sheet as CSV (UTF-8)")
+    if head.startswith(b"\x1f\x8b"):
+        raise DataError("gzip, not text", where=place(path), fix="unpack it, or give its name the ending .gz")
+    is_utf8 = codecs.lookup(encoding or "utf-8").name == "utf-8"
+    if is_utf8 and head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        fix = "say so: --encoding utf-16" if encoding else "convert it: `iconv -f utf-16 -t utf-8`"
+        raise DataError("the text is UTF-16, not UTF-8", where=place(path), fix=fix)
 
 
 def _refuse_nul(block: bytes, offset: int, path: Path) -> None:
@@ -163,20 +171,68 @@ def _refuse_nul(block: bytes, offset: int, path: Path) -> None:
         )
 
 
-def text_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Lines of a UTF-8 file with their line ends: the number of the first one, from 1, and a list of some."""
-    number, rest = 1, []
-    for block in text_blocks(path):
-        lines = block.split("\n")
-        if len(lines) == 1:
-            rest.append(block)
-            continue
-        lines[0] = "".join([*rest, lines[0]])
-        rest = [lines.pop()]
-        yield number, [line + "\n" for line in lines]
-        number += len(lines)
-    if last := "".join(rest):
-        yield number, [last]
+def _not_text(error: UnicodeDecodeError, offset: int, path: Path, encoding: str | None) -> DataError:
+    """The error for the byte at `offset`. Its line is counted only here, since counting takes longer than decoding."""
+    decoder = codecs.getincrementaldecoder(encoding or "utf-8")("ignore")
+    line, rest = 1, offset
+    with open_bytes(path) as file:
+        while before := file.read(min(BLOCK, rest)):
+            line += decoder.decode(before).count("\n")
+            rest -= len(before)
+    byte = f"byte 0x{error.object[error.start]:02x}" if error.start < len(error.object) else "the end"
+    fix = "convert the file, for example with `iconv -f latin1 -t utf-8`, if that is what it is"
+    return DataError(
+        f"not valid {encoding or 'UTF-8'}: {byte} at offset {offset}",
+        where=f"{place(path)}:{line}",
+        fix="say how it is encoded, for example --encoding cp1252" if encoding else fix,
+    )
+
+
+def text_stretches(path: Path, encoding: str | None, line_limit: int) -> Iterator[str]:
+    """The text of a file, in stretches of whole lines, which end with CR LF, LF or CR. Raises as `text_blocks` does.
+
+    A line of `line_limit` characters or more may be cut to so many, and is not kept in memory.
+    """
+    held: list[str] = []
+    size, cut, half = 0, False, ""
+    for block in text_blocks(path, encoding):
+        text = half + block
+        half = "\r" if text.endswith("\r") else ""  # LF may follow.
+        text = text.removesuffix(half)
+        end = max(text.rfind("\n"), text.rfind("\r")) + 1
+        if end:
+            start = line_end(text, 0) if cut else 0
+            if start < end:
+                yield "".join([*held, text[start:end]])
+            held, size, cut = [], 0, False
+        if not cut:
+            held.append(text[end:])
+            size += len(text) - end
+            cut = size >= line_limit
+            if cut:
+                yield "".join(held)[:line_limit] + "\n"
+    if not cut and (last := "".join([*held, half])):
+        yield last
+
+
+def split_lines(text: str) -> io.StringIO:
+    """The lines of `text`, with their ends, one after the other."""
+    return io.StringIO(text, newline="")
+
+
+def line_end(text: str, position: int) -> int:
+    """Where the line behind the one begins that `position` lies in."""
+    end = text.find("\n", position) + 1 or len(text)
+    cr = text.find("\r", position, end) + 1
+    return cr if cr and not text.startswith("\n", cr) else end
+
+
+def count_lines(text: str, start: int = 0, stop: int | None = None) -> int:
+    """How many lines end in this part of `text`."""
+    n_lines = text.count("\n", start, stop)
+    if text.find("\r", start, stop) >= 0:
+        n_lines += text.count("\r", start, stop) - text.count("\r\n", start, stop)
+    return n_lines
 
 
 def content_hash(paths: Sequence[Path]) -> str:

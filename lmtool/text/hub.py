@@ -11,6 +11,7 @@ from lmtool import durable
 from lmtool.errors import DataError, LmtoolError
 from lmtool.text.disk import locked, refusal, refusing_disk
 from lmtool.text.files import content_hash, shown
+from lmtool.text.rowfile import missing_column, not_text
 
 PREFIX = "hf:"
 
@@ -26,25 +27,14 @@ def parse(source: str) -> tuple[str, str | None, str]:
     return name, config or None, split or "train"
 
 
-def fetch(source: str, column: str, cache: Path) -> Path:
-    """Stream one column of a dataset into a .jsonl file, unless the cache holds it already.
+def fetch(source: str, column: str | None, cache: Path) -> Path:
+    """Stream one column of a dataset, or all of them, into a .jsonl file, unless the cache holds it already.
 
     NAME is a name on the Hugging Face Hub or a local folder. The cache key is the revision of remote files and the
-    content of local ones. Raises DataError when the dataset, split or column does not exist or cannot be reached.
+    content of local ones. Of all columns, numbers that stand for classes become the names of the classes (-1, which
+    stands for none, null), and a column of translations becomes one column for each language.
+    Raises DataError when the dataset, split or column does not exist or cannot be reached.
     """
-    return _stream(source, column, cache)
-
-
-def fetch_rows(source: str, cache: Path) -> Path:
-    """Stream all columns of a dataset into a .jsonl file, as `fetch` does for one.
-
-    Numbers that stand for classes become the names of the classes (-1, which stands for none, null), and a column of
-    translations becomes one column for each language.
-    """
-    return _stream(source, None, cache)
-
-
-def _stream(source: str, column: str | None, cache: Path) -> Path:
     import datasets
 
     name, config, split = parse(source)
@@ -76,20 +66,11 @@ def _identity(file: str) -> str:
 
 
 def _column(rows: Iterable[dict[str, Any]], column: str, source: str) -> Iterator[dict[str, Any]]:
-    for number, row in enumerate(rows):
+    for number, row in enumerate(rows, 1):
         if column not in row:
-            near = ", ".join(map(str, row))
-            raise DataError(
-                f"no column {shown(column)}; found {shown(near, 120)}",
-                where=shown(source),
-                fix="name one of these with --column",
-            )
+            raise missing_column(column, list(row), shown(source), "--column")
         if not isinstance(row[column], str | None):
-            raise DataError(
-                f"column {shown(column)} holds {type(row[column]).__name__}, not text",
-                where=f"{shown(source)}, row {number + 1}",
-                fix="name the column of text with --column",
-            )
+            raise not_text(row[column], f"{shown(source)}, row {number}, column {shown(column)}")
         yield {column: row[column]}
 
 

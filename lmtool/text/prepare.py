@@ -30,7 +30,7 @@ from lmtool.text.store import EncodedChunk, StoreWriter, TokenStore
 from lmtool.text.tokenizer import Tokenizer
 
 Report = Callable[[str, int, int], None]
-"""Called with what is being done, and the characters that are done and to do; 0 to do when that is unknown."""
+"""Called with what is being done, and how much is done and to do, here in characters; 0 to do when that is unknown."""
 
 _VERSION = 1
 """Part of every cache key: raised when the same text would give other chunks, parts or tokens."""
@@ -56,7 +56,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class _Survey:
-    """What one reading of a corpus tells."""
+    """What one reading of a corpus counts."""
 
     documents: int
     characters: int
@@ -85,7 +85,7 @@ def prepare(
     *,
     cache: Path,
     seed: int,
-    progress: Report | None = None,
+    report: Report = lambda stage, done, total: None,
     out: Path | None = None,
 ) -> Prepared:
     """Turn the text that `data` names into token stores for training and validation.
@@ -97,25 +97,24 @@ def prepare(
     Raises DataError for text that cannot be used, ResourceError where the system refuses, UsageError when `out` holds
     something else already.
     """
-    tell = progress or (lambda stage, done, total: None)
     if not data.train:
         raise DataError("no text is named", where="data.train", fix="name a file, folder, glob or hf:NAME")
     documents = "whole" if data.split == "slice" and data.documents == "auto" else data.documents
-    train = _open(data.train, data, documents, cache, tell)
+    train = _open(data.train, data, documents, cache, report)
     stream = data.split == "slice" or (data.split == "auto" and train.survey.documents == 1)
-    train = _streaming(train, cache, tell) if stream else train
+    train = _streaming(train, cache, report) if stream else train
     data = data.model_copy(update={"documents": train.corpus.documents, "split": "slice" if stream else "document"})
-    valid, train_part, valid_part = _split(train, data, cache, seed, tell)
+    valid, train_part, valid_part = _split(train, data, cache, seed, report)
 
     if isinstance(tokenizer, TokenizerSpec):
-        tokenizer = _trained(tokenizer, train, train_part, cache, tell)
+        tokenizer = _trained(tokenizer, train, train_part, cache, report)
     elif isinstance(tokenizer, TokenizerFile):
         tokenizer = Tokenizer.load(tokenizer.path)
     if out is not None:
         _keep_tokenizer(tokenizer, out)
     started = perf_counter()
-    train_store, made = _store(train, train_part, tokenizer, cache, out and out / "train", tell)
-    valid_store, also_made = _store(valid, valid_part, tokenizer, cache, out and out / "valid", tell)
+    train_store, made = _store(train, train_part, tokenizer, cache, out and out / "train", report)
+    valid_store, also_made = _store(valid, valid_part, tokenizer, cache, out and out / "valid", report)
     return Prepared(
         train=train_store,
         valid=valid_store,
@@ -127,13 +126,17 @@ def prepare(
 
 
 def encode_files(
-    sources: Sequence[str], data: Data, tokenizer: Tokenizer, *, cache: Path, progress: Report | None = None
+    sources: Sequence[str],
+    data: Data,
+    tokenizer: Tokenizer,
+    *,
+    cache: Path,
+    report: Report = lambda stage, done, total: None,
 ) -> TokenStore:
     """The token store of all the text in `sources`, read as the settled `data` of a run says. Cached like `prepare`."""
-    tell = progress or (lambda stage, done, total: None)
-    opened = _open(sources, data, data.documents, cache, tell)
-    opened = _streaming(opened, cache, tell) if data.split == "slice" else opened
-    return _store(opened, Everything(), tokenizer, cache, None, tell)[0]
+    opened = _open(sources, data, data.documents, cache, report)
+    opened = _streaming(opened, cache, report) if data.split == "slice" else opened
+    return _store(opened, Everything(), tokenizer, cache, None, report)[0]
 
 
 def _key(*parts: object) -> str:
@@ -141,44 +144,44 @@ def _key(*parts: object) -> str:
     return hashlib.sha256(json.dumps([_VERSION, *parts]).encode()).hexdigest()
 
 
-def _open(sources: Sequence[str], data: Data, documents: Any, cache: Path, tell: Report) -> _Surveyed:
+def _open(sources: Sequence[str], data: Data, documents: Any, cache: Path, report: Report) -> _Surveyed:
     corpus = open_corpus(sources, column=data.column, documents=documents, cache=cache)
-    return _survey(corpus, content_hash(corpus.files), cache, tell)
+    return _survey(corpus, content_hash(corpus.files), cache, report)
 
 
-def _streaming(opened: _Surveyed, cache: Path, tell: Report) -> _Surveyed:
+def _streaming(opened: _Surveyed, cache: Path, report: Report) -> _Surveyed:
     """The same corpus, its documents run on as one text."""
     corpus = replace(opened.corpus, stream=True)
-    return _survey(corpus, opened.content, cache, tell) if corpus.adds_line_ends else replace(opened, corpus=corpus)
+    return _survey(corpus, opened.content, cache, report) if corpus.adds_line_ends else replace(opened, corpus=corpus)
 
 
-def _survey(corpus: Corpus, content: str, cache: Path, tell: Report) -> _Surveyed:
+def _survey(corpus: Corpus, content: str, cache: Path, report: Report) -> _Surveyed:
     """Read the corpus once, which checks all of it; what was counted is kept in the cache."""
     key = _key("survey", content, corpus.column, corpus.documents, corpus.adds_line_ends)
     path = cache / "surveys" / f"{key}.json"
     with locked(path.with_suffix(".lock")):
         if not path.exists():
-            write_file(path, json.dumps(asdict(_count(corpus, tell))).encode())
+            write_file(path, json.dumps(asdict(_count(corpus, report))).encode())
     return _Surveyed(corpus, content, _Survey(**json.loads(path.read_text(encoding="utf-8"))))
 
 
-def _count(corpus: Corpus, tell: Report) -> _Survey:
+def _count(corpus: Corpus, report: Report) -> _Survey:
     documents = characters = n_bytes = 0
     for chunk in corpus.chunks():
         documents += chunk.n_ends
         characters += chunk.size
         n_bytes += int(_n_bytes(chunk.texts).sum())
-        tell("reading", characters, 0)
+        report("reading", characters, 0)
     if not documents:
         raise DataError("there is no text", where=", ".join(map(place, corpus.files))[:200], fix="name files with text")
     return _Survey(documents, characters, n_bytes)
 
 
-def _split(train: _Surveyed, data: Data, cache: Path, seed: int, tell: Report) -> tuple[_Surveyed, Part, Part]:
+def _split(train: _Surveyed, data: Data, cache: Path, seed: int, report: Report) -> tuple[_Surveyed, Part, Part]:
     """The corpus that validation text comes from, and the parts of both."""
     if data.valid:
-        valid = _open(data.valid, data, data.documents, cache, tell)
-        valid = _streaming(valid, cache, tell) if data.split == "slice" else valid
+        valid = _open(data.valid, data, data.documents, cache, report)
+        valid = _streaming(valid, cache, report) if data.split == "slice" else valid
         return valid, Everything(), Everything()
     where = ", ".join(map(place, train.corpus.files))[:200]
     if data.split == "slice":
@@ -199,12 +202,12 @@ def _split(train: _Surveyed, data: Data, cache: Path, seed: int, tell: Report) -
     return train, *choose_documents(train.survey.documents, data.valid_fraction, seed)
 
 
-def _trained(spec: TokenizerSpec, text: _Surveyed, part: Part, cache: Path, tell: Report) -> Tokenizer:
+def _trained(spec: TokenizerSpec, text: _Surveyed, part: Part, cache: Path, report: Report) -> Tokenizer:
     key = _key("tokenizer", _text_key(text, part), spec.model_dump())
     path = cache / "tokenizers" / f"{key}.json"
     with locked(path.with_suffix(".lock")):
         if not path.exists():
-            chunks = part.of(_told(text, "training the tokenizer", tell))
+            chunks = part.of(_reporting(text, "training the tokenizer", report))
             sample: Iterable[str] = (piece for chunk in chunks for piece in chunk.texts)
             if not isinstance(spec, CharTokenizer):
                 sample = spread_sample(sample, text.survey.bytes, spec.sample_mb * 1_000_000)
@@ -239,13 +242,13 @@ def _text_key(text: _Surveyed, part: Part) -> list[Any]:
     return [text.content, corpus.column, corpus.documents, corpus.stream, type(part).__name__, asdict(part)]
 
 
-def _told(text: _Surveyed, stage: str, tell: Report) -> Iterator[Chunk]:
-    """The chunks of a corpus, progress told."""
+def _reporting(text: _Surveyed, stage: str, report: Report) -> Iterator[Chunk]:
+    """The chunks of a corpus; each is reported when the next one is asked for."""
     done = 0
     for chunk in text.corpus.chunks():
         yield chunk
         done += chunk.size
-        tell(stage, done, text.survey.characters)
+        report(stage, done, text.survey.characters)
 
 
 def _keep_tokenizer(tokenizer: Tokenizer, out: Path) -> None:
@@ -259,14 +262,14 @@ def _keep_tokenizer(tokenizer: Tokenizer, out: Path) -> None:
 
 
 def _store(
-    text: _Surveyed, part: Part, tokenizer: Tokenizer, cache: Path, out: Path | None, tell: Report
+    text: _Surveyed, part: Part, tokenizer: Tokenizer, cache: Path, out: Path | None, report: Report
 ) -> tuple[TokenStore, bool]:
     """The store of one part of a corpus, and whether it had to be made."""
     key = _key("tokens", _text_key(text, part), tokenizer.fingerprint)
     path = out or cache / "tokens" / key
     with locked(cache / "locks" / f"{_key(str(path.absolute()))}.lock"):
         if not path.exists():
-            return _write(text, part, tokenizer, path, key, tell), True
+            return _write(text, part, tokenizer, path, key, report), True
     if out is not None and not (out / "store.json").exists():
         raise UsageError("the folder holds something else", where=str(out), fix="choose another folder with -o")
     store = TokenStore(path)
@@ -275,16 +278,16 @@ def _store(
     return store, False
 
 
-def _write(text: _Surveyed, part: Part, tokenizer: Tokenizer, path: Path, key: str, tell: Report) -> TokenStore:
+def _write(text: _Surveyed, part: Part, tokenizer: Tokenizer, path: Path, key: str, report: Report) -> TokenStore:
     with StoreWriter(path, fingerprint=key, vocab_size=tokenizer.vocab_size) as writer:
-        chunks = islice(part.of(_told(text, "tokenizing", tell)), writer.chunks_done, None)
+        chunks = islice(part.of(_reporting(text, "tokenizing", report)), writer.chunks_done, None)
         for chunk in _in_threads(partial(_encode, tokenizer=tokenizer, stream=text.corpus.stream), chunks):
             writer.append(chunk)
         return writer.finish()
 
 
 def _in_threads(encode: Callable[[Chunk], EncodedChunk], chunks: Iterator[Chunk]) -> Iterator[EncodedChunk]:
-    """Encode chunks on all processors, in order, with few chunks in memory.
+    """Encode chunks on all CPU cores, in order, with few chunks in memory.
 
     Threads, not processes: the encoders leave Python's lock, and threads start at once, share memory and cannot hang
     in a fork.

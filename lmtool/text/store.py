@@ -130,7 +130,7 @@ class EncodedChunk:
 
 
 @dataclass
-class _Progress:
+class _Saved:
     """What is safely on disk: whole shards, and the index up to them."""
 
     chunks: int = 0
@@ -159,7 +159,7 @@ class StoreWriter:
             self._done = self._recover()
             self._index: IO[bytes] = open(self._folder / _DOCUMENTS, "ab")  # noqa: SIM115  open until finish()
             self._index.truncate(self._done.documents * _COLUMNS * 8)
-        self._now = _Progress(**{**asdict(self._done), "shards": list(self._done.shards)})
+        self._now = _Saved(**{**asdict(self._done), "shards": list(self._done.shards)})
         self._n_tokens = sum(self._done.shards)
         self._shard: list[NDArray[Any]] = []
         self._shard_tokens = 0
@@ -169,17 +169,17 @@ class StoreWriter:
         """How many of the corpus' first chunks are on disk already, to be skipped."""
         return self._done.chunks
 
-    def _recover(self) -> _Progress:
+    def _recover(self) -> _Saved:
         try:
-            progress = _Progress(**json.loads((self._folder / _PROGRESS).read_text(encoding="utf-8")))
+            done = _Saved(**json.loads((self._folder / _PROGRESS).read_text(encoding="utf-8")))
         except (FileNotFoundError, ValueError, TypeError):
-            return _Progress()
-        sizes = [self._dtype.itemsize * n for n in progress.shards]
+            return _Saved()
+        sizes = [self._dtype.itemsize * n for n in done.shards]
         files = [self._folder / _shard_name(i) for i in range(len(sizes))]
         index = self._folder / _DOCUMENTS
         whole = all(f.exists() and f.stat().st_size == n for f, n in zip(files, sizes, strict=True))
-        enough = index.exists() and index.stat().st_size >= progress.documents * _COLUMNS * 8
-        return progress if whole and enough else _Progress()
+        enough = index.exists() and index.stat().st_size >= done.documents * _COLUMNS * 8
+        return done if whole and enough else _Saved()
 
     def append(self, chunk: EncodedChunk) -> None:
         """Add the next chunk. Raises ResourceError when the disk refuses."""

@@ -18,6 +18,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Inner
 
 from lmtool.errors import CheckpointError, UsageError
+from lmtool.printable import plain
 from lmtool.recipe.spec import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
 from lmtool.text.decoder import (
     CONTINUATION,
@@ -28,10 +29,9 @@ from lmtool.text.decoder import (
     byte_alphabet,
     code_points,
     decode_bytes,
-    visible,
 )
 from lmtool.text.disk import write_file
-from lmtool.text.encoder import Encoder, batch_encoder, char_encoder, fast_encoder
+from lmtool.text.encoder import BatchEncoder, batch_encoder, char_encoder, fast_encoder
 
 SPECIALS = ("[PAD]", "[BOS]", "[EOS]", "[UNK]", "[MASK]", "[SEP]", "[CLS]")
 """The special tokens, in the order of their ids; sentinels <extra_id_0>, <extra_id_1>... follow."""
@@ -45,7 +45,7 @@ _WORD = r"\w+(?:['\x{2019}]\w+)*|[^\w\s]"
 _WORD_HERE = re.compile(_WORD.replace(r"\x{2019}", "\u2019"))
 """The same in Python's spelling."""
 
-Kind = Literal["bpe", "wordpiece", "char", "word"]
+TokenizerKind = Literal["bpe", "wordpiece", "char", "word"]
 
 
 class Tokenizer:
@@ -67,7 +67,7 @@ class Tokenizer:
         self._inner = inner
         self._names = names
         self._config: dict[str, Any] = json.loads(inner.to_str())
-        self.kind: Kind = _kind(self._config)
+        self.kind: TokenizerKind = _kind(self._config)
         n_sentinels = 0
         while names[len(SPECIALS) + n_sentinels : len(SPECIALS) + n_sentinels + 1] == [f"<extra_id_{n_sentinels}>"]:
             n_sentinels += 1
@@ -187,8 +187,8 @@ class Tokenizer:
         Special tokens show their name. Raises IndexError outside the vocabulary.
         """
         if token < self.n_specials or self.kind != "bpe":
-            return visible(self._names[token].encode())
-        return visible(self._bytes[token])
+            return plain(self._names[token])
+        return plain(self._bytes[token].decode("utf-8", errors="backslashreplace"))
 
     @cached_property
     def _texts(self) -> list[str]:
@@ -200,7 +200,7 @@ class Tokenizer:
         return [bytes(alphabet[c] for c in name) for name in self._texts]
 
     @cached_property
-    def _encoder(self) -> Encoder:
+    def _encoder(self) -> BatchEncoder:
         reference = batch_encoder(self._inner)
         if self.kind == "bpe":
             return fast_encoder(self._inner, self._bytes, reference) or reference
@@ -219,7 +219,7 @@ def without_surrogates(text: str) -> str:
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _kind(config: dict[str, Any]) -> Kind:
+def _kind(config: dict[str, Any]) -> TokenizerKind:
     match config["model"]["type"]:
         case "BPE" if config["pre_tokenizer"]["type"] == "ByteLevel":
             return "bpe"

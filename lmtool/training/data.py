@@ -142,7 +142,7 @@ def read_text(recipe: Recipe, tokenizer: Tokenizer | None, world: World, report:
     """
     data = world.main_first(
         lambda: prepare(
-            recipe.data, tokenizer or recipe.tokenizer, cache=default_cache(), seed=recipe.seed, progress=report
+            recipe.data, tokenizer or recipe.tokenizer, cache=default_cache(), seed=recipe.seed, report=report
         )
     )
     context = recipe.model.context

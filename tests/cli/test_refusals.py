@@ -27,7 +27,7 @@ BAD_TEXTS = {
     "damaged.txt.gz": (gzip.compress(b"text " * 999)[:-20], ["gzip"]),
     "utf16.txt": ("text".encode("utf-16"), ["UTF-16"]),
     "rows.csv": (b"id,Body\n1,text\n", ["no column 'text'", "rows.csv:1", "--column"]),
-    "quotes.csv": (b'text\n"abc\n', ["not CSV", "quotes.csv:2"]),
+    "quotes.csv": (b'text\n"abc\n', ["a quote opens here and is never closed", "quotes.csv:2"]),
     "rows.jsonl": (b'{"text": "a"}\n{"text":\n', ["not JSON", "rows.jsonl:2"]),
     "list.jsonl": (b"[1, 2]\n", ["not a JSON object", "list.jsonl:1"]),
     "table.parquet": (b"text\nabc\n", ["not a Parquet file"]),

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from lmtool.decoding.framing import Framing
 from lmtool.decoding.settings import Greedy, Sample
-from lmtool.decoding.text import Options, StopStrings, complete, visible, write
+from lmtool.decoding.text import Options, StopStrings, complete, write
 from lmtool.errors import UsageError
 from lmtool.recipe.spec import BpeTokenizer
 from lmtool.text.decoder import ByteDecoder, WordDecoder
@@ -276,11 +276,3 @@ def test_prompts_too_long_are_refused_or_cut():
         for prompt in ("123456789", "6789")
     )
     assert cut == short
-
-
-def test_control_characters_are_escaped_for_terminals():
-    assert (
-        visible("a\tb\nc\x1b[31m\x07\r\x7f\x9b é日👩‍👧[bold]") == r"a"
-        "\tb\n"
-        r"c\x1b[31m\x07\x0d\x7f\x9b é日👩‍👧[bold]"
-    )

@@ -183,7 +183,7 @@ def test_nothing_can_be_learnt(labels: list[str], options: dict[str, Any], messa
 
 def test_a_label_unseen_in_training(tmp_path: Path) -> None:
     known = LabelMap("class", ("negative", "positive"))
-    with pytest.raises(RowFault, match="the label 'Positiv' is not among those of the training") as caught:
+    with pytest.raises(RowFault, match="the label 'Positiv' is not among those of the training data") as caught:
         labelled(tmp_path, "positive", "Positiv", labels=known)
     assert caught.value.kind == "label unseen in training"
     assert "a.csv:3, row 2, column 'label'" in caught.value.where
@@ -211,7 +211,7 @@ def test_streaming_gives_the_same_examples_and_all_columns(tmp_path: Path) -> No
     assert [row.values for row, _ in found] == [("7", "t", "x"), ("9", "v", "y")]
     assert [example.label for _, example in found] == ["x", "y"]
     assert skipped.kinds == {"label unseen in training": 1, "ragged row": 1}
-    assert str(skipped) == "left out 2 bad rows: label unseen in training 1, ragged row 1"
+    assert str(skipped) == "skipped 2 bad rows: label unseen in training 1, ragged row 1"
     with pytest.raises(ValueError, match="needs labels"):
         next(stream_labelled(table, columns))
 
@@ -257,7 +257,7 @@ def test_rows_shared_by_train_and_test(tmp_path: Path) -> None:
     notice = shared_rows(train, test, "b.csv")
     assert notice is not None
     assert notice.count == 2
-    assert str(notice) == "2 of 3 rows of b.csv are in the train table, too; first: row 2 is row 2 there"
+    assert str(notice) == "2 of 3 rows of b.csv are in the training table, too; first: row 2 is row 2 there"
     alone = read(tmp_path / "b.csv", "text,label\nq,x\n", labels=train.labels)
     assert shared_rows(train, alone, "b.csv") is None
 
@@ -266,7 +266,8 @@ def test_the_page_on_tables_names_every_fault_and_notice() -> None:
     root = Path(__file__).parents[2]
     page = (root / "docs" / "tables.md").read_text(encoding="utf-8")
     source = "".join(
-        (root / "lmtool" / f"{name}.py").read_text() for name in ("text/delimited", "text/table", "tables/reading")
+        (root / "lmtool" / f"{name}.py").read_text()
+        for name in ("text/delimited", "text/rowfile", "text/table", "tables/reading")
     )
     found = set(re.findall(r'(?:\bFault|\bNotice|\.fault|\._fault)\(\s*"([^"]+)"', source))
     assert {"ragged row", "unclosed quote", "label unseen in training", "heavy imbalance"} <= found

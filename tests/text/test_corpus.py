@@ -233,12 +233,12 @@ UNREADABLE = {
     "no csv column": ("a.csv", b"sentence,label\na,1\n", ["no column", "sentence, label"]),
     "number": ("a.jsonl", b'{"text": 3}\n', ["int", "a.jsonl:1"]),
     "ragged csv": ("a.csv", b"text,label\na,1\nb,2,3\n", ["3 fields", "2", "a.csv:3"]),
-    "open quote": ("a.csv", b'text\n"abc\n', ["not CSV", "a.csv"]),
+    "open quote": ("a.csv", b'text\n"abc\n', ["a quote opens here and is never closed", "a.csv:2"]),
     "no parquet": ("a.parquet", b"PAR1 is not all", ["not a Parquet file"]),
     "no gzip": ("a.txt.gz", b"plain", ["gzip", "a.txt.gz"]),
     "cut gzip": ("a.txt.gz", gzip.compress(prose(500).encode())[:-20], ["gzip"]),
     "latin-1 in gzip": ("a.txt.gz", gzip.compress(b"abc\xe9 "), ["offset 3"]),
-    "gzip as text": ("a.txt", gzip.compress(b"abc"), ["offset"]),
+    "gzip as text": ("a.txt", gzip.compress(b"abc"), ["gzip, not text", "a.txt", ".gz"]),
 }
 
 

@@ -324,7 +324,7 @@ def test_light_to_import() -> None:
 
 def test_progress_is_told(book: Path, cache: Path) -> None:
     told: list[tuple[str, int, int]] = []
-    prepare(Data(train=(str(book),)), BPE, cache=cache, seed=1, progress=lambda *args: told.append(args))
+    prepare(Data(train=(str(book),)), BPE, cache=cache, seed=1, report=lambda *args: told.append(args))
     stages = list(dict.fromkeys(stage for stage, _, _ in told))
     assert stages == ["reading", "training the tokenizer", "tokenizing"]
     n_characters = len(book.read_bytes().decode())

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtool.errors import DataError, UsageError
-from lmtool.text.delimited import Dialect, read_lines, records
-from lmtool.text.files import BLOCK
+from lmtool.text.delimited import Dialect, records
+from lmtool.text.files import BLOCK, split_lines, text_stretches
 from lmtool.text.table import RowFault, Skipped, Table, open_table
 
 ROWS = [("Good, very good", "pos"), ('say "no"', "neg"), ("two\nlines é", "pos")]
@@ -134,22 +134,27 @@ def test_hostile_text_is_read_as_csv_reads_it(text: str, skip: bool) -> None:
 
 
 def agrees_with_csv(text: str, delimiter: str, skip: bool) -> None:
-    """The same rows; and a fault exactly where csv in strict mode raises."""
-    source = io.StringIO(text, newline="")
-    lines = list(enumerate(source, 1))
-    ours = list(records(lines, Dialect(delimiter, quoted=True, skip_space=skip)))
-    reader = csv.reader((line for _, line in lines), delimiter=delimiter, strict=True, skipinitialspace=skip)
+    """The same rows, however the text comes; and a fault exactly where csv in strict mode raises."""
+    lines = list(split_lines(text))
+    reader = csv.reader(lines, delimiter=delimiter, strict=True, skipinitialspace=skip)
     theirs = []
     try:
         theirs += [row for row in reader if row]
         failed = False
     except csv.Error:
         failed = True
-    assert failed == any(record.fault for record in ours)
-    if not failed:
-        assert [record.fields for record in ours] == theirs
-    good = [record.fields for record in ours]
-    assert good[: len(theirs)] == theirs
+    dialect = Dialect(delimiter, quoted=True, skip_space=skip)
+    for stretches in [text], lines:
+        ours = list(records(stretches, dialect))
+        assert failed == any(fault for _, _, fault in ours)
+        good = [fields for _, fields, _ in ours]
+        assert good[: len(theirs)] == theirs
+        assert failed or len(good) == len(theirs)
+    # Text with NUL is read without the csv module.
+    alone = list(records(["\0\n" + text], dialect))[1:]
+    assert [(line - 1, fields, fault and fault.kind) for line, fields, fault in alone] == [
+        (line, fields, fault and fault.kind) for line, fields, fault in ours
+    ]
 
 
 @settings(max_examples=100, deadline=None)
@@ -172,7 +177,8 @@ def test_lines_across_blocks(ends: str, tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     lines = [f"{'x' * (BLOCK // 7 + i)}é{ends}" for i in range(40)]
     path.write_bytes("".join(lines).encode())
-    assert list(read_lines(path, None, 1 << 20)) == list(enumerate(lines, 1))
+    stretches = list(text_stretches(path, None, 1 << 20))
+    assert [line for stretch in stretches for line in split_lines(stretch)] == lines
 
 
 @pytest.mark.parametrize(
@@ -202,7 +208,7 @@ def test_lines_across_blocks(ends: str, tmp_path: Path) -> None:
     ],
 )
 def test_delimiter_and_quoting_are_told(name: str, content: str, delimiter: str, quoted: bool, tmp_path: Path) -> None:
-    assert open_at(tmp_path / name, content).dialect == Dialect(delimiter, quoted)
+    assert open_at(tmp_path / name, content).file.dialect == Dialect(delimiter, quoted)
 
 
 def test_spaces_after_delimiters(tmp_path: Path) -> None:
@@ -250,7 +256,7 @@ def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
 def test_blanks_around_names_and_columns_without_one(tmp_path: Path) -> None:
     table = open_at(tmp_path / "a.csv", " text ,,label,\na,b,c,d\n")
     assert table.names == ("text", "column 2", "label", "column 4")
-    assert table.header == (" text ", "", "label", "")
+    assert table.file.header == (" text ", "", "label", "")
 
 
 @pytest.mark.parametrize(

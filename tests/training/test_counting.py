@@ -30,7 +30,7 @@ def counted(work: Work) -> Prepared:
     """The text that a run counts, whose tokens are in the cache since then."""
     work.pretrain(*NGRAM)
     recipe = load(work.run() / "recipe.yaml").recipe
-    return prepare(recipe.data, recipe.tokenizer, cache=default_cache(), seed=recipe.seed, progress=no_report)
+    return prepare(recipe.data, recipe.tokenizer, cache=default_cache(), seed=recipe.seed, report=no_report)
 
 
 def documents_of(prepared: Prepared, part: str) -> list[list[int]]:

@@ -1,0 +1,300 @@
+"""Files of rows: delimited text, JSON lines and Parquet. Corpora and tables both read them here."""
+
+import json
+import re
+import shutil
+import tempfile
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from lmtool.errors import DataError
+from lmtool.text.delimited import LINE_FACTOR, SAMPLE, Dialect, Fault, Record, long_line, misfit, records, sniff
+from lmtool.text.files import open_bytes, place, reading, shown, split_lines, text_stretches
+from lmtool.text.tokenizer import without_surrogates
+
+ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
+"""Names of files of rows end so; each may be followed by .gz."""
+
+_ORDER = {".csv": ",;\t|", ".tsv": "\t,;|"}
+"""Delimiters that are looked for, the likeliest first."""
+_JSON_HEAD = 1000
+"""Objects whose keys are the columns of a .jsonl file."""
+_WORD = re.compile(r"[\w.-]+")
+_JSON_FIX = 'write one JSON object on each line, for example {"text": "..."}'
+
+
+@dataclass(frozen=True)
+class RowFile(ABC):
+    """A file of rows. Reading begins at the first one, as often as it is asked.
+
+    limit: characters that a field may have. Corpora, which take one column, set it beyond reach.
+    """
+
+    path: Path
+    limit: int
+
+    @property
+    @abstractmethod
+    def header(self) -> tuple[str, ...]:
+        """The names of the columns as they stand in the file; none in an empty file. Raises DataError."""
+
+    @abstractmethod
+    def records(self, only: str | None = None) -> Iterator[Record]:
+        """All rows in order, with a value for each column of the header or for `only` one; those that are faults, too.
+
+        Rows of delimited text and JSON lines without any text are none. Only where all columns are read, JSON may not
+        name a key twice, and values of JSON and Parquet may neither hold NUL nor be longer than the limit.
+        Raises DataError when the file cannot be read or the column is missing, and ResourceError.
+        """
+
+    @abstractmethod
+    def describe(self) -> str:
+        """The format in a few words."""
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """What the columns are called: the header without spaces around names; `column 3` where the third has none."""
+        return tuple(name.strip() or f"column {number}" for number, name in enumerate(self.header, 1))
+
+    def where(self, row: int, line: int | None, column: int | str | None) -> str:
+        """A place in the file, as messages name it; a column is its name or its index."""
+        if isinstance(column, int):
+            column = self.names[column] if column < len(self.names) else None
+        where = f"{place(self.path)}:{line}, row {row}" if line else f"{place(self.path)}, row {row}"
+        return where if column is None else f"{where}, column {shown(column)}"
+
+
+def open_rows(
+    path: Path,
+    ending: str,
+    limit: int,
+    *,
+    encoding: str | None = None,
+    delimiter: str | None = None,
+    quoted: bool | None = None,
+    sample: int = SAMPLE,
+) -> RowFile:
+    """The rows of a file of the format that one of ENDINGS means.
+
+    What is not given of delimiter and quoting is inferred from the first `sample` characters: see `delimited.sniff`;
+    for `encoding` see `files.text_blocks`.
+    """
+    match ending:
+        case ".csv" | ".tsv":
+            return Delimited(path, limit, encoding, _ORDER[ending], delimiter, quoted, sample)
+        case ".jsonl":
+            return JsonLines(path, limit, encoding)
+    return Parquet(path, limit)
+
+
+@dataclass(frozen=True)
+class _TextRows(RowFile):
+    encoding: str | None
+
+    def _stretches(self) -> Iterator[str]:
+        return text_stretches(self.path, self.encoding, LINE_FACTOR * self.limit)
+
+
+@dataclass(frozen=True)
+class Delimited(_TextRows):
+    """Delimited text. order: delimiters that are looked for, the likeliest first."""
+
+    order: str
+    delimiter: str | None
+    quoted: bool | None
+    sample: int
+
+    @cached_property
+    def dialect(self) -> Dialect:
+        """How fields are parted: as asked for, or as inferred."""
+        head, stretches = "", self._stretches()
+        for text in stretches:
+            head += text
+            if len(head) > self.sample:
+                break
+        return sniff(head, next(stretches, None) is None, self.order, self.delimiter, self.quoted)
+
+    @cached_property
+    def header(self) -> tuple[str, ...]:
+        first = next(self._records(), None)
+        if first is None:
+            return ()
+        line, names, fault = first
+        where = f"{place(self.path)}:{line}, the header"
+        if fault:
+            where = f"{place(self.path)}:{fault.line}, the header, column {int(fault.column or 0) + 1}"
+            raise DataError(fault.what, where=where, fix=fault.fix)
+        if not any(name.strip() for name in names):
+            raise DataError("the header names no column", where=where, fix="name the columns in the first row")
+        return tuple(names)
+
+    def records(self, only: str | None = None) -> Iterator[Record]:
+        width = len(self.header)
+        if not width:
+            return
+        if only is not None and only not in self.header:
+            raise missing_column(only, self.header, f"{place(self.path)}:1", "--column")
+        at = None if only is None else self.header.index(only)
+        for record in islice(self._records(), 1, None):
+            line, fields, fault = record
+            if fault is not None:
+                yield record
+            elif len(fields) == width:
+                yield record if at is None else (line, (fields[at],), None)
+            elif any(field.strip() for field in fields):
+                yield line, fields, self._ragged(fields, line)
+
+    def _records(self) -> Iterator[Record]:
+        return records(self._stretches(), self.dialect, self.limit)
+
+    def _ragged(self, fields: Sequence[str], line: int | None) -> Fault:
+        width = len(self.header)
+        what = f"the row has {len(fields)} {'field' if len(fields) == 1 else 'fields'}, the header {width}"
+        fix = "quote fields that hold delimiters or line ends" if self.dialect.quoted else "take tabs out of fields"
+        if len(fields) < width:
+            fix = "give every row as many delimiters as the header"
+        return Fault("ragged row", what, fix, line, min(len(fields), width - 1))
+
+    def describe(self) -> str:
+        return f"{self.dialect}, {self.encoding or 'UTF-8'}"
+
+
+@dataclass(frozen=True)
+class JsonLines(_TextRows):
+    """One JSON object a line."""
+
+    @cached_property
+    def header(self) -> tuple[str, ...]:
+        """The keys of the first objects, in the order in which they are met."""
+        keys: dict[str, None] = {}
+        for _, found in islice(self._objects(_UNIQUE), _JSON_HEAD):
+            if not isinstance(found, Fault):
+                keys.update(dict.fromkeys(found))
+        return tuple(keys)
+
+    def records(self, only: str | None = None) -> Iterator[Record]:
+        names = self.header if only is None else ()
+        for line, found in self._objects(_UNIQUE if only is None else _ANY):
+            if isinstance(found, Fault):
+                yield line, (), found
+            elif only is None:
+                values = tuple(_clean(found.get(name)) for name in names)
+                yield line, values, misfit(values, line, self.limit)
+            elif only in found:
+                yield line, (_clean(found[only]),), None
+            else:
+                raise missing_column(only, list(found), f"{place(self.path)}:{line}", "--column")
+
+    def _objects(self, decoder: json.JSONDecoder) -> Iterator[tuple[int, dict[str, Any] | Fault]]:
+        lines = chain.from_iterable(map(split_lines, self._stretches()))
+        for line, row in enumerate(lines, 1):
+            if not row.isspace():
+                yield line, self._parse(row, line, decoder)
+
+    def _parse(self, row: str, line: int, decoder: json.JSONDecoder) -> dict[str, Any] | Fault:
+        if len(row) >= LINE_FACTOR * self.limit:
+            return long_line(line, self.limit)
+        try:
+            found = decoder.decode(row)
+        except _DuplicateKey as error:
+            what = f"the key {shown(str(error))} stands twice in the object"
+            return Fault("duplicate key", what, "keep one of the two", line, str(error))
+        except (json.JSONDecodeError, RecursionError) as error:
+            reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+            return Fault("not JSON", f"not JSON: {reason}: {shown(row.strip(), 40)}", _JSON_FIX, line, None)
+        if not isinstance(found, dict):
+            return Fault("not JSON", f"not a JSON object: {shown(row.strip(), 40)}", _JSON_FIX, line, None)
+        return found
+
+    def describe(self) -> str:
+        return "JSON lines"
+
+
+class _DuplicateKey(Exception):
+    pass
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _DuplicateKey(Counter(key for key, _ in pairs).most_common(1)[0][0])
+    return found
+
+
+_ANY = json.JSONDecoder()
+_UNIQUE = json.JSONDecoder(object_pairs_hook=_unique)
+
+
+def _clean(value: Any) -> Any:
+    return without_surrogates(value) if isinstance(value, str) else value
+
+
+class Parquet(RowFile):
+    """Parquet, a few rows of it at a time in memory."""
+
+    @cached_property
+    def header(self) -> tuple[str, ...]:
+        with self._opened() as file:
+            return tuple(file.schema_arrow.names)
+
+    def records(self, only: str | None = None) -> Iterator[Record]:
+        with self._opened() as file:
+            names = file.schema_arrow.names
+            if only is not None and only not in names:
+                raise missing_column(only, names, place(self.path), "--column")
+            for batch in file.iter_batches(batch_size=256, columns=None if only is None else [only]):
+                for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                    yield None, values, misfit(values, None, self.limit) if only is None else None
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        import pyarrow
+        import pyarrow.parquet
+
+        with reading(self.path), tempfile.TemporaryFile() as unpacked, open_bytes(self.path) as packed:
+            file: Any = packed
+            if self.path.name.lower().endswith(".gz"):
+                shutil.copyfileobj(packed, unpacked)
+                file = unpacked
+            try:
+                yield pyarrow.parquet.ParquetFile(file)
+            except (pyarrow.ArrowException, OSError) as error:
+                raise DataError(
+                    f"not a Parquet file: {shown(str(error), 100)}",
+                    where=place(self.path),
+                    fix="copy it again, or give it the ending of what it is",
+                ) from error
+
+    def describe(self) -> str:
+        return "Parquet"
+
+
+def missing_column(column: str, found: Sequence[str], where: str, flag: str) -> DataError:
+    """The error for a column that is not there: names those that are, and the nearest with the flag that takes it."""
+    bare = {bare_name(name): name for name in found}
+    near = get_close_matches(bare_name(column), bare, n=1) or (list(bare) if len(bare) == 1 else [])
+    fix = f"name one of these with {flag}"
+    if near:
+        name = bare[near[0]]
+        fix = f"did you mean {flag} {name if _WORD.fullmatch(name) else shown(name)}?"
+    return DataError(f"no column {shown(column)}; found {shown(', '.join(found), 120)}", where=where, fix=fix)
+
+
+def bare_name(name: str) -> str:
+    """A name as names are compared: in lower case, without spaces, hyphens and underscores."""
+    return re.sub(r"[\s_-]", "", name.casefold())
+
+
+def not_text(value: object, where: str) -> DataError:
+    """The error for a value that is not text, in a column that has to be."""
+    return DataError(
+        f"the column holds {type(value).__name__}, not text", where=where, fix="name the column of text with --column"
+    )
