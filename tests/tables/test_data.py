@@ -124,7 +124,7 @@ def test_a_table_of_its_own_is_validated_on(work: Work) -> None:
     (task,) = data.tasks
     assert data.split is None
     assert (len(task.train), len(task.valid), len(task.test or ())) == (60, 3, 3)
-    assert any("of valid.csv are in the train table, too" in warning for warning in data.warnings)
+    assert any("of valid.csv are in the training table, too" in warning for warning in data.warnings)
 
 
 def test_each_of_several_tasks_has_rows_of_its_own(work: Work) -> None:
