@@ -6,7 +6,7 @@ Shapes: G matrices of one shape, R rows, C columns.
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ FLOAT16_SCALE = 2.0**4
 """First scale of float16 losses. They are sums over thousands of targets, so it is that much below the usual 2^16."""
 
 Groups = list[dict[str, Any]]
+Grads = tuple[Tensor, ...]
 Blocks = dict[Parameter, list[int]]
 Shares = dict[Parameter, float]
 
@@ -33,11 +34,7 @@ class MomentumSgd(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closure is ever given
-        for group in self.param_groups:
-            parameters = [p for p in group["params"] if p.grad is not None]
-            if not parameters:
-                continue
-            grads: tuple[Tensor, ...] = tuple(p.grad for p in parameters)
+        for group, parameters, grads in _groups_with_grads(self):
             if group["weight_decay"]:
                 grads = torch._foreach_add(grads, parameters, alpha=group["weight_decay"])
             if not group["momentum"]:
@@ -62,24 +59,28 @@ class MuonMatrices(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closure is ever given
-        for group in self.param_groups:
-            parameters = [p for p in group["params"] if p.grad is not None]
-            if not parameters:
-                continue
-            grads = [p.grad for p in parameters]
+        for group, parameters, grads in _groups_with_grads(self):
             averages = _moments(self, "momentum", parameters)
             torch._foreach_lerp_(averages, grads, 1 - group["momentum"])
             updates = torch._foreach_lerp(grads, averages, group["momentum"])
             torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
             by_shape: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = defaultdict(list)
             for parameter, update in zip(parameters, updates, strict=True):
-                rows = self._blocks[parameter]
+                rows = self._blocks[cast(Parameter, parameter)]
                 for pair in zip(torch.split(parameter, rows), torch.split(update, rows), strict=True):
                     by_shape[pair[0].shape[0], pair[0].shape[1]].append(pair)
             for (n_rows, n_columns), pairs in by_shape.items():
                 orthogonal_GRC = orthogonalise(torch.stack([update for _, update in pairs]))
                 rate = group["lr"] * max(1, n_rows / n_columns) ** 0.5
                 torch._foreach_add_([weight for weight, _ in pairs], list(orthogonal_GRC.unbind()), alpha=-rate)
+
+
+def _groups_with_grads(optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], list[Tensor], Grads]]:
+    """Each group that has parameters with gradients, these parameters, and their gradients."""
+    for group in optimizer.param_groups:
+        parameters = [p for p in group["params"] if p.grad is not None]
+        if parameters:
+            yield group, parameters, tuple(p.grad for p in parameters)
 
 
 def _moments(optimizer: torch.optim.Optimizer, name: str, parameters: list[Tensor]) -> list[Tensor]:
