@@ -198,7 +198,7 @@ def test_adapters_are_learnt_measured_merged_and_answer_alike(folder: Path, base
     again = json.loads(run("eval", folder / "tuned-merged", folder / "test.csv", "--json"))
     assert again["accuracy"] == pytest.approx(record["accuracy"], abs=1e-9)
     run("resume", folder / "tuned-merged", "-s", "training.steps=+3")
-    assert "trained on from" in run("runs", "show", folder / "tuned-merged")
+    assert "initialized from" in run("runs", "show", folder / "tuned-merged")
     assert "has no adapters" in refusal("runs", "merge", folder / "tuned-merged")
 
 
@@ -426,7 +426,7 @@ def test_a_text_to_text_model_learns_labels_as_text(folder: Path) -> None:
     ("arguments", "what"),
     [
         ((), "no table"),
-        (("{train}", "--task", "a:{train}"), "in place of TABLE"),
+        (("{train}", "--task", "a:{train}"), "instead of TABLE"),
         (("--task", "a", "--recipe", "{pairs}"), "no name:file"),
         (("{train}", "--recipe", "tiny"), "not for tables"),
         (("{train}", "--recipe", "{pairs}", "--target-column", "zzz"), "no column"),
