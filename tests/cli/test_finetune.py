@@ -132,10 +132,10 @@ def test_a_trained_run_is_fine_tuned_and_resumed(folder: Path, base: Path) -> No
 @pytest.mark.parametrize(
     ("label", "metric", "fix"),
     [
-        ("number", "accuracy", "take loss or correlation"),
-        ("number", "macro-f1", "take loss or correlation"),
-        ("class", "correlation", "take loss or accuracy or macro-f1"),
-        ("multi", "correlation", "take loss or accuracy or macro-f1"),
+        ("number", "accuracy", "use loss or correlation"),
+        ("number", "macro-f1", "use loss or correlation"),
+        ("class", "correlation", "use loss or accuracy or macro-f1"),
+        ("multi", "correlation", "use loss or accuracy or macro-f1"),
     ],
 )
 def test_a_metric_that_the_labels_do_not_have_is_refused_before_anything_is_made(
