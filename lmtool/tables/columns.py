@@ -88,7 +88,7 @@ def choose_columns(
 
     Without any given name, a source and a target are looked for when no column has the conventional name of a label.
     When all columns but one are known, that one is the text, or else the label. With `labelled` False neither label nor
-    target is looked for. Raises DataError when a column is missing or cannot be inferred, UsageError for contradictions.
+    target is looked for. Raises DataError for a missing or ambiguous column, UsageError for contradictions.
     """
     if (text_columns or label_column) and (source_column or target_column):
         raise UsageError(

@@ -93,7 +93,7 @@ class TranslationMetrics(NamedTuple):
 
 
 def confusion_matrix(true_R: Ints, predicted_R: Ints, n_classes: int) -> Ints:
-    """Counts of true class i (down) and predicted class j (across). Raises ValueError for classes outside 0 to C - 1."""
+    """Counts of true class i (down) and predicted class j (across). Raises ValueError for classes not in 0..C - 1."""
     true_R, predicted_R = _same_length(true_R, predicted_R)
     for classes in (true_R, predicted_R):
         if classes.min() < 0 or classes.max() >= n_classes:

@@ -58,7 +58,7 @@ class Predictions:
 def predict(loaded: Loaded, source: str, *, skipped: Skipped | None = None, task: str = "") -> Predictions:
     """Predict every row of a table, in bounded memory. Bad rows raise, or are skipped and counted in `skipped`.
 
-    task: as for `measure_tables`. Raises UsageError when the run was not fine-tuned on a table, and the errors of tables.
+    task: as for `measure_tables`. Raises UsageError unless the run was fine-tuned on a table, and the errors of tables.
     """
     table, columns, _ = _open(loaded, source, task, labelled=False)
     asked = build_task(loaded.recipe, loaded.framing, task, columns, ())
