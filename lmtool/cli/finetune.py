@@ -156,7 +156,6 @@ def finetune(
     from lmtool.inference.merging import merge as make_merged
     from lmtool.printable import plain
     from lmtool.tables.results import spread
-    from lmtool.training.start import finetune as start
     from lmtool.training.start import plan_finetuning
 
     plan = plan_finetuning(source or "last", scratch, overrides or (), flags)
@@ -166,7 +165,7 @@ def finetune(
     measured = []
     for seed in range(first, first + seeds):
         folder = output / f"seed-{seed}" if output is not None and seeds > 1 else output
-        run, results = follow(partial(start, plan.with_seed(seed), output=folder), quiet, brief=seeds > 1)
+        run, results = follow(partial(plan.with_seed(seed).run, output=folder), quiet, brief=seeds > 1)
         if run is not None:
             measured.append(results)
             if merge:

@@ -95,7 +95,7 @@ def generate(
     from functools import partial
 
     from lmtool.decoding.prompts import gather_prompts
-    from lmtool.decoding.text import Options, complete
+    from lmtool.decoding.settings import Options
     from lmtool.inference.replay import record
     from lmtool.inference.writing import load_for
 
@@ -129,7 +129,10 @@ def generate(
         precision=precision,
         **asked,
     )
-    pieces = writer.generate(prompts, settings, options)
+    comes_in_pieces = len(prompts) * n == 1 and settings.name in ("greedy", "sample")
+    streams = sys.stdout.isatty() and comes_in_pieces and not (as_json or show_probs)
+    pieces = writer.generate(prompts, settings, options) if streams else ()
+    completions = () if streams else writer.completions(prompts, settings, options)
     for warning in writer.loaded.warnings:
         print(plain(f"warning: {warning}", lines=True), file=sys.stderr)
     if not quiet:
@@ -137,16 +140,15 @@ def generate(
         where = f"{loaded.run_path}, step {loaded.step}, {loaded.compute.describe()}, seed {settings.seed}"
         print(plain(where, lines=True), file=sys.stderr)
     shown = partial(plain, lines=True) if sys.stdout.isatty() else str
-    comes_in_pieces = len(prompts) * n == 1 and settings.name in ("greedy", "sample")
     n_tokens = 0
     began = time.perf_counter()
-    if sys.stdout.isatty() and comes_in_pieces and not (as_json or show_probs):
+    if streams:
         print(shown(writer.echoed(prompts[0], settings, echo)), end="", flush=True)
         for piece in pieces:
             print(shown(piece.text), end="" if piece.completion is None else "\n", flush=True)
             n_tokens += 1
     else:
-        for i, completion in enumerate(complete(pieces)):
+        for i, completion in enumerate(completions):
             n_tokens += len(completion.tokens)
             if as_json:
                 print(json.dumps(record(writer, completion, settings, options)), flush=True)

@@ -13,9 +13,9 @@ import torch
 
 from lmtool.decoding.beam import BeamSearch
 from lmtool.decoding.chain import Chain
-from lmtool.decoding.reader import Overflow, Prompt, Reader
+from lmtool.decoding.reader import Prompt, Reader
 from lmtool.decoding.request import Request, Strategy, TokenEvent, random_key
-from lmtool.decoding.settings import Beam, Greedy, Sample
+from lmtool.decoding.settings import Beam, Greedy, Overflow, Sample
 from lmtool.errors import UsageError
 from lmtool.model.language_model import DecodeState, LanguageModel
 

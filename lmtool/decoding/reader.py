@@ -7,18 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, groupby
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from lmtool.batch import Batch
+from lmtool.decoding.settings import Overflow
 from lmtool.errors import UsageError
 from lmtool.model.language_model import DecodeState, LanguageModel
-
-Overflow = Literal["refuse", "cut", "slide"]
-"""What becomes of a prompt longer than the context: it is an error; it loses what is too much; or it is read as a text
-that outgrew the context while it was written. See `Reader.fit`."""
 
 
 @dataclass(frozen=True)

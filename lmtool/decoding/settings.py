@@ -15,6 +15,9 @@ from lmtool.errors import UsageError
 StrategyName = Literal["greedy", "sample", "beam", "mask-predict"]
 EarlyStopping = Literal["yes", "no", "never"]
 Order = Literal["confidence", "gibbs"]
+Overflow = Literal["refuse", "cut", "slide"]
+"""What becomes of a prompt longer than the context: it is an error; it loses what is too much; or it is read as a text
+that outgrew the context while it was written. See `Reader.fit`."""
 LogitBias = tuple[tuple[tuple[int, ...], float], ...]
 """Sequences of ids, and what is added to the logit of the last id of each where the others stand right before it."""
 
@@ -250,6 +253,37 @@ class MaskPredict(Sampling, Common):
                 "logit_bias of several tokens in a row is not for mask-predict",
                 fix="give a text that is one token: lmtool tokenize --show tells",
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What is asked for beside prompts and settings.
+
+    n: samples of each prompt. first: the number of the first one.
+    stop: strings that end a text and are cut off it. The first to be complete counts.
+    prefix: how every text has to begin.
+    overflow: what becomes of prompts longer than the context; see `Reader.fit`. Of mask-predict, "cut" fills fewer
+        tokens behind the prompt.
+    mask: a text that stands for a mask in prompts. length: masks behind the prompt. Both for mask-predict.
+    details: tell ranks, and what the filters removed.
+    max_rows: most rows computed together; with 1 not even rounding depends on other requests.
+    """
+
+    n: int = 1
+    first: int = 0
+    stop: tuple[str, ...] = ()
+    prefix: str = ""
+    overflow: Overflow = "refuse"
+    mask: str | None = None
+    length: int = 0
+    details: bool = False
+    max_rows: int = 16
+
+    def __post_init__(self) -> None:
+        if not all(self.stop):
+            raise UsageError("a stop string is empty", fix="give it at least one character")
+        if self.length < 0 or self.n < 1:
+            raise UsageError(f"length is {self.length}, n is {self.n}", fix="ask for at least 1 of each")
 
 
 Settings = Greedy | Sample | Beam | MaskPredict

@@ -7,8 +7,8 @@ from typing import Literal
 from lmtool.decoding.framing import Framing
 from lmtool.decoding.generate import Generation, TokenEvent, generate
 from lmtool.decoding.maskpredict import Filled, fill
-from lmtool.decoding.reader import Overflow, Prompt
-from lmtool.decoding.settings import Beam, Greedy, MaskPredict, Sample, Settings
+from lmtool.decoding.reader import Prompt
+from lmtool.decoding.settings import Beam, Greedy, MaskPredict, Options, Sample, Settings
 from lmtool.errors import UsageError
 from lmtool.model.language_model import LanguageModel
 from lmtool.text.decoder import StreamDecoder
@@ -60,37 +60,6 @@ class Piece:
     request: int
     text: str
     completion: Completion | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What is asked for beside prompts and settings.
-
-    n: samples of each prompt. first: the number of the first one.
-    stop: strings that end a text and are cut off it. The first to be complete counts.
-    prefix: how every text has to begin.
-    overflow: what becomes of prompts longer than the context; see `Reader.fit`. Of mask-predict, "cut" fills fewer
-        tokens behind the prompt.
-    mask: a text that stands for a mask in prompts. length: masks behind the prompt. Both for mask-predict.
-    details: tell ranks, and what the filters removed.
-    max_rows: most rows computed together; with 1 not even rounding depends on other requests.
-    """
-
-    n: int = 1
-    first: int = 0
-    stop: tuple[str, ...] = ()
-    prefix: str = ""
-    overflow: Overflow = "refuse"
-    mask: str | None = None
-    length: int = 0
-    details: bool = False
-    max_rows: int = 16
-
-    def __post_init__(self) -> None:
-        if not all(self.stop):
-            raise UsageError("a stop string is empty", fix="give it at least one character")
-        if self.length < 0 or self.n < 1:
-            raise UsageError(f"length is {self.length}, n is {self.n}", fix="ask for at least 1 of each")
 
 
 def write(

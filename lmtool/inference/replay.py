@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 import lmtool
-from lmtool.decoding.settings import Settings, from_record, to_record, within
-from lmtool.decoding.text import Completion, Options, complete
+from lmtool.decoding.settings import Options, Settings, from_record, to_record, within
+from lmtool.decoding.text import Completion
 from lmtool.errors import CheckpointError, DataError
 from lmtool.inference.writing import Writer, load
 from lmtool.run.directory import CHECKPOINTS
@@ -128,7 +128,7 @@ def _repeat(writer: Writer, record: Mapping[str, Any]) -> Replayed:
     settings = within(from_record(record["settings"]), record["steps"])
     kept = {name: record["options"][name] for name in _OPTIONS}
     options = Options(**{**kept, "stop": tuple(kept["stop"]), "first": record["draw"], "max_rows": 1})
-    completions = {c.sample: c for c in complete(writer.generate([record["prompt"]], settings, options))}
+    completions = {c.sample: c for c in writer.completions([record["prompt"]], settings, options)}
     # A beam search has several texts of one sample; all else has one, whatever its number.
     completion = completions[record["sample"] if settings.name == "beam" else 0]
     now = {"version": lmtool.__version__, "torch": torch.__version__}

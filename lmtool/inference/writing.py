@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from lmtool.compute.device import InferenceName
-from lmtool.decoding.settings import MaskPredict, Sample, Settings, StrategyName, choose
-from lmtool.decoding.text import Options, Piece, complete, write
+from lmtool.decoding.settings import MaskPredict, Options, Sample, Settings, StrategyName, choose
+from lmtool.decoding.text import Completion, Piece, complete, write
 from lmtool.inference import load as build
 from lmtool.recipe.spec import DeviceName
 
@@ -36,9 +36,19 @@ class Writer:
         options = replace(options or Options(), **changes)
         return self._computed(write(self.loaded.model, self.loaded.framing, prompts, settings, options))
 
+    def completions(
+        self,
+        prompts: str | Sequence[str],
+        settings: Settings | None = None,
+        options: Options | None = None,
+        **changes: Any,
+    ) -> Iterator[Completion]:
+        """Whole texts and all about them, in the order of the prompts and of their samples; see `generate`."""
+        return complete(self.generate(prompts, settings, options, **changes))
+
     def complete(self, prompts: str | Sequence[str], settings: Settings | None = None, **changes: Any) -> list[str]:
-        """The texts alone, in the order of the prompts and of their samples."""
-        return [completion.text for completion in complete(self.generate(prompts, settings, **changes))]
+        """The texts alone; see `completions`."""
+        return [completion.text for completion in self.completions(prompts, settings, **changes)]
 
     def _computed(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
         while True:

@@ -811,6 +811,11 @@ class Training(Spec):
     compile: bool | Literal["auto"] = "auto"
     """Compile the model with torch.compile; auto does so for long runs on a GPU."""
 
+    def rows_at_once(self, n_processes: int) -> int:
+        """The micro-batch of each process; `auto` begins with its whole share of the batch."""
+        share = self.batch_size // n_processes
+        return share if self.micro_batch == "auto" else min(self.micro_batch, share)
+
 
 class Lora(Spec):
     """Low-rank adapters: W x + (alpha / rank) B A x, where A and B learn and W stays (Hu et al. 2022)."""

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World
 from lmtool.decoding.framing import Framing
-from lmtool.decoding.settings import Beam, Greedy
-from lmtool.decoding.text import Options, complete, write
+from lmtool.decoding.settings import Beam, Greedy, Options
+from lmtool.decoding.text import complete, write
 from lmtool.inference.evaluation import Evaluated, Validation, evaluate
 from lmtool.model import LanguageModel
 from lmtool.model.classifier import Classifier

@@ -19,7 +19,7 @@ from lmtool.inference.evaluation import by_length
 from lmtool.model import DecodeState, LanguageModel
 from lmtool.model.language_model import CountingModel
 from lmtool.objective import Example, Objective
-from lmtool.recipe.spec import Recipe, Training
+from lmtool.recipe.spec import Recipe
 from lmtool.run.order import hash_key, rank_samples
 from lmtool.training.carried import CarriedModel, fresh, rows_of
 from lmtool.training.counting import count_part
@@ -88,15 +88,15 @@ def fit(
     Step n is a function of weights, moments, carried states, recipe and n: samples, dropout and rates follow from the
     seed and n.
 
-    micro_batch: rows at once; by default `rows_at_once`. When memory runs out it is halved and the step done again; the
-    batch stays. carried: what the last step before `first_step` left, when the recipe carries states. A model that
-    counts has no gradient: its steps go once through the text, see `count_part`.
+    micro_batch: rows at once; by default as the recipe says. When memory runs out it is halved and the step is done
+    again; the batch stays. carried: what the last step before `first_step` left, when the recipe carries states. A
+    model that counts has no gradient: its steps go once through the text, see `count_part`.
 
     Raises NumericalError, before any weight changes, when a loss or gradient is not finite, and ResourceError when one
     row does not fit into memory or another process ends.
     """
     training = recipe.training
-    rows = micro_batch or rows_at_once(training, world)
+    rows = micro_batch or training.rows_at_once(world.size)
     if isinstance(model, CountingModel):
         assert isinstance(examples, Windows)
         for step in range(first_step, training.steps):
@@ -152,12 +152,6 @@ def fit(
         loader.close()
         if model.step_threads is not None:
             torch.set_num_threads(threads)
-
-
-def rows_at_once(training: Training, world: World) -> int:
-    """The micro-batch that a recipe asks for; `auto` begins with the whole share of this process."""
-    share = training.batch_size // world.size
-    return share if training.micro_batch == "auto" else min(training.micro_batch, share)
 
 
 def _accumulate(

@@ -112,6 +112,22 @@ class FineTuning:
         recipe = self.resolved.recipe.model_copy(update={"seed": seed})
         return replace(self, resolved=replace(self.resolved, recipe=recipe))
 
+    def run(
+        self,
+        *,
+        output: Path | None,
+        command: Sequence[str],
+        report: Report,
+        stop: Callable[[], bool],
+    ) -> Iterator[Event]:
+        """Read the tables, make a run directory, train, and evaluate the best checkpoint; see `pretrain`."""
+
+        def read(world: World) -> TrainingData:
+            report("reading", 0, 0)
+            return read_tables(self.resolved.recipe, self.tables, None if self.base is None else self.base.tokenizer)
+
+        yield from _begin(self.resolved, read, self.base, output, command, stop)
+
 
 def plan_finetuning(
     source: str, scratch: Resolved | None, overrides: Sequence[str], flags: Sequence[Setting]
@@ -141,24 +157,6 @@ def plan_finetuning(
     resolved = lay_over(recipe, label, f"finetune-{name}", overrides, flags)
     rated = with_rate(recipe, resolved.recipe.tuning)
     return FineTuning(lay_over(rated, label, f"finetune-{name}", overrides, flags), base, tuple(tables))
-
-
-def finetune(
-    plan: FineTuning,
-    *,
-    output: Path | None,
-    command: Sequence[str],
-    report: Report,
-    stop: Callable[[], bool],
-) -> Iterator[Event]:
-    """Read labelled tables, make a run directory, train on them, and measure the best checkpoint; see `pretrain`."""
-    base = plan.base
-
-    def read(world: World) -> TrainingData:
-        report("reading", 0, 0)
-        return read_tables(plan.resolved.recipe, plan.tables, None if base is None else base.tokenizer)
-
-    yield from _begin(plan.resolved, read, base, output, command, stop)
 
 
 def _begin(

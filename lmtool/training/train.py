@@ -11,8 +11,8 @@ import torch
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World
 from lmtool.decoding.framing import Framing
-from lmtool.decoding.settings import MaskPredict, Sample, Settings
-from lmtool.decoding.text import Options, complete, write
+from lmtool.decoding.settings import MaskPredict, Options, Sample, Settings
+from lmtool.decoding.text import complete, write
 from lmtool.inference.base import Base
 from lmtool.inference.load import learner, load_weights
 from lmtool.model import DecodeState, LanguageModel
@@ -26,7 +26,7 @@ from lmtool.text.disk import write_file
 from lmtool.training import carried
 from lmtool.training.data import TrainingData
 from lmtool.training.events import Ended, EndReason, Event, Plan, Sampled, Stepped, Warned
-from lmtool.training.fit import Step, fit, rows_at_once
+from lmtool.training.fit import Step, fit
 from lmtool.training.keeper import RunKeeper, TrainingState
 from lmtool.training.optimizer import Optimizers
 
@@ -176,7 +176,7 @@ class _Trainee:
         if changed:
             if checkpoint is not None:
                 warnings.append(f"not bit for bit as without the stop, because the setup changed: {', '.join(changed)}")
-            state.micro_batch = rows_at_once(recipe.training, world)
+            state.micro_batch = recipe.training.rows_at_once(world.size)
         state.setup, state.recipe = setup, recipe.model_dump(mode="json")
         return cls(lm, objective, optimizers, state, first_step, states, warnings)
 

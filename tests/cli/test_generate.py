@@ -18,8 +18,8 @@ import lmtool
 from lmtool.cli.generate import generate
 from lmtool.compute.device import Compute
 from lmtool.decoding.framing import Framing
-from lmtool.decoding.settings import STRATEGIES, Beam, Greedy, Sample, described, from_record
-from lmtool.decoding.text import Options, complete, write
+from lmtool.decoding.settings import STRATEGIES, Beam, Greedy, Options, Sample, described, from_record
+from lmtool.decoding.text import complete, write
 from lmtool.errors import CheckpointError, DataError, UsageError
 from lmtool.inference import load as build
 from tests.decoding.models import AnswerModel, HistoryModel, SidesModel

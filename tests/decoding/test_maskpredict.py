@@ -10,8 +10,8 @@ from lmtool.decoding.framing import Framing
 from lmtool.decoding.generate import generate
 from lmtool.decoding.maskpredict import fill
 from lmtool.decoding.request import random_key
-from lmtool.decoding.settings import Greedy, MaskPredict
-from lmtool.decoding.text import Options, complete, write
+from lmtool.decoding.settings import Greedy, MaskPredict, Options
+from lmtool.decoding.text import complete, write
 from lmtool.errors import NumericalError, UsageError
 from tests.decoding.models import HistoryModel, SidesModel
 from tests.decoding.test_text import SPECIAL, ByteTokenizer

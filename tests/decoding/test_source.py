@@ -5,8 +5,8 @@ from pydantic import TypeAdapter
 
 from lmtool.decoding.framing import Framing
 from lmtool.decoding.generate import Prompt, generate
-from lmtool.decoding.settings import Beam, Greedy, Sample
-from lmtool.decoding.text import Options, complete, write
+from lmtool.decoding.settings import Beam, Greedy, Options, Sample
+from lmtool.decoding.text import complete, write
 from lmtool.errors import UsageError
 from lmtool.recipe.load import load
 from tests.decoding.models import AnswerModel, HistoryModel, PrefixModel

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmtool.decoding.framing import Framing
-from lmtool.decoding.settings import Greedy, Sample
-from lmtool.decoding.text import Options, StopStrings, complete, write
+from lmtool.decoding.settings import Greedy, Options, Sample
+from lmtool.decoding.text import StopStrings, complete, write
 from lmtool.errors import UsageError
 from lmtool.recipe.spec import BpeTokenizer
 from lmtool.text.decoder import ByteDecoder, WordDecoder

@@ -17,7 +17,7 @@ from lmtool.compute.processes import World
 from lmtool.errors import UsageError
 from lmtool.inference import perplexity as measuring_text
 from lmtool.inference.evaluation import evaluate
-from lmtool.inference.perplexity import Perplexity, evaluate_spans, measure, perplexity, sample_spans, spans
+from lmtool.inference.perplexity import HeldOut, Perplexity, evaluate_spans, measure, perplexity, spans
 from lmtool.model import LanguageModel
 from lmtool.objective import CausalObjective
 from lmtool.recipe.spec import Causal, CharTokenizer, Data
@@ -140,9 +140,9 @@ def some_rows() -> Any:
 
 def test_the_sample_is_fixed_by_the_seed() -> None:
     store = some_rows()
-    first = sample_spans(store, 4, 30, seed=1)
-    assert first == sample_spans(store, 4, 30, seed=1)
-    assert first != sample_spans(store, 4, 30, seed=2)
+    first = HeldOut.of(store, 4, 30, seed=1).spans
+    assert first == HeldOut.of(store, 4, 30, seed=1).spans
+    assert first != HeldOut.of(store, 4, 30, seed=2).spans
     assert first == sorted(first, key=lambda span: span.start)
     assert set(first) < set(spans(store, 4, 4))
     assert 30 <= sum(span.n_scored for span in first) < 34
@@ -150,7 +150,7 @@ def test_the_sample_is_fixed_by_the_seed() -> None:
 
 @pytest.mark.parametrize("tokens", [None, 10**6])
 def test_the_sample_may_be_everything(tokens: int | None) -> None:
-    assert sample_spans(some_rows(), 4, tokens, seed=1) == spans(some_rows(), 4, 4)
+    assert HeldOut.of(some_rows(), 4, tokens, seed=1).spans == spans(some_rows(), 4, 4)
 
 
 @pytest.mark.parametrize("size", [2, 3, 50])

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtool.errors import DataError
-from lmtool.text.columns import choose_columns
+from lmtool.tables.columns import choose_columns
+from lmtool.tables.reading import read_labelled
 from lmtool.text.corpus import open_corpus
 from lmtool.text.delimited import FIELD_LIMIT
-from lmtool.text.examples import read_examples
 from lmtool.text.files import BLOCK
 from lmtool.text.hub import fetch
 from lmtool.text.table import open_table
@@ -153,7 +153,7 @@ def test_a_cell_that_is_not_text(tmp_path: Path) -> None:
             corpus_cells(path)
         table = open_table(str(path), cache=tmp_path)
         with pytest.raises(DataError) as of_table:
-            read_examples(table, choose_columns(table, labelled=False))
+            read_labelled(table, choose_columns(table, labelled=False))
         assert of_corpus.value.what == of_table.value.what
         assert of_corpus.value.where == of_table.value.where
 

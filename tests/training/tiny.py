@@ -125,7 +125,7 @@ class Work:
         every = ("evaluation.every=4", "checkpoint.every=2", "schedule.warmup_steps=3")
         flags = [Setting("data.train", [str(table)], "TABLE")]
         plan = start.plan_finetuning(str(source), None, (*settings, *every, *overrides), flags)
-        return list(start.finetune(plan, output=self.run(name), command=["test"], report=no_report, stop=stop))
+        return list(plan.run(output=self.run(name), command=["test"], report=no_report, stop=stop))
 
     def learn_table(
         self, recipe: str | Path, table: Path, *overrides: str, name: str = "run", stop: Stop = lambda: False
@@ -133,7 +133,7 @@ class Work:
         """Train on a table from scratch."""
         scratch = load(recipe, overrides, [Setting("data.train", [str(table)], "TABLE")])
         plan = start.plan_finetuning("last", scratch, (), ())
-        return list(start.finetune(plan, output=self.run(name), command=["test"], report=no_report, stop=stop))
+        return list(plan.run(output=self.run(name), command=["test"], report=no_report, stop=stop))
 
     def resume(self, *overrides: str, name: str = "run", stop: Stop = lambda: False) -> list[Any]:
         return list(start.resume(str(self.run(name)), overrides, command=["test"], report=no_report, stop=stop))

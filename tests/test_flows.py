@@ -1,0 +1,103 @@
+"""The lists of docs/index.md, which lead from the command line to the result, against what the commands do."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("cli", "training", "tables", "inference", "decoding")
+TRACE = """
+import inspect, json, sys
+from lmtool import cli
+
+root, folders, entered = sys.argv.pop(1), tuple(sys.argv.pop(1).split()), {}
+
+def place(frame):
+    while frame and not frame.f_code.co_filename.startswith(root):
+        frame = frame.f_back
+    return frame.f_code.co_filename.removeprefix(root) if frame else ""
+
+def trace(frame, event, argument):
+    if event != "call" or not frame.f_code.co_filename.startswith(root):
+        return
+    file, name = place(frame), frame.f_code.co_qualname
+    caller = place(frame.f_back)
+    if file.startswith(folders) and caller != file and "<" not in name:
+        door, _, method = name.partition(".")
+        callers = entered.setdefault(file, {"door": door, "callers": {}})["callers"]
+        # what an object does later is no new entry, and of a generator it is seen who reads it, not who asked for it
+        is_generator = frame.f_code.co_flags & inspect.CO_GENERATOR
+        if not is_generator and (not method or method in ("__init__", "of")):
+            callers.setdefault(caller, door)
+
+sys.argv[0] = "lmtool"
+sys.setprofile(trace)
+try:
+    cli.main()
+finally:
+    sys.setprofile(None)
+    with open("trace.json", "w") as file:
+        json.dump(entered, file)
+"""
+
+
+def section() -> str:
+    page = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    found = re.search(r"^### From the command line to the result$(.*?)^## ", page, re.DOTALL | re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def shared() -> set[str]:
+    return set(re.findall(r"`(\w+/\w+\.py)`", section().split("\n`lmtool")[0])) - {"tests/test_flows.py"}
+
+
+def listed(command: str) -> list[tuple[str, str]]:
+    part = next(part for part in section().split("\n`lmtool ")[1:] if part.startswith(command))
+    return re.findall(r"^\d+\. `(\w+/\w+\.py)` `(\w+)`", part, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("flows")
+    (path / "text.txt").write_text("\n\n".join(f"the cat {n} sat on the mat and ran away" for n in range(60)))
+    rows = [f"the film was {label} and long {n},{label}" for n in range(30) for label in ("good", "bad")]
+    (path / "table.csv").write_text("\n".join(["text,label", *rows]))
+    return path
+
+
+SMALL = (
+    "-s",
+    "model={kind: transformer, n_layers: 1, d_model: 8, n_heads: 2, context: 16}",
+    "-s",
+    "training.device=cpu",
+)
+COMMANDS = {
+    "pretrain": ("text.txt", "-o", "run", *SMALL, "-s", "training.steps=2", "-s", "evaluation.prompts=[the]"),
+    "generate": ("the", "--run", "run", "--max-new-tokens", "4"),
+    "finetune": ("table.csv", "--from", "run", "-o", "tuned", "-s", "training.epochs=1"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_file_is_entered_once_in_the_order_of_the_list(folder: Path, command: str) -> None:
+    """In the order of the module, as each command needs what the one before made."""
+    python = [sys.executable, "-c", TRACE, f"{ROOT / 'lmtool'}/", " ".join(f"{name}/" for name in FOLDERS)]
+    done = subprocess.run([*python, command, *COMMANDS[command], "-q"], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    entered = json.loads((folder / "trace.json").read_text())
+    found = {file: entry for file, entry in entered.items() if file not in shared()}
+    assert [(file, entry["door"]) for file, entry in found.items()] == listed(command)
+    assert {file: entry["callers"] for file, entry in found.items() if len(entry["callers"]) > 1} == {}
+
+
+def test_the_lists_name_what_there_is() -> None:
+    for command in COMMANDS:
+        for file, door in listed(command):
+            source = (ROOT / "lmtool" / file).read_text(encoding="utf-8")
+            assert re.search(rf"^(?:def|class) {door}\b", source, re.MULTILINE), f"{file} has no {door}"
+    assert all((ROOT / "lmtool" / file).exists() for file in shared())
