@@ -1,4 +1,4 @@
-"""lmtool: pretrain, fine-tune, decode and look at every kind of language model.
+"""lmtool: pretrain, fine-tune, evaluate and decode language models of every family.
 
 from lmtool import Sample, load
 
@@ -18,7 +18,7 @@ _HOMES = {
     "Beam": "lmtool.decoding.settings",
     "MaskPredict": "lmtool.decoding.settings",
 }
-"""What can be imported from here, and where it is; found when it is asked for, since importing torch takes seconds."""
+"""Public names and their modules, which are imported lazily, since importing torch takes seconds."""
 
 
 def __getattr__(name: str) -> Any:

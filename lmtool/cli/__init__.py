@@ -1,6 +1,6 @@
-"""The command line: what a person types. One module per command; everything heavy is imported inside commands.
+"""The command line. One module per command; heavy imports are inside the commands.
 
-Results go to stdout, all else to stderr. docs/cli.md says what other programs may rely on.
+Results go to stdout, all else to stderr. docs/cli.md states what other programs may rely on.
 """
 
 import sys
@@ -25,10 +25,10 @@ from lmtool.errors import LmtoolError, ResourceError, UsageError
 from lmtool.printable import plain
 
 MISTYPED: type[Exception] = typer.BadParameter.__mro__[1]
-"""Base of what Typer raises for a wrong command, option or argument. Typer has it under no public name of its own."""
+"""Base class of Typer's errors for a wrong command, option or argument, for which Typer has no public name."""
 
 app = typer.Typer(
-    help="Pretrain, fine-tune, decode and measure language models.",
+    help="Pretrain, fine-tune, evaluate and decode language models.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -56,15 +56,17 @@ def _show_version(asked: bool) -> None:
 def options(
     version: Annotated[
         bool,
-        typer.Option("--version", metavar="", help="Print the version and end.", callback=_show_version, is_eager=True),
+        typer.Option(
+            "--version", metavar="", help="Print the version and exit.", callback=_show_version, is_eager=True
+        ),
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", metavar="", help="Show a traceback when something fails.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", metavar="", help="Show a traceback on errors.")] = False,
 ) -> None:
-    """Options of all commands. `main` has read them already."""
+    """Options of all commands, already read by `main`."""
 
 
 def main() -> None:
-    """Run the command line, and turn what goes wrong into at most three lines and an exit code."""
+    """Run the command line; an error becomes at most three lines and an exit code."""
     debug = _take_debug(sys.argv)
     leave_on_signals()
     prepare_streams()
@@ -81,7 +83,7 @@ def main() -> None:
 
 
 def _take_debug(argv: list[str]) -> bool:
-    """Take --debug out of the arguments, wherever it stands before a lone --."""
+    """Remove --debug from the arguments, anywhere before a lone --."""
     end = argv.index("--") if "--" in argv else len(argv)
     if "--debug" not in argv[1:end]:
         return False
@@ -90,22 +92,28 @@ def _take_debug(argv: list[str]) -> bool:
 
 
 def explain(error: Exception) -> LmtoolError:
-    """What a person is told about an error: its own words if it is ours, else the best that can be said."""
+    """The error to report: the error itself if it is one of ours, else the nearest of ours."""
     if isinstance(error, LmtoolError):
         return error
     if isinstance(error, MISTYPED):
         return _explain_usage(error)
-    said = str(error)[:200]
-    # torch's errors are known by name, since importing torch takes seconds
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in said:
+    message = str(error)[:200]
+    # torch's errors are recognized by name, since importing torch takes seconds
+    if (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "can't allocate memory" in message
+    ):
         return ResourceError("out of memory", fix="use a smaller training.micro_batch, model.context or model.d_model")
     if isinstance(error, OSError):
-        return ResourceError(error.strerror or said, where=str(error.filename or ""), fix="check disk and permissions")
-    return LmtoolError(f"unexpected {type(error).__name__}: {said}", fix="run it again with --debug for a traceback")
+        return ResourceError(
+            error.strerror or message, where=str(error.filename or ""), fix="check disk and permissions"
+        )
+    return LmtoolError(f"unexpected {type(error).__name__}: {message}", fix="run it again with --debug for a traceback")
 
 
 def _explain_usage(error: Any) -> UsageError:
-    """The same as one of our errors. Nothing when the help was shown in place of a missing command."""
-    said = error.format_message()
+    """The error as one of ours; empty when the help was shown instead of a missing command."""
+    message = error.format_message()
     command = error.ctx.command_path if error.ctx else "lmtool"
-    return UsageError(said, fix=f"{command} --help shows what there is" if said else "")
+    return UsageError(message, fix=f"see {command} --help" if message else "")

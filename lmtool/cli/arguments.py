@@ -30,32 +30,39 @@ Overrides = Annotated[
 RunName = Annotated[
     str, typer.Argument(metavar="RUN", help="A run's name or directory, a checkpoint directory, or last.")
 ]
-Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to compute.")]
+Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Device to compute on.")]
 Precision = Annotated[
     Literal["auto", "float32", "bfloat16", "bf16", "float16", "int8"],
-    typer.Option(help="Type of matrices and their products; bf16 is short for bfloat16."),
+    typer.Option(help="Data type of matrices and their products; bf16 is short for bfloat16."),
 ]
 Column = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="The column of text in .jsonl, .csv and .parquet files.", show_default=False),
+    typer.Option(metavar="NAME", help="Text column of .jsonl, .csv and .parquet files.", show_default=False),
 ]
 Json = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON for other programs.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="Print results and warnings only.")]
 Output = Annotated[
     Path | None,
-    typer.Option("--output", "-o", metavar="DIR", help="The run directory; a new one in runs/ by default."),
+    typer.Option("--output", "-o", metavar="DIR", help="Run directory; a new one in runs/ by default."),
 ]
 Task = Annotated[
-    str, typer.Option("--task", metavar="NAME", help="One of the tasks that the run has learned.", show_default=False)
+    str,
+    typer.Option("--task", metavar="NAME", help="One of the tasks that the run was trained on.", show_default=False),
 ]
 NumBeams = Annotated[
     int | None,
     typer.Option(
-        "--num-beams", metavar="N", min=1, help="Width of the beam search that writes answers.", show_default=False
+        "--num-beams",
+        metavar="N",
+        min=1,
+        help="Beam width of the search that generates output texts.",
+        show_default=False,
     ),
 ]
 Encoding = Annotated[
     str | None,
-    typer.Option("--encoding", metavar="NAME", help="Of .csv and .tsv files; UTF-8 by default.", show_default=False),
+    typer.Option(
+        "--encoding", metavar="NAME", help="Encoding of .csv and .tsv files; UTF-8 by default.", show_default=False
+    ),
 ]
 SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", metavar="", help="Skip bad rows and count them.")]

@@ -1,4 +1,4 @@
-"""`lmtool embed`: vectors of words in their context, or of whole texts."""
+"""`lmtool embed`: contextual embeddings of words, or embeddings of whole texts."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,7 +15,7 @@ def embed(
         typer.Argument(
             metavar="TEXT",
             help="Files, folders or globs (.txt .jsonl .csv .parquet, also .gz), or hf:NAME; lines of standard input "
-            "when there is none.",
+            "by default.",
             show_default=False,
         ),
     ] = None,
@@ -24,7 +24,7 @@ def embed(
     ] = -1,
     pool: Annotated[
         Literal["none", "mean", "max", "first", "last"],
-        typer.Option(help="One vector for each text in place of one for each word."),
+        typer.Option(help="How to pool each text into one vector; none gives one per word."),
     ] = "none",
     output: Annotated[
         Path | None,
@@ -32,17 +32,15 @@ def embed(
             "--output", "-o", metavar="FILE", help="A new .npz or .jsonl file; JSON lines on stdout by default."
         ),
     ] = None,
-    truncate: Annotated[
-        bool, typer.Option("--truncate", metavar="", help="Cut off what is beyond the context.")
-    ] = False,
+    truncate: Annotated[bool, typer.Option("--truncate", metavar="", help="Truncate texts to the context.")] = False,
     column: Column = None,
     device: Device = "auto",
     precision: Precision = "float32",
     quiet: Quiet = False,
 ) -> None:
-    """Write the vectors that a model gives to words in their context, or to whole texts.
+    """Write a model's contextual embeddings of words, or its embeddings of whole texts.
 
-    Each line of a .txt file and each row of a table is a text.
+    Each line of a .txt file and each row of a table is one text.
     """
     from lmtool.cli.output import describe
     from lmtool.compute.processes import is_main

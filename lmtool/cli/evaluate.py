@@ -1,4 +1,4 @@
-"""`lmtool eval`: how well a model predicts a text."""
+"""`lmtool eval`: evaluate a model on text, or on labelled tables."""
 
 from typing import Annotated
 
@@ -21,7 +21,7 @@ def evaluate(
     ] = None,
     baseline: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="Another run to show beside it, such as an n-gram model.", show_default=False),
+        typer.Option(metavar="RUN", help="Another run to compare with, such as an n-gram model.", show_default=False),
     ] = None,
     column: Column = None,
     task: Task = "",
@@ -31,12 +31,12 @@ def evaluate(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure a model on text: perplexity per token and per word, and bits per byte.
+    """Evaluate a model on text: perplexity per token and per word, and bits per byte.
 
-    A run that was fine-tuned on a table is measured on tables: accuracy, macro F1, BLEU and so on.
+    A run that was fine-tuned on a table is evaluated on tables: accuracy, macro F1, BLEU and so on.
 
-    The text is divided into documents as the training text was. A stride below the context gives every token more
-    text before it, at the cost of reading it again.
+    The text is divided into documents as the training text was. A stride below the context gives every token a longer
+    left context, at the cost of overlapping windows.
     """
     import json
 

@@ -23,88 +23,97 @@ def finetune(
     ] = None,
     recipe: Annotated[
         str | None,
-        typer.Option("--recipe", "-r", metavar="NAME", help="Train from scratch by this recipe.", show_default=False),
+        typer.Option("--recipe", "-r", metavar="NAME", help="Train from scratch with this recipe.", show_default=False),
     ] = None,
     overrides: Overrides = None,
     text_column: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A column of text. May be repeated.", show_default=False),
+        typer.Option(metavar="NAME", help="A text column. May be repeated.", show_default=False),
     ] = None,
     label_column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The column of labels.", show_default=False)
+        str | None, typer.Option(metavar="NAME", help="The label column.", show_default=False)
     ] = None,
     source_column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The column of texts to be answered.", show_default=False)
+        str | None, typer.Option(metavar="NAME", help="The column of source texts.", show_default=False)
     ] = None,
     target_column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The column of their answers.", show_default=False)
+        str | None, typer.Option(metavar="NAME", help="The column of target texts.", show_default=False)
     ] = None,
     task: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME:FILE[:WEIGHT]",
-            help="In place of TABLE: one of several, learned together as text to text. May be repeated.",
+            help="Instead of TABLE: one of several tasks, trained jointly as text-to-text. May be repeated.",
             show_default=False,
         ),
     ] = None,
     task_test: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME:FILE", help="As --test, for one of the tasks. May be repeated.", show_default=False),
+        typer.Option(
+            metavar="NAME:FILE", help="Like --test, for one of the tasks. May be repeated.", show_default=False
+        ),
     ] = None,
     labels: Annotated[
         Literal["auto", "class", "multi", "number"],
-        typer.Option(help="One class a row, any number of labels (a;b), or a number; inferred from the table."),
+        typer.Option(help="One class per row, any number of labels (a;b), or a number; inferred from the table."),
     ] = "auto",
     valid: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Table that chooses the best checkpoint; else a part of TABLE is held out."),
+        typer.Option(
+            metavar="FILE", help="Validation table, to choose the best checkpoint; else part of TABLE is held out."
+        ),
     ] = None,
     test: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Table that is only measured on, at the end.", show_default=False)
+        str | None, typer.Option(metavar="FILE", help="Test table, evaluated once at the end.", show_default=False)
     ] = None,
     epochs: Annotated[
-        float | None, typer.Option(metavar="N", help="Passes over the table.", show_default=False)
+        float | None, typer.Option(metavar="N", help="Epochs, passes over the table.", show_default=False)
     ] = None,
     metric: Annotated[
         Literal["loss", "accuracy", "macro-f1", "correlation"] | None,
-        typer.Option(help="What tells the best checkpoint.", show_default=False),
+        typer.Option(help="Metric to choose the best checkpoint by.", show_default=False),
     ] = None,
     patience: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Stop after N validations without a new best.", show_default=False),
+        typer.Option(
+            metavar="N", min=1, help="Stop early after N validations without improvement.", show_default=False
+        ),
     ] = None,
     class_weights: Annotated[
         Literal["balanced"] | None,
-        typer.Option(help="Let rare classes count as much as frequent ones.", show_default=False),
+        typer.Option(help="Weight the loss by inverse class frequency.", show_default=False),
     ] = None,
     freeze: Annotated[
-        Literal["body"] | None, typer.Option(help="Train the head only, on a body that stays.", show_default=False)
+        Literal["body"] | None, typer.Option(help="Train the head only, on a frozen body.", show_default=False)
     ] = None,
     lora_rank: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=1, help="Train adapters of this rank and the head, and save only them.", show_default=False
+            metavar="N",
+            min=1,
+            help="Train LoRA adapters of this rank and the head, and save only these.",
+            show_default=False,
         ),
     ] = None,
     merge: Annotated[
-        bool, typer.Option("--merge", metavar="", help="At the end, make a run with the adapters merged as well.")
+        bool, typer.Option("--merge", metavar="", help="At the end, also make a run with the adapters merged.")
     ] = False,
     seeds: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Train N runs of different seeds, and show how far they lie apart.")
+        int, typer.Option(metavar="N", min=1, help="Train N runs with different seeds, and report mean and deviation.")
     ] = 1,
     encoding: Encoding = None,
     delimiter: Annotated[
         str | None,
-        typer.Option(metavar="C", help="The character between fields; inferred from the table.", show_default=False),
+        typer.Option(metavar="C", help="The field delimiter; inferred from the table.", show_default=False),
     ] = None,
     skip_bad_rows: SkipBadRows = False,
     output: Output = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train a model on a table of labels or of answers, and measure it.
+    """Fine-tune a model on a table with labels or target texts, and evaluate it.
 
-    Columns and the kind of labels are inferred and shown. Prints the results and the run directory at the end. Ctrl-C
-    saves and stops; `lmtool resume` continues.
+    Columns and the kind of labels are inferred and reported. Prints the results and the run directory at the end.
+    Ctrl-C saves and stops; `lmtool resume` continues.
     """
     from lmtool.errors import UsageError
     from lmtool.recipe.load import Setting, load
@@ -134,9 +143,9 @@ def finetune(
     if not table and not task:
         raise UsageError("no table to train on", fix="name one: lmtool finetune TABLE")
     if table and task:
-        raise UsageError("--task is in place of TABLE", fix="leave out one or the other")
+        raise UsageError("--task is used instead of TABLE", fix="give only one of them")
     if recipe is not None and source is not None:
-        raise UsageError("--from fine-tunes a run, --recipe trains from scratch", fix="leave out one or the other")
+        raise UsageError("--from fine-tunes a run, --recipe trains from scratch", fix="give only one of them")
     if seeds > 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UsageError(
             "--seeds trains one run after the other in one process", fix="start torchrun for each -s seed=N"
@@ -151,7 +160,7 @@ def finetune(
 
     plan = plan_finetuning(source or "last", scratch, overrides or (), flags)
     if merge and plan.resolved.recipe.tuning.lora is None:
-        raise UsageError("--merge is for adapters, and there are none", fix="add --lora-rank 8, or leave it out")
+        raise UsageError("--merge is for adapters, and there are none", fix="add --lora-rank 8, or omit --merge")
     first = plan.resolved.recipe.seed
     measured = []
     for seed in range(first, first + seeds):

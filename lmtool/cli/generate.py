@@ -1,4 +1,4 @@
-"""`lmtool generate`: continue, answer or fill texts with a trained model."""
+"""`lmtool generate`: generate text with a trained model."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,7 +20,7 @@ _input, _choice, _masks, _output = (
     for panel in ("Prompts and model", Common.panel, MaskPredict.panel, "Output")
 )
 DIFFERENT = 1
-"""Exit code of a replay that came out differently."""
+"""Exit code of a replay whose output differs."""
 
 
 @with_settings
@@ -29,40 +29,42 @@ def generate(
         list[str] | None,
         typer.Argument(
             metavar="PROMPT",
-            help="Text to continue; several for several texts. None starts from nothing.",
+            help="Text to continue; may be several. Without any, generation starts from scratch.",
             show_default=False,
         ),
     ] = None,
     prompt_file: Annotated[
-        str | None, _input(metavar="FILE", help="One prompt a line; - reads standard input.")
+        str | None, _input(metavar="FILE", help="One prompt per line; - reads standard input.")
     ] = None,
     run: Annotated[
         str | None,
         _input(metavar="RUN", help="A run's name or directory, a checkpoint directory, or last.", show_default="last"),
     ] = None,
     overflow: Annotated[
-        Literal["refuse", "cut", "slide"], _input(help="What becomes of prompts longer than the context.")
+        Literal["refuse", "cut", "slide"], _input(help="How to handle prompts longer than the context.")
     ] = "refuse",
-    prefix: Annotated[str, _input(metavar="TEXT", help="How every text has to begin.")] = "",
+    prefix: Annotated[str, _input(metavar="TEXT", help="Forced beginning of every generated text.")] = "",
     replay: Annotated[
-        str | None, _input(metavar="FILE", help="Repeat the records that --json wrote, and compare.")
+        str | None, _input(metavar="FILE", help="Reproduce the records that --json wrote, and compare.")
     ] = None,
     strategy: Annotated[
-        StrategyName | None, _choice(help="How tokens are chosen.", show_default="what the options imply")
+        StrategyName | None, _choice(help="The decoding strategy.", show_default="implied by the options")
     ] = None,
     greedy: Annotated[bool, _choice("--greedy", metavar="", help="Short for --strategy greedy.")] = False,
     *,
-    stop: Annotated[list[str] | None, _choice(metavar="TEXT", help="End before this text; may be repeated.")] = None,
-    n: Annotated[int, _choice("-n", metavar="N", min=1, help="Samples of each prompt.")] = 1,
+    stop: Annotated[list[str] | None, _choice(metavar="TEXT", help="Stop before this text; may be repeated.")] = None,
+    n: Annotated[int, _choice("-n", metavar="N", min=1, help="Samples per prompt.")] = 1,
     logit_bias: Annotated[
         list[str] | None, _choice(metavar="TEXT=X", help="Add X to the logit of this text; may be repeated.")
     ] = None,
-    mask: Annotated[str | None, _masks(metavar="TEXT", help="This text in a prompt is one token to fill in.")] = None,
-    length: Annotated[int | None, _masks(metavar="N", help="Write N tokens behind the prompt.")] = None,
+    mask: Annotated[
+        str | None, _masks(metavar="TEXT", help="This text in a prompt is one masked token to predict.")
+    ] = None,
+    length: Annotated[int | None, _masks(metavar="N", help="Generate N tokens after the prompt.")] = None,
     echo: Annotated[
         bool | None,
         _output(
-            "--echo/--no-echo", metavar="", help="Print the prompt too.", show_default="unless the model answers it"
+            "--echo/--no-echo", metavar="", help="Print the prompt too.", show_default="not for sequence to sequence"
         ),
     ] = None,
     show_probs: Annotated[
@@ -74,7 +76,7 @@ def generate(
     deterministic: Annotated[
         bool,
         _output(
-            "--deterministic", metavar="", help="Compute each text alone, so that others change not even its last bit."
+            "--deterministic", metavar="", help="Compute each text alone, so that results do not depend on batching."
         ),
     ] = False,
     device: Device = "auto",
@@ -83,9 +85,9 @@ def generate(
     quiet: Quiet = False,
     **asked: Any,
 ) -> None:
-    """Continue, answer or fill text with a trained model.
+    """Generate text with a trained model: continue a prompt, map a source to a target, or fill in masks.
 
-    A single text streams to a terminal. Several are parted by a line of ---; programs take --json.
+    A single text streams to a terminal. Several are separated by lines of ---; programs use --json.
     """
     import json
     import sys
@@ -98,12 +100,12 @@ def generate(
     from lmtool.inference.writing import load_for
 
     if greedy and strategy not in (None, "greedy"):
-        raise UsageError(f"greedy contradicts strategy {strategy}", fix="leave out one or the other")
+        raise UsageError(f"greedy contradicts strategy {strategy}", fix="give only one of them")
     strategy = "greedy" if greedy else strategy
     if replay is not None:
         beside = [prompt, prompt_file, run, strategy, stop, logit_bias, mask, length, *asked.values()]
         if prefix or n > 1 or any(value is not None for value in beside):
-            raise UsageError("a replay repeats records as they are", fix="leave out prompts, runs and settings")
+            raise UsageError("a replay repeats records as they are", fix="omit prompts, runs and settings")
         _replay(replay, as_json)
         return
     prompts = gather_prompts(prompt or [], prompt_file)
@@ -174,7 +176,7 @@ def _parse_bias(given: str) -> tuple[str, float]:
 
 
 def _print_probabilities(writer: "Writer", completion: "Completion") -> None:
-    """A table of the tokens; on a terminal the more probable ones greener."""
+    """A table of the tokens; on a terminal, more probable ones are greener."""
     from math import exp
 
     from rich.console import Console

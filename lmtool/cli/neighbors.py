@@ -1,4 +1,4 @@
-"""`lmtool neighbors`: which words a model takes for alike."""
+"""`lmtool neighbors`: the nearest neighbours of a word."""
 
 from typing import Annotated
 
@@ -17,9 +17,9 @@ def neighbors(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """List the words whose vectors are nearest to a word's, by cosine.
+    """List the nearest neighbours of a word by cosine similarity of their vectors.
 
-    The vectors are those before any context: of skip-gram, or the embeddings of any other model.
+    The vectors are static: those of skip-gram, or the token embeddings of any other model.
     """
     import json
 

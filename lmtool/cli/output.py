@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def prepare_streams() -> None:
-    """Let both output streams take any text: what their encoding lacks is escaped. A closed one swallows all."""
+    """Let both output streams take any text: what their encoding lacks is escaped. A closed one discards all."""
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - it stays open as long as the process
     if sys.stderr is None:
@@ -25,7 +25,7 @@ def prepare_streams() -> None:
 
 
 def describe(loaded: "Loaded", quiet: bool) -> None:
-    """Say on stderr what was skipped on the way to a model; and, unless quiet, which one it is."""
+    """Report on stderr what was skipped in finding a checkpoint and, unless quiet, which one was loaded."""
     for warning in loaded.warnings:
         typer.echo(plain(f"warning: {warning}"), err=True)
     if not quiet:

@@ -1,4 +1,4 @@
-"""`lmtool predict`: answer the rows of a table with a fine-tuned model."""
+"""`lmtool predict`: predictions of a fine-tuned model for the rows of a table."""
 
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +20,9 @@ def predict(
     guard_formulas: Annotated[
         bool,
         typer.Option(
-            "--guard-formulas", metavar="", help="Put an apostrophe before what a spreadsheet takes for a formula."
+            "--guard-formulas",
+            metavar="",
+            help="Put an apostrophe before fields that a spreadsheet would read as formulas.",
         ),
     ] = False,
     skip_bad_rows: SkipBadRows = False,
@@ -28,9 +30,9 @@ def predict(
     precision: Precision = "float32",
     quiet: Quiet = False,
 ) -> None:
-    """Answer every row of a table: its columns, then the predicted label and the probability of each, or the text.
+    """Predict every row of a table: its columns, then the predicted label and the probability of each, or the text.
 
-    Tables of any size pass in bounded memory.
+    Memory is bounded, whatever the size of the table.
     """
     from lmtool.cli.output import describe
     from lmtool.compute.processes import is_main
@@ -43,7 +45,7 @@ def predict(
     skipped = Skipped() if skip_bad_rows else None
     found = answers(loaded.with_beams(num_beams), table, skipped=skipped, task=task)
     if not is_main():
-        # its share of the rows is computed all the same
+        # its share of the rows must be computed as well
         for _ in found.rows:
             pass
         return

@@ -14,7 +14,7 @@ def pretrain(
     overrides: Overrides = None,
     valid: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE", help="Validation text, instead of a part of TEXT. May be repeated."),
+        typer.Option(metavar="FILE", help="Validation text, instead of part of TEXT. May be repeated."),
     ] = None,
     column: Column = None,
     source: Annotated[
@@ -22,7 +22,7 @@ def pretrain(
         typer.Option(
             "--from",
             metavar="RUN",
-            help="Continue to train this run's weights, with its model and tokenizer.",
+            help="Continue training from this run's weights, with its model and tokenizer.",
             show_default=False,
         ),
     ] = None,
@@ -45,7 +45,7 @@ def pretrain(
     else:
         from lmtool.training.start import to_continue
 
-        # overrides are laid over what becomes of the recipe, once
+        # overrides apply once, to the resulting recipe
         resolved, base = to_continue(source, None if recipe is None else load(recipe), overrides or (), flags)
 
     from lmtool.cli.training import follow

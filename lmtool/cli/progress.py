@@ -1,4 +1,4 @@
-"""Training as a person sees it: a bar on a terminal, lines elsewhere; all on stderr."""
+"""Progress display: a bar on a terminal, lines elsewhere; all on stderr."""
 
 import os
 import shlex
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from lmtool.training.fit import Step
 
 LINE_SECONDS = 10
-"""Longest silence between two lines where there is no bar."""
+"""Seconds between two lines where there is no bar."""
 
 NUMBERS_WIDTH = 66
-"""Columns that the numbers beside the bar may take."""
+"""Terminal columns for the numbers beside the bar."""
 
 
 class Display:
-    """Shows how a command proceeds. `show` takes each event of a run as it comes, `report` what happens before.
+    """Shows the progress of a command. `show` takes the events of a run, `report` the progress before it.
 
-    shown: False in processes that only compute. quiet: warnings only. run: its directory, as soon as there is one.
+    shown: False in processes that only compute. quiet: warnings only. run: its directory, once it exists.
     """
 
     def __init__(self, shown: bool, quiet: bool) -> None:
@@ -57,7 +57,7 @@ class Display:
         self._close_bar()
 
     def report(self, stage: str, done: int, total: int) -> None:
-        """How work goes that is not training: what it is, and how much of it is done."""
+        """Show the progress of work other than training: its stage, and how much is done."""
         if self._console is not None:
             if self._bar is None:
                 self._open_bar(_working_bar(self._console))
@@ -110,7 +110,7 @@ class Display:
 
                     self._bar.console.print(Text(plain(line)))
         except OSError:
-            # Nobody reads this any more, which must not end the training.
+            # A closed stderr must not end the training.
             self._shown, self._quiet, self._console = False, True, None
             sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - it stays open as long as the process
 
@@ -121,7 +121,7 @@ class Display:
 
     def _update(self, **fields: object) -> None:
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, **fields)  # type: ignore[arg-type]  # rich has any field among its own
+            self._bar.update(self._task, **fields)  # type: ignore[arg-type]  # rich accepts any field
 
     def _close_bar(self) -> None:
         if self._bar is not None:
@@ -136,7 +136,7 @@ class Display:
             self._open_bar(_training_bar(self._console), plan.steps, plan.first_step)
 
     def _step(self, step: "Step", validation: "Validation | None", is_best: bool) -> None:
-        # The mean of the last steps, since they differ. The very first is forgotten: it also warms up.
+        # The mean of the last steps, since they vary. The very first, which includes warm-up, is dropped.
         warm = len(self._seconds) > 1
         self._seconds = [*self._seconds[-19:], step.seconds] if warm else [step.seconds] * (len(self._seconds) + 1)
         seconds = sum(self._seconds) / len(self._seconds)
@@ -157,7 +157,7 @@ def _training_bar(console: "Console") -> "Progress":
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
 
     columns: list[ProgressColumn] = [TextColumn("step"), MofNCompleteColumn()]
-    # Not over the whole line: the ^C that the terminal prints would break it.
+    # Narrower than the line, which the ^C that the terminal prints would break.
     width = min(40, console.width - NUMBERS_WIDTH)
     if width > 5:
         columns.append(BarColumn(bar_width=width))
@@ -174,7 +174,7 @@ def _working_bar(console: "Console") -> "Progress":
 
 
 def _already_finished(event: "AlreadyFinished") -> list[str]:
-    how = f"stopped early, at step {event.step}" if event.early else f"has done all its {event.step} steps"
+    how = f"stopped early, at step {event.step}" if event.early else f"has completed all {event.step} steps"
     more = "evaluation.patience=+5" if event.early else "training.steps=+500"
     return [
         f"finished: {event.path} {how}",
@@ -183,17 +183,17 @@ def _already_finished(event: "AlreadyFinished") -> list[str]:
 
 
 def count(number: int, noun: str) -> str:
-    """A number of things."""
+    """A count with its noun."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def entries(tokenizer: "Tokenizer", asked: "TokenizerSpec | TokenizerFile") -> str:
-    """A tokenizer in a few words, also when it came out smaller than asked for."""
+    """A short description of a tokenizer, which notes when it is smaller than requested."""
     from lmtool.recipe.spec import BpeTokenizer, WordPieceTokenizer, WordTokenizer
 
     found = f"{tokenizer.kind}, {tokenizer.vocab_size:,} entries"
     if isinstance(asked, BpeTokenizer | WordPieceTokenizer | WordTokenizer) and tokenizer.vocab_size < asked.vocab_size:
-        return f"{found} ({asked.vocab_size:,} asked for; the text gives no more)"
+        return f"{found} ({asked.vocab_size:,} requested; the text yields no more)"
     return found
 
 
@@ -201,7 +201,7 @@ def _plan(plan: "Plan") -> list[str]:
     return [
         f"model: {plan.parameters:,} parameters{_learning(plan)}; {plan.device}",
         f"plan: steps {plan.first_step + 1:,} to {plan.steps:,}, {count(plan.batch_units, plan.unit)} each, "
-        f"{plan.epochs:.1f} times through the {'table' if plan.unit == 'row' else 'text'}",
+        f"{plan.epochs:.1f} passes over the {'table' if plan.unit == 'row' else 'text'}",
     ]
 
 
@@ -212,7 +212,7 @@ def _learning(plan: "Plan") -> str:
 
 
 def _sampled(event: "Sampled") -> str:
-    """The sample on one line, its prompt marked off."""
+    """The sample on one line, its prompt set off by a bar."""
     return f"  {event.prompt}|{event.text}".replace("\n", "↵")
 
 
@@ -224,7 +224,7 @@ def _ended(event: "Ended", seconds: float) -> str:
         case "finished":
             return f"finished at step {event.step} after {_clock(seconds)}{best}"
         case "early":
-            return f"stopped early at step {event.step} after {_clock(seconds)}: validation got no better{best}"
+            return f"stopped early at step {event.step} after {_clock(seconds)}: validation did not improve{best}"
     return f"interrupted and saved at step {event.step}{best}; lmtool resume continues"
 
 

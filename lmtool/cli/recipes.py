@@ -1,4 +1,4 @@
-"""`lmtool recipes`: what recipes there are, what one says, and the language they are written in."""
+"""`lmtool recipes`: list recipes, show one, and print their JSON Schema."""
 
 import json
 from typing import Annotated
@@ -7,7 +7,7 @@ import typer
 
 from lmtool.cli.arguments import Json, Overrides
 
-app = typer.Typer(no_args_is_help=True, help="List and show recipes.")
+app = typer.Typer(no_args_is_help=True, help="List and show recipes, and print their schema.")
 
 
 @app.command()
@@ -32,7 +32,7 @@ def show(
     ] = False,
     overrides: Overrides = None,
 ) -> None:
-    """Print a recipe as it is written, or with every value resolved."""
+    """Print a recipe as written, or with every value resolved."""
     from lmtool.recipe.dump import dump
     from lmtool.recipe.load import find, load
 

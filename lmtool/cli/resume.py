@@ -15,7 +15,7 @@ def resume(
     overrides: Overrides = None,
     quiet: Quiet = False,
 ) -> None:
-    """Continue a run from its newest whole checkpoint, exactly as if it had never stopped.
+    """Continue a run from its newest intact checkpoint, exactly as if it had never been interrupted.
 
     `-s training.steps=+500` trains longer. Name a checkpoint to continue from that instead of the newest.
     """

@@ -1,4 +1,4 @@
-"""lmtool runs: what was trained, and how far."""
+"""`lmtool runs`: list runs, show one, or merge its adapters."""
 
 import shlex
 from pathlib import Path
@@ -12,15 +12,15 @@ from lmtool.printable import plain
 if TYPE_CHECKING:
     from lmtool.run.listing import Summary
 
-SPARED = ("model", "recipe", "size", "started", "step")
-"""Columns that a narrow terminal leaves out, in this order. `lmtool runs show` has them all."""
+DROPPED = ("model", "recipe", "size", "started", "step")
+"""Columns that are dropped on a narrow terminal, in this order. `lmtool runs show` has them all."""
 
 app = typer.Typer(help="List training runs, show one, or merge its adapters.", no_args_is_help=True)
 
 
 @app.command("ls")
 def list_runs(json: Json = False) -> None:
-    """List all runs, the last started first."""
+    """List all runs, newest first."""
     from lmtool.run.listing import summaries
     from lmtool.run.places import runs_root
 
@@ -75,7 +75,7 @@ def show_run(
     ]
     facts += [(f"{name} fingerprint", str(value)) for name, value in found.fingerprints.items()]
     if base := found.info.get("base"):
-        facts.append(("trained on from", f"{base['checkpoint']} of {base['run']}"))
+        facts.append(("initialized from", f"{base['checkpoint']} of {base['run']}"))
     for session in found.info["sessions"]:
         began = "started" if session["step"] == 0 else f"resumed at step {session['step']}"
         command = shlex.join(map(str, session["command"]))
@@ -98,7 +98,7 @@ def merge_run(
         typer.Option("--output", "-o", metavar="DIR", help="The run directory; a new one in runs/ by default."),
     ] = None,
 ) -> None:
-    """Make a run without adapters of one with them: it answers alike, and does without the run they were trained on.
+    """Merge the adapters of a run into the weights: a new run that predicts alike and needs no base run.
 
     Prints the new run directory.
     """
@@ -122,7 +122,7 @@ def _print_json(value: object) -> None:
 
 
 def _print_table(columns: list[str], rows: list[list[str]]) -> None:
-    """A table on a terminal; elsewhere one line a row, tabs between the columns, no heading."""
+    """A table on a terminal; elsewhere one line per row, tabs between the columns, no header."""
     from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
@@ -135,7 +135,7 @@ def _print_table(columns: list[str], rows: list[list[str]]) -> None:
         return
     lines = [columns, *([plain(cell) for cell in row] for row in rows)]
     widths = {name: max(map(cell_len, cells)) for name, *cells in zip(columns, *lines, strict=True)}
-    for name in SPARED:
+    for name in DROPPED:
         if sum(widths.values()) + 2 * (len(widths) - 1) > console.width:
             del widths[name]
     table = Table(box=None, pad_edge=False)
@@ -148,7 +148,7 @@ def _print_table(columns: list[str], rows: list[list[str]]) -> None:
         )
     for line in lines[1:]:
         table.add_row(*(Text(cell) for name, cell in zip(columns, line, strict=True) if name in widths))
-    # Names are typed again, so they are never cut: on a very narrow terminal lines go on in the next one.
+    # Names are typed again, so they are never truncated: on a very narrow terminal lines wrap.
     console.width = max(console.width, sum(widths.values()) + 2 * len(widths))
     console.print(table)
 

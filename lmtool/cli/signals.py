@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: a training run finishes its step and saves first; everything else leaves at once."""
+"""Ctrl-C and SIGTERM: a training run finishes its step and saves first; everything else exits at once."""
 
 import os
 import signal
@@ -8,28 +8,28 @@ from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-STOPPING = "stopping after this step; Ctrl-C again leaves at once\n"
+STOPPING = "stopping after this step; Ctrl-C again exits at once\n"
 OVER_THE_BAR, SHOW_CURSOR = "\r\x1b[2K", "\x1b[?25h"
 
 
 def leave_on_signals() -> None:
-    """End the process with exit code 128 + signal, files that are being written cleaned up."""
+    """Exit with code 128 + signal, after cleaning up files that are being written."""
     for number in SIGNALS:
         signal.signal(number, lambda received, _: sys.exit(128 + received))
 
 
 class StopAtStep:
-    """While it is open, the first signal asks for a stop after the step, and the second leaves at once.
+    """While it is open, the first signal requests a stop after the step, and the second exits at once.
 
-    told: the first signal is answered on stderr. received: the signal that came, if any.
+    notify: acknowledge the first signal on stderr. received: the signal, if any.
     """
 
-    def __init__(self, told: bool) -> None:
+    def __init__(self, notify: bool) -> None:
         self.received: int | None = None
-        self._told = told
+        self._notify = notify
 
     def open(self) -> None:
-        """From now on there is something to save."""
+        """Handle signals from now on: there is something to save."""
         for number in SIGNALS:
             signal.signal(number, self._receive)
 
@@ -45,14 +45,14 @@ class StopAtStep:
         if self.received is not None:
             if os.isatty(2):
                 _write(SHOW_CURSOR)
-            # no clean-up: the last checkpoint is whole, and a step may be stuck
+            # no clean-up: the last checkpoint is intact, and a step may hang
             os._exit(128 + number)
         self.received = number
-        if self._told:
+        if self._notify:
             _write((OVER_THE_BAR if os.isatty(2) else "") + STOPPING)
 
 
 def _write(text: str) -> None:
-    """To stderr, past Python's stream, which may be in the middle of a write."""
+    """Write to stderr past Python's stream, which may be in the middle of a write."""
     with suppress(OSError):
         os.write(2, text.encode())

@@ -9,9 +9,9 @@ from lmtool.decoding.settings import STRATEGIES, described
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with an option for each setting of a strategy; what is not given is None.
+    """The command with an option for each setting of a strategy, None by default.
 
-    The command takes them as its last parameter, `**asked`. They stand in front of its keyword-only parameters.
+    The command takes them as its last parameter, `**asked`. They come before its keyword-only parameters.
     """
     *own, _ = inspect.signature(command).parameters.values()
     asked: dict[str, inspect.Parameter] = {}

@@ -1,4 +1,4 @@
-"""`lmtool tokenize`: text to a tokenizer and a token store."""
+"""`lmtool tokenize`: train a tokenizer, and write text as a token store."""
 
 import json
 import os
@@ -29,7 +29,9 @@ def tokenize(
     kind: Annotated[
         Literal["bpe", "wordpiece", "char", "word"] | None, typer.Option(help="Kind of tokenizer to train.")
     ] = None,
-    vocab_size: Annotated[int | None, typer.Option(metavar="N", help="Entries of the tokenizer to train.")] = None,
+    vocab_size: Annotated[
+        int | None, typer.Option(metavar="N", help="Vocabulary size of the tokenizer to train.")
+    ] = None,
     tokenizer: Annotated[
         str | None, typer.Option(metavar="FILE", help="Use this tokenizer.json, or that of a folder, a run or last.")
     ] = None,
@@ -37,7 +39,7 @@ def tokenize(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a tokenizer on text, or take one, and write the text as tokens.
+    """Train a tokenizer on text, or load one, and tokenize the text.
 
     With --show and --tokenizer no other text is needed.
     """
@@ -84,7 +86,7 @@ def tokenize(
 
 
 def _tokenizer_file(name: str) -> str:
-    """The file or folder called `name`, else the tokenizer of the run that is meant."""
+    """The file or folder called `name`, else the tokenizer of the run of that name."""
     from lmtool.errors import CheckpointError
     from lmtool.run.find import find
 
@@ -110,7 +112,7 @@ def _show(tokenizer: "Tokenizer", text: str, as_json: bool) -> None:
 def _summarise(
     prepared: "Prepared", asked: "TokenizerSpec | TokenizerFile", output: Path | None, as_json: bool
 ) -> None:
-    """Sizes and speed; speed only when there was work to do."""
+    """Sizes and speed; no speed when everything was cached."""
     from lmtool.cli.progress import count, entries
     from lmtool.text.prepare import default_cache
 
@@ -134,12 +136,12 @@ def _summarise(
     if as_json:
         typer.echo(json.dumps(record))
         return
-    speed = f"{record['megabytes_per_second']:.1f} MB/s" if prepared.seconds else "there already"
-    kept = f"{output}: tokenizer.json, train/, valid/"
+    speed = f"{record['megabytes_per_second']:.1f} MB/s" if prepared.seconds else "cached"
+    saved = f"{output}: tokenizer.json, train/, valid/"
     if output is None:
-        kept = f"in the cache, {default_cache()}; -o DIR writes tokenizer.json and the tokens to a folder"
+        saved = f"in the cache, {default_cache()}; -o DIR writes tokenizer.json and the tokens to a folder"
     typer.echo(f"tokenizer  {entries(prepared.tokenizer, asked)}")
     typer.echo(f"text       {n_bytes:,} bytes in {'one text' if is_stream else count(documents, 'document')}")
     typer.echo(f"tokens     {tokens:,}, {n_bytes / tokens:.2f} bytes each; {speed}")
     typer.echo(f"split      by {prepared.data.split}: {len(prepared.train):,} train, {len(prepared.valid):,} valid")
-    typer.echo(f"kept       {kept}")
+    typer.echo(f"saved      {saved}")

@@ -22,23 +22,23 @@ def follow(
     *,
     brief: bool = False,
 ) -> "tuple[Path | None, list[Results]]":
-    """Run a training session and show it; results and the run directory go to stdout when it is over.
+    """Run a training session and show its progress; results and the run directory go to stdout at the end.
 
-    start: given the keyword arguments that all sessions take. brief: show the first line of each result only.
+    start: called with the keyword arguments that all sessions take. brief: show the first line of each result only.
     Returns the run directory, if this process has one, and the results.
     """
     from lmtool.compute.processes import is_main
     from lmtool.tables.results import Results
     from lmtool.training.events import AlreadyFinished, Ended, Plan, Started
 
-    stop = StopAtStep(told=is_main() and not quiet)
+    stop = StopAtStep(notify=is_main() and not quiet)
     reason = "finished"
     measured: list[Results] = []
     with Display(shown=is_main(), quiet=quiet) as display:
         for event in start(command=["lmtool", *sys.argv[1:]], report=display.report, stop=stop.asked):
             match event:
                 case Plan():
-                    # every process comes by here, not only the one that writes
+                    # in every process, not only the one that writes
                     stop.open()
                 case Started() | AlreadyFinished():
                     display.run = event.path

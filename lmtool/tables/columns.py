@@ -1,4 +1,4 @@
-"""Which columns of a table are read: those that are named, or those that have a usual name."""
+"""The columns of a table to read: given ones, or those with conventional names."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,9 +50,9 @@ LANGUAGES = frozenset(
         *("portuguese", "romanian", "russian", "spanish", "swedish", "turkish", "ukrainian", "vietnamese"),
     )
 )
-"""Codes (ISO 639-1) and English names of languages, without codes that name other things, such as id and no.
+"""Codes (ISO 639-1) and English names of languages, without codes of other meaning, such as id and no.
 
-Two columns with such names are a translation, the first one its source."""
+Two columns with such names are a translation, from the first to the second."""
 
 
 @dataclass(frozen=True)
@@ -63,16 +63,16 @@ class Columns:
     label: str | None = None
     target: str | None = None
     found: bool = False
-    """Some were found by their usual names."""
+    """Some were inferred from their conventional names."""
 
     def describe(self) -> str:
-        """Which column is read as what, in one line."""
+        """The columns and their roles, in one line."""
         parts = [f"{'text' if self.target is None else 'source'} {' and '.join(map(shown, self.texts))}"]
         if self.label is not None:
             parts.append(f"label {shown(self.label)}")
         if self.target is not None:
             parts.append(f"target {shown(self.target)}")
-        return f"columns: {', '.join(parts)}{' (found by their names)' if self.found else ''}"
+        return f"columns: {', '.join(parts)}{' (inferred from their names)' if self.found else ''}"
 
 
 def choose_columns(
@@ -84,11 +84,11 @@ def choose_columns(
     target_column: str | None = None,
     labelled: bool = True,
 ) -> Columns:
-    """The columns to read: the given ones, and for those that are not given, usual names.
+    """The columns to read: the given ones, and the others by conventional names.
 
-    Without any given name, a source and a target are looked for where no column has the usual name of a label. When
-    all columns but one are known, that one is the text, or else the label. With `labelled` False neither label nor
-    target is looked for. Raises DataError when a column is missing or not inferred, UsageError for contradictions.
+    Without any given name, a source and a target are looked for when no column has the conventional name of a label.
+    When all columns but one are known, that one is the text, or else the label. With `labelled` False neither label nor
+    target is looked for. Raises DataError for a missing or ambiguous column, UsageError for contradictions.
     """
     if (text_columns or label_column) and (source_column or target_column):
         raise UsageError(
@@ -170,7 +170,7 @@ def _usual(table: Table, wanted: Sequence[str], exclude: Sequence[str | None] = 
 
 def _cannot_tell(table: Table, what: str, flag: str) -> DataError:
     return DataError(
-        f"cannot tell which column is {what}; found {shown(', '.join(table.names), 120)}",
+        f"cannot infer which column is {what}; found {shown(', '.join(table.names), 120)}",
         where=place(table.path),
         fix=f"name it with {flag}; the first row of a table names its columns",
     )

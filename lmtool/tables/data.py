@@ -1,4 +1,4 @@
-"""From the tables that a recipe names to rows that a model learns from and is measured on."""
+"""From the tables that a recipe names to rows for training, validation and testing."""
 
 import hashlib
 import math
@@ -31,14 +31,14 @@ from lmtool.text.table import Table, open_table
 from lmtool.text.tokenizer import Tokenizer
 
 Saved = dict[str, Any]
-"""What a run keeps of the rows that are held out of its table; of several by the names of their tasks."""
+"""What a run saves of the rows held out of its table; of several tables, by task name."""
 
 
 @dataclass(frozen=True)
 class TaskTables:
-    """Tables of one task, the first of which is open.
+    """The tables of one task, of which the training table is open.
 
-    name: stands before each source; empty for a model of one task. weight: how often a pass has each row.
+    name: prefix of each source; empty for a single-task model. weight: how often an epoch has each row.
     """
 
     name: str
@@ -61,9 +61,9 @@ class TaskRows:
 
 
 class TableData:
-    """Rows of tables: to learn from, to choose the best checkpoint by, and to be measured on at the end.
+    """Rows of tables for training, validation and testing.
 
-    split: of the rows held out, what to keep in the run; None where tables of their own were named. See
+    split: the held-out rows, as saved in the run; None where validation tables were given. See
     `lmtool.training.data.TrainingData` for the rest.
     """
 
@@ -89,7 +89,7 @@ class TableData:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of all that is learned from and measured on."""
+        """A hash of all rows for training and evaluation."""
         digest = hashlib.sha256()
         for task in self.tasks:
             for row in (*task.train, *task.valid, *(task.test or ())):
@@ -98,7 +98,7 @@ class TableData:
         return digest.hexdigest()
 
     def set_statistics(self, lm: LanguageModel) -> None:
-        """Let a head count words of the training rows, if it begins with that."""
+        """Initialize a head from word counts of the training rows, if it needs them."""
         if isinstance(lm, Classifier):
             rows = self.tasks[0].train
             objective = build_objective(self.recipe, self.framing.tokenizer)
@@ -106,20 +106,20 @@ class TableData:
             lm.count_features(objective.collate([rows[i].example() for i in group]) for group in groups)
 
     def examples(self, objective: Objective) -> TableExamples:
-        """Rows to train on."""
+        """Training rows."""
         rows = [row for task in self.tasks for row in task.train]
         parts = [(len(task.train), task.weight) for task in self.tasks]
         return TableExamples(rows, self.recipe.training.batch_size, self.recipe.seed, parts)
 
     def validate(self, lm: LanguageModel, objective: Objective, compute: Compute, world: World) -> Validation:
-        """Loss and metrics on the rows held out of all tasks."""
+        """Loss and metrics on the validation rows of all tasks."""
         rows = [row for task in self.tasks for row in task.valid]
         return self.tasks[0].task.validate(AnsweringModel(lm, objective, compute, world), rows)
 
     def measure(
         self, lm: LanguageModel, objective: Objective, step: int, compute: Compute, world: World
     ) -> list[Results]:
-        """How well a model answers test rows, or else those held out; of each task, where there are several."""
+        """Results on the test rows of each task, or else on its validation rows."""
         model = AnsweringModel(lm, objective, compute, world)
         return [
             task.task.measure(model, task.test or task.valid, "test" if task.test else "validation", step)
@@ -130,11 +130,11 @@ class TableData:
 def open_tables(data: Data) -> list[TaskTables]:
     """Open the training table of each task that a recipe names, and find its columns.
 
-    Raises UsageError when they are not named as they have to be, and the errors of tables.
+    Raises UsageError when the recipe names them wrongly, and the errors of tables.
     """
     if not data.tasks:
         if len(data.train) != 1 or len(data.valid) > 1:
-            raise UsageError("a model learns from one table", where="data.train", fix="name one, or several tasks")
+            raise UsageError("a model is trained on one table", where="data.train", fix="name one, or several tasks")
         return [TaskTables("", *_open(data.train[0], data), data.valid[0] if data.valid else None, data.test)]
     tests = dict(_named(text, "data.task_tests", "nli:test.csv") for text in data.task_tests)
     named: dict[str, tuple[str, float]] = {}
@@ -153,7 +153,7 @@ def open_tables(data: Data) -> list[TaskTables]:
 
 
 def task_names(data: Data) -> list[str]:
-    """Names of the tasks that a run has learned; one empty name where it has learned one table."""
+    """Names of the tasks that a run was trained on; one empty name for a single table."""
     return [text.partition(":")[0] for text in data.tasks] or [""]
 
 
@@ -186,7 +186,7 @@ def _weight(text: str) -> float | None:
 
 @dataclass
 class _Read:
-    """The texts of one task's tables. kept: of the split, where there is one."""
+    """The texts of one task's tables. kept: what to save of the split, if there is one."""
 
     tables: TaskTables
     parts: dict[str, LabelledTexts]
@@ -201,10 +201,10 @@ class _Read:
 def read_tables(
     recipe: Recipe, tasks: Sequence[TaskTables], tokenizer: Tokenizer | None, split: Saved | None = None
 ) -> TableData:
-    """Read the tables of all tasks, and encode their rows; the data's recipe says what only the tables could say.
+    """Read the tables of all tasks, and encode their rows; the data's recipe has what is inferred from the tables.
 
-    tokenizer: of the run whose weights are trained; when None, one is trained on the texts. split: the rows held out by
-    an earlier session of the run. Raises the errors of the tables, and UsageError for a recipe that does not fit them.
+    tokenizer: of the run that is fine-tuned; when None, one is trained on the texts. split: the rows held out by an
+    earlier session of the run. Raises the errors of the tables, and UsageError for a recipe that does not fit them.
     """
     read = [_read(task, recipe, split and split.get(task.name, split)) for task in tasks]
     if isinstance(recipe.objective, Classification):
@@ -220,12 +220,12 @@ def read_tables(
         labels = found.names if found is not None and found.kind == "class" else ()
         task = build_task(recipe, framing, name, part.tables.columns, labels)
         encoded = {key: task.encode(texts.items) for key, texts in part.parts.items()}
-        said = list(part.warnings)
+        own_warnings = list(part.warnings)
         for key, own in encoded.items():
             if n_cut := sum(row.cut for row in own):
                 context = recipe.model.context
-                said.append(f"{n_cut:,} of {len(own):,} {key} rows are cut at the context of {context}")
-        warnings += [f"{name}: {text}" if name else text for text in said]
+                own_warnings.append(f"{n_cut:,} of {len(own):,} {key} rows are truncated to the context of {context}")
+        warnings += [f"{name}: {text}" if name else text for text in own_warnings]
         held = ", ".join(f"{key}: {len(own):,} rows" for key, own in encoded.items() if key != "train")
         table = f"task {name}" if name else "table"
         lines += [part.tables.columns.describe(), f"{table}: {part.train.describe()}; {held}"]
@@ -236,18 +236,18 @@ def read_tables(
 
 
 def _read(task: TaskTables, recipe: Recipe, split: Saved | None) -> _Read:
-    """The rows of a task's tables; a part is held out for validation where no table is named for that."""
+    """The rows of a task's tables; a part is held out for validation unless a validation table is given."""
     spec, data = recipe.objective, recipe.data
     kind: LabelKind | None = None
     known = None
     if isinstance(spec, Classification):
         if data.tasks:
-            raise UsageError("a model learns from one labelled table", where="data.train", fix="name one table")
+            raise UsageError("a classifier is trained on one labelled table", where="data.train", fix="name one table")
         if task.columns.target is not None:
             raise DataError(
-                f"{task.columns.describe()}: a target is to be written, not a label to be predicted",
+                f"{task.columns.describe()}: a target text, where a classifier needs a label",
                 where=str(task.table.path),
-                fix="name the label with --label-column, or train a model that writes: see lmtool recipes ls",
+                fix="name the label with --label-column, or train a text-to-text model: see lmtool recipes ls",
             )
         kind = None if spec.task == "auto" else spec.task
         known = LabelMap(kind, spec.labels) if kind is not None and spec.labels else None
@@ -265,7 +265,7 @@ def _read(task: TaskTables, recipe: Recipe, split: Saved | None) -> _Read:
 
 
 def _read_beside(texts: LabelledTexts, source: str, data: Data, warnings: list[str]) -> LabelledTexts:
-    """Another table with the columns and labels of the training table; adds what there is to warn of."""
+    """Another table with the columns and labels of the training table; adds to `warnings`."""
     table = open_table(source, cache=default_cache(), encoding=data.encoding, delimiter=data.delimiter)
     columns = same_columns(texts.columns, table)
     found = read_labelled(table, columns, labels=texts.labels, skip_bad_rows=data.skip_bad_rows)
@@ -288,7 +288,7 @@ def _columns(columns: Columns) -> dict[str, Any]:
 
 
 def _settled(spec: Classification, read: Sequence[_Read]) -> Classification:
-    """The spec with what only the table could say: kind and names of labels, and how numbers are scaled."""
+    """The spec with what is inferred from the table: kind and names of labels, and the scaling of numbers."""
     train = read[0].train
     labels = cast(LabelMap, train.labels)
     spec = spec.model_copy(update={"task": labels.kind, "labels": labels.names if labels.kind != "number" else ()})
@@ -301,9 +301,9 @@ def _settled(spec: Classification, read: Sequence[_Read]) -> Classification:
 
 
 def class_weights(spec: Classification, train: LabelledTexts) -> tuple[float, ...] | None:
-    """What a row of each class counts: n / (C n_c) where the recipe wants them balanced, else what it says.
+    """The weight of each class in the loss: n / (C n_c) where the recipe has `balanced`, else as given.
 
-    Raises UsageError when rows have no one class, or when there are not as many weights as classes.
+    Raises UsageError when rows do not have one class each, or when the numbers of weights and classes differ.
     """
     weights = spec.class_weights
     if weights is None:
@@ -311,9 +311,9 @@ def class_weights(spec: Classification, train: LabelledTexts) -> tuple[float, ..
     if spec.task != "class":
         kinds = {"multi": "several labels", "number": "a number"}
         raise UsageError(
-            f"rows are weighted by their class, but they have {kinds[spec.task]}",
+            f"class weights need one class per row, but rows have {kinds[spec.task]}",
             where="objective.class_weights",
-            fix="leave it out, or say --labels class if each row has one",
+            fix="omit it, or add --labels class if each row has one",
         )
     if weights == "balanced":
         counts = Counter(item.label for item in train.items)
@@ -324,20 +324,20 @@ def class_weights(spec: Classification, train: LabelledTexts) -> tuple[float, ..
         raise UsageError(
             f"there are {len(weights)} weights for {len(spec.labels)} classes: {', '.join(spec.labels)}"[:200],
             where="objective.class_weights",
-            fix="give one for each, in this order, or take balanced",
+            fix="give one for each, in this order, or balanced",
         )
     return weights
 
 
 def _check_metric(recipe: Recipe, task: Task) -> None:
-    """Refuse a metric that the rows do not have."""
+    """Raise UsageError for a metric that the task does not have."""
     metric = recipe.evaluation.metric
     if metric != "loss" and metric not in task.metrics:
         kind = cast(Classification, recipe.objective).task
         raise UsageError(
             f"the metric {metric} is not for labels of kind {kind}",
             where="evaluation.metric",
-            fix=f"take {' or '.join(('loss', *task.metrics))}",
+            fix=f"use {' or '.join(('loss', *task.metrics))}",
         )
 
 
@@ -358,7 +358,7 @@ def _texts(recipe: Recipe, part: _Read) -> Iterable[str]:
 
 
 def _with_sizes(recipe: Recipe, n_rows: int, tokenizer: Tokenizer) -> Recipe:
-    """The recipe with what `n_rows` rows in a pass decide, its steps, and with the size of the vocabulary."""
+    """The recipe with its steps for `n_rows` rows in an epoch, and with the size of the vocabulary."""
     training, model = recipe.training, recipe.model
     if training.epochs is not None:
         steps = max(1, math.ceil(training.epochs * n_rows / training.batch_size))

@@ -1,4 +1,4 @@
-"""Labels of a table: what kind they are, their names in a fixed order, and their numbers."""
+"""Labels of a table: their kind, their names in a fixed order, and their indices."""
 
 import math
 from collections.abc import Collection, Iterable
@@ -10,24 +10,24 @@ from lmtool.errors import CheckpointError
 from lmtool.text.files import shown
 
 LabelKind = Literal["class", "multi", "number"]
-"""One class a row, any number of them, or a number."""
+"""One class per row, any number of labels, or a number."""
 
 Label = str | tuple[str, ...] | float
 """The label of a row, by kind: a name, names, or a finite number."""
 
 SEPARATOR = ";"
-"""Parts the names of a cell with several. Alone it means none of them."""
+"""Separates the names of a cell with several labels. Alone it means none."""
 
 MANY = 20
-"""More different whole numbers than this are numbers; up to this many are classes."""
+"""Up to this many distinct integers are classes; more are numbers."""
 
 
 @dataclass(frozen=True)
 class LabelMap:
-    """Names of classes in a fixed order, so that each has a number from 0.
+    """Names of classes in a fixed order, which gives each an index from 0.
 
-    The order is that of the numbers where all names are whole numbers, and else that of Unicode code points: it depends
-    on the names alone, not on the rows. Numeric labels have no names.
+    The order is numeric where all names are integers, else by Unicode code points: it depends on the names alone, not
+    on the rows. Numeric labels have no names.
     """
 
     kind: LabelKind
@@ -39,26 +39,26 @@ class LabelMap:
 
     @classmethod
     def of(cls, kind: LabelKind, names: Iterable[str]) -> "LabelMap":
-        """The map of these names, in whatever order they come."""
+        """The map of these names, given in any order."""
         different = set(names)
         whole = all(_is_whole(name) for name in different)
         ordered = sorted(different, key=lambda name: (int(name) if whole else 0, name))
         return cls(kind, tuple(ordered) if kind != "number" else ())
 
     def encode(self, label: Label) -> int | list[int] | float:
-        """The number of a class; a 0 or 1 for each of several; a number as it is. Raises KeyError for other names."""
+        """The index of a class; a multi-hot vector of labels; a number as it is. Raises KeyError for other names."""
         if isinstance(label, tuple):
             chosen = {self._index[name] for name in label}
             return [int(i in chosen) for i in range(len(self.names))]
         return self._index[label] if isinstance(label, str) else label
 
     def unknown(self, label: Label) -> str | None:
-        """The first name that is not in the map."""
+        """The first name of a label that is not in the map."""
         names = (label,) if isinstance(label, str) else label if isinstance(label, tuple) else ()
         return next((name for name in names if name not in self._index), None)
 
     def suggestion(self, name: str) -> str:
-        """What to say of a name that is not in the map."""
+        """A suggestion for a name that is not in the map."""
         plain = {known.casefold(): known for known in self.names}
         if near := get_close_matches(name.casefold(), plain, n=1):
             return f"did you mean {shown(plain[near[0]])}?"
@@ -66,7 +66,7 @@ class LabelMap:
         return f"the classes are {shown(known, 120)}"
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` reads."""
+        """The JSON that `from_json` reads."""
         return {"kind": self.kind, "names": list(self.names)}
 
     @classmethod
@@ -83,8 +83,8 @@ class LabelMap:
 def decide_kind(cells: Collection[str | tuple[str, ...]]) -> LabelKind:
     """The kind of a column of labels, none of them empty.
 
-    multi when some cell holds a list or a semicolon; number when all cells are finite numbers, and some are not whole
-    or more than MANY are different; class otherwise.
+    multi when some cell has a list or a semicolon; number when all cells are finite numbers, and some are not integers
+    or more than MANY are distinct; class otherwise.
     """
     if any(isinstance(cell, tuple) or SEPARATOR in cell for cell in cells):
         return "multi"
@@ -110,10 +110,10 @@ def as_number(text: str) -> float | None:
 
 
 def as_cell(value: Any) -> str | tuple[str, ...] | None:
-    """A value of a label column as text without spaces around it, or as several texts.
+    """A value of a label column as stripped text, or as several texts.
 
-    "" for nothing, None for what is no label.
-    True and False are spelled as in JSON; a number without fraction as a whole number.
+    "" for an empty value, None for a value that is not a label.
+    True and False are spelled as in JSON; a number without fraction as an integer.
     """
     match value:
         case None:
@@ -133,7 +133,7 @@ def as_cell(value: Any) -> str | tuple[str, ...] | None:
 
 
 def as_names(cell: str | tuple[str, ...]) -> tuple[str, ...]:
-    """The different names in a cell of several."""
+    """The distinct names in a cell of several."""
     parts = cell.split(SEPARATOR) if isinstance(cell, str) else cell
     return tuple(dict.fromkeys(part for p in parts if (part := p.strip())))
 

@@ -1,6 +1,6 @@
-"""How good predictions are: of classes, of several labels a row, of numbers, and of translations; and tables of these.
+"""Metrics of classification, multi-label classification, regression and translation; and tables of them.
 
-Pure functions of arrays. A ratio with nothing below the line is 0, as in scikit-learn with zero_division=0.
+Pure functions of arrays. A ratio with denominator 0 is 0, as in scikit-learn with zero_division=0.
 """
 
 # R rows, C classes
@@ -22,17 +22,17 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ClassMetrics:
-    """How well single classes were told."""
+    """Metrics of single-label classification."""
 
     confusion_CC: Ints
-    """Rows of class i (down) that were called j (across)."""
+    """Counts of rows of true class i (down) and predicted class j (across)."""
     accuracy: float
     precision_C: Floats
     recall_C: Floats
     f1_C: Floats
     support_C: Ints
     macro_f1: float
-    """The mean over all classes that occur among true or predicted ones."""
+    """The mean over all classes that occur among the true or predicted ones."""
 
     def to_json(self, names: Sequence[str]) -> dict[str, Any]:
         """Plain numbers and lists, classes by name."""
@@ -46,10 +46,10 @@ class ClassMetrics:
 
 @dataclass(frozen=True)
 class MultiLabelMetrics:
-    """How well any number of labels a row were told."""
+    """Metrics of multi-label classification."""
 
     subset_accuracy: float
-    """Rows with all labels right and no other."""
+    """Exact match: the share of rows whose predicted labels are all the true ones and no other."""
     micro_f1: float
     macro_f1: float
     precision_C: Floats
@@ -68,7 +68,7 @@ class MultiLabelMetrics:
 
 
 class RegressionMetrics(NamedTuple):
-    """How near predicted numbers come. A correlation with numbers that are all equal is NaN."""
+    """Metrics of regression. A correlation with constant numbers is NaN."""
 
     mse: float
     pearson: float
@@ -80,7 +80,7 @@ class RegressionMetrics(NamedTuple):
 
 
 class TranslationMetrics(NamedTuple):
-    """BLEU and chrF, each from 0 to 100, and the signatures that say how they were computed."""
+    """BLEU and chrF, each from 0 to 100, and their sacrebleu signatures."""
 
     bleu: float
     chrf: float
@@ -93,7 +93,7 @@ class TranslationMetrics(NamedTuple):
 
 
 def confusion_matrix(true_R: Ints, predicted_R: Ints, n_classes: int) -> Ints:
-    """How many rows of class i (down) were called j (across). Raises ValueError for other classes than 0 to C - 1."""
+    """Counts of true class i (down) and predicted class j (across). Raises ValueError for classes not in 0..C - 1."""
     true_R, predicted_R = _same_length(true_R, predicted_R)
     for classes in (true_R, predicted_R):
         if classes.min() < 0 or classes.max() >= n_classes:
@@ -103,7 +103,7 @@ def confusion_matrix(true_R: Ints, predicted_R: Ints, n_classes: int) -> Ints:
 
 
 def class_metrics(confusion_CC: Ints) -> ClassMetrics:
-    """All that a confusion matrix tells. Matrices of parts of the rows add up."""
+    """The metrics of a confusion matrix. Matrices of parts of the rows can be added."""
     right_C = np.diagonal(confusion_CC)
     support_C, called_C = confusion_CC.sum(1), confusion_CC.sum(0)
     f1_C = _ratio(2 * right_C, support_C + called_C)
@@ -120,7 +120,7 @@ def class_metrics(confusion_CC: Ints) -> ClassMetrics:
 
 
 def multi_label_metrics(true_RC: NDArray[np.bool_], predicted_RC: NDArray[np.bool_]) -> MultiLabelMetrics:
-    """Of labels that are there or not. The macro mean is over all labels, as in scikit-learn."""
+    """The metrics of multi-hot labels. The macro mean is over all labels, as in scikit-learn."""
     true_RC, predicted_RC = _same_length(true_RC.astype(bool), predicted_RC.astype(bool))
     right_C = (true_RC & predicted_RC).sum(0)
     support_C, called_C = true_RC.sum(0), predicted_RC.sum(0)
@@ -137,14 +137,14 @@ def multi_label_metrics(true_RC: NDArray[np.bool_], predicted_RC: NDArray[np.boo
 
 
 def regression_metrics(true_R: Floats, predicted_R: Floats) -> RegressionMetrics:
-    """Mean squared error, Pearson's correlation (1895), and Spearman's (1904), of ranks that equal numbers share."""
+    """Mean squared error, Pearson's correlation (1895), and Spearman's (1904), with mean ranks for ties."""
     true_R, predicted_R = _same_length(true_R.astype(np.float64), predicted_R.astype(np.float64))
     mse = float(np.mean((true_R - predicted_R) ** 2))
     return RegressionMetrics(mse, _pearson(true_R, predicted_R), _pearson(_ranks(true_R), _ranks(predicted_R)))
 
 
 def translation_metrics(hypotheses: Sequence[str], references: Sequence[str]) -> TranslationMetrics:
-    """BLEU (Papineni et al. 2002) and chrF (Popović 2015) of a whole text, one reference each, by sacrebleu."""
+    """Corpus BLEU (Papineni et al. 2002) and chrF (Popović 2015), one reference each, by sacrebleu."""
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
@@ -170,16 +170,16 @@ def _ratio(above: Ints, below: Ints) -> Floats:
 
 
 def _pearson(x_R: Floats, y_R: Floats) -> float:
-    # Equal numbers may differ from their own mean by rounding.
+    # Constant numbers may differ from their mean by rounding.
     if len(x_R) < 2 or (x_R == x_R[0]).all() or (y_R == y_R[0]).all():
         return math.nan
     x_R, y_R = x_R - x_R.mean(), y_R - y_R.mean()
-    # Norms taken first, so that squares of very small or large numbers do not vanish or overflow.
+    # Normalized first, so that squares of very small or large numbers do not underflow or overflow.
     return float(np.clip((x_R / np.linalg.norm(x_R)) @ (y_R / np.linalg.norm(y_R)), -1, 1))
 
 
 def _ranks(x_R: Floats) -> Floats:
-    """Ranks from 1; equal numbers share the mean of theirs."""
+    """Ranks from 1; ties get their mean rank."""
     _, group_R, count_G = np.unique(x_R, return_inverse=True, return_counts=True)
     last_G = np.cumsum(count_G)
     ranks_R: Floats = (last_G - (count_G - 1) / 2)[group_R]
@@ -194,7 +194,7 @@ def _per_class(
 
 
 def class_lines(metrics: ClassMetrics | MultiLabelMetrics, names: Sequence[str], most: int = 20) -> list[str]:
-    """A table of all classes, as plain aligned lines: of more than `most` classes those with the largest support."""
+    """A table of all classes as aligned lines: of more than `most` classes those with the largest support."""
     shown = _largest(metrics.support_C, most)
     labels = [_label(names[i]) for i in shown]
     rows = [["class", "precision", "recall", "F1", "rows"]]
@@ -205,7 +205,7 @@ def class_lines(metrics: ClassMetrics | MultiLabelMetrics, names: Sequence[str],
 
 
 def confusion_lines(confusion_CC: Ints, names: Sequence[str], most: int = 10) -> list[str]:
-    """A confusion matrix as plain aligned lines: true classes down, predicted ones across.
+    """A confusion matrix as aligned lines: true classes down, predicted ones across.
 
     Of more than `most` classes those with the largest support are shown, and the others together.
     """
@@ -230,7 +230,7 @@ def _more(count: int) -> list[str]:
 
 
 def _label(name: str, width: int = 30) -> str:
-    """A name on one line, its control characters escaped, cut to a width."""
+    """A name on one line, its control characters escaped, truncated to a width."""
     text = plain(name)
     if _width(text) <= width:
         return text
@@ -240,12 +240,12 @@ def _label(name: str, width: int = 30) -> str:
 
 
 def _width(text: str) -> int:
-    """Columns that a terminal gives a text."""
+    """Terminal columns of a text."""
     return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
 
 
 def _aligned(rows: list[list[str]]) -> list[str]:
-    """Columns two spaces apart, the first at the left, the others at the right."""
+    """Columns two spaces apart, the first left-aligned, the others right-aligned."""
     widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
     lines = []
     for first, *others in rows:

@@ -1,4 +1,4 @@
-"""`eval` and `predict` on tables: how well a fine-tuned run answers rows with labels, and what it says of others."""
+"""`eval` and `predict` on tables: evaluate a fine-tuned run on labelled rows, and predict unlabelled ones."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,18 +21,18 @@ from lmtool.text.prepare import default_cache
 from lmtool.text.table import Row, Skipped, Table, open_table
 
 CHUNK_ROWS = 512
-"""Rows of a table that are answered at once."""
+"""Rows of a table that are predicted at once."""
 
 
 def answers_tables(reference: str) -> bool:
-    """Whether a run answers tables, which is seen without its weights."""
+    """Whether a run predicts rows of tables; reads no weights."""
     return isinstance(load(find(reference).run.recipe_path).recipe.objective, Classification | Seq2Seq)
 
 
 def measure_tables(loaded: Loaded, sources: Sequence[str], task: str = "") -> Iterator[Results]:
-    """How well a fine-tuned model answers each table. Raises DataError for a table that does not fit.
+    """Evaluate a fine-tuned model on each table. Raises DataError for a table that does not fit.
 
-    task: one of those that the model has learned, where there are several.
+    task: one of those that the model was trained on, where there are several.
     """
     with joined(loaded.compute) as world:
         for source in sources:
@@ -45,7 +45,7 @@ def measure_tables(loaded: Loaded, sources: Sequence[str], task: str = "") -> It
 
 @dataclass(frozen=True)
 class Predictions:
-    """Answers to the rows of a table, one after the other.
+    """Predictions for the rows of a table, lazily.
 
     added: names of the columns that `rows` gives values for: the label, then the probability of each class or label.
     """
@@ -56,9 +56,9 @@ class Predictions:
 
 
 def predict(loaded: Loaded, source: str, *, skipped: Skipped | None = None, task: str = "") -> Predictions:
-    """Answer every row of a table, in bounded memory. Bad rows raise, or are counted in `skipped` and skipped.
+    """Predict every row of a table, in bounded memory. Bad rows raise, or are skipped and counted in `skipped`.
 
-    task: as for `measure_tables`. Raises UsageError when the run answers no tables, and the errors of tables.
+    task: as for `measure_tables`. Raises UsageError unless the run was fine-tuned on a table, and the errors of tables.
     """
     table, columns, _ = _open(loaded, source, task, labelled=False)
     asked = build_task(loaded.recipe, loaded.framing, task, columns, ())
@@ -81,7 +81,7 @@ def _open(loaded: Loaded, source: str, task: str, *, labelled: bool) -> tuple[Ta
     spec, data = loaded.recipe.objective, loaded.recipe.data
     if not isinstance(spec, Classification | Seq2Seq):
         raise UsageError(
-            "this run answers no tables: it was not fine-tuned on one",
+            "this run cannot predict tables: it was not fine-tuned on one",
             where=str(loaded.run_path),
             fix="run lmtool finetune first, or name another run",
         )
@@ -89,9 +89,9 @@ def _open(loaded: Loaded, source: str, task: str, *, labelled: bool) -> tuple[Ta
     if task not in names:
         known = " or ".join(filter(None, names))
         raise UsageError(
-            f"the run has no task {task!r:.40}" if task else "the run has learned several tasks",
+            f"the run has no task {task!r:.40}" if task else "the run was trained on several tasks",
             where=str(loaded.run_path),
-            fix=f"name one: --task {known}" if known else "leave --task out: it has learned one table",
+            fix=f"name one: --task {known}" if known else "omit --task: it was trained on one table",
         )
     table = open_table(source, cache=default_cache(), encoding=data.encoding, delimiter=data.delimiter)
     columns = choose_columns(

@@ -1,4 +1,4 @@
-"""Rows of a table as texts and labels, and what is wrong or odd about them."""
+"""Rows of a table as texts and labels, with their faults and notices."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -12,11 +12,11 @@ from lmtool.text.files import place, shown
 from lmtool.text.table import Row, RowFault, Skipped, Table, skip
 
 IMBALANCE = 10
-"""A largest class with this many times the rows of the smallest is warned of."""
+"""Ratio of the largest class to the smallest from which a notice is given."""
 
 
 class LabelledText(NamedTuple):
-    """One row as a model sees it: its texts, its label or target where there is one, and the number of the row."""
+    """One row: its texts, its label or target where there is one, and its number."""
 
     texts: tuple[str, ...]
     label: Label | None
@@ -26,7 +26,7 @@ class LabelledText(NamedTuple):
 
 @dataclass(frozen=True)
 class Notice:
-    """Something odd but usable: a key for programs, how many rows or classes, and a sentence."""
+    """Something suspicious but usable: a key for programs, a count of rows or classes, and a sentence."""
 
     kind: str
     count: int
@@ -52,7 +52,7 @@ class LabelledTexts:
         return len(self.items)
 
     def counts(self) -> dict[str, int]:
-        """How many rows each class has, in the order of the label map."""
+        """The number of rows of each class, in the order of the label map."""
         found = count_labels(self.items)
         return {name: found[name] for name in self.labels.names} if self.labels else {}
 
@@ -62,7 +62,7 @@ class LabelledTexts:
         match self.labels.kind if self.labels else None:
             case "number":
                 values = [float(cast(float, item.label)) for item in self.items]
-                return f"{rows}, a number each, from {min(values):g} to {max(values):g}"
+                return f"{rows}, one number each, from {min(values):g} to {max(values):g}"
             case "class" | "multi" as kind:
                 counts = self.counts()
                 some = ", ".join(f"{shown(name, 20)} {count:,}" for name, count in list(counts.items())[:8])
@@ -72,14 +72,14 @@ class LabelledTexts:
         return rows
 
     def take(self, indexes: Sequence[int]) -> "LabelledTexts":
-        """Some of the rows."""
+        """A subset of the rows."""
         return replace(self, items=tuple(self.items[i] for i in indexes), notices=(), skipped=Skipped())
 
 
 def stream_labelled(
     table: Table, columns: Columns, labels: LabelMap | None = None, skipped: Skipped | None = None
 ) -> Iterator[tuple[Row, LabelledText]]:
-    """Rows with what is read from them, in order and in bounded memory: for tables of any size.
+    """Rows with their examples, in order and in bounded memory: for tables of any size.
 
     A label column needs the labels of the training data. Bad rows raise a RowFault, or are counted in `skipped`.
     """
@@ -108,11 +108,11 @@ def read_labelled(
 ) -> LabelledTexts:
     """All rows of a table as texts and labels.
 
-    Without `labels` this is a training table: the kind of its labels is decided (see `labels.decide_kind`) unless
-    given, and its classes are named. With the `labels` of a training table, other classes are faults. Rows whose
-    fields are all blank are skipped with a notice.
+    Without `labels` this is a training table: the kind of its labels is inferred (see `labels.decide_kind`) unless
+    given, and so are its classes. With the `labels` of a training table, other classes are faults. Rows whose fields
+    are all blank are skipped with a notice.
     Raises a RowFault for the first bad row, unless `skip_bad_rows` skips them; and DataError when nothing can be
-    learnt: no rows left, or one class only.
+    learned: no rows remain, or only one class.
     """
     skipped = Skipped()
     read = _Reader(table, columns)
@@ -136,7 +136,7 @@ def read_labelled(
         chosen = labels or LabelMap.of(known, count_labels([example for example, _ in read_rows]))
     items = tuple(example for example, _ in read_rows)
     if not items:
-        what = "no row is left" if skipped.count or n_blank else "the table has no rows"
+        what = "no rows remain" if skipped.count or n_blank else "the table has no rows"
         raise DataError(what, where=place(table.path), fix=str(skipped) if skipped.count else "name a table with rows")
     if chosen is not None and labels is None:
         _refuse_one_class(items, chosen, table, columns)
@@ -187,7 +187,7 @@ class _Reader:
         self.target_at = table.names.index(columns.target) if columns.target is not None else None
 
     def example(self, row: Row) -> LabelledText:
-        """The texts of a row, with the cell of its label as it stands."""
+        """The texts of a row, with the unparsed cell of its label."""
         texts = tuple(self._text(row, at) for at in self.text_at)
         if self.label_at is None and self.target_at is None:
             return LabelledText(texts, None, None, row.number)
@@ -207,12 +207,12 @@ class _Reader:
             fix = "write labels as text, numbers or lists of text"
             raise self._fault("wrong type", what, row.number, row.line, self.columns.label, fix)
         if cell == "":
-            fix = _FILL + f"; where no class of several holds, write {SEPARATOR}"
+            fix = _FILL + f"; for a row without any of several labels, write {SEPARATOR}"
             raise self._fault("empty label", "the label is empty", row.number, row.line, self.columns.label, fix)
         return LabelledText(texts, cell, None, row.number)
 
     def labelled(self, example: LabelledText, line: int | None, kind: LabelKind) -> LabelledText:
-        """The same example with its cell read as a label of this kind."""
+        """The example with its cell parsed as a label of this kind."""
         cell = cast(str | tuple[str, ...], example.label)
         if kind == "multi":
             return example._replace(label=as_names(cell))
@@ -226,7 +226,7 @@ class _Reader:
         return example._replace(label=number)
 
     def refuse_unknown(self, example: LabelledText, line: int | None, labels: LabelMap) -> None:
-        """Raise when the label is none of `labels`."""
+        """Raise when the label is not among `labels`."""
         assert example.label is not None
         name = labels.unknown(example.label)
         if name is not None:
@@ -254,7 +254,7 @@ class _Reader:
 
     def _wrong(self, example: LabelledText, line: int | None, found: str, wanted: str) -> RowFault:
         what = f"the label is {found}, not {wanted}"
-        fix = "correct it, or say of what kind the labels are: --labels class, multi or number"
+        fix = "correct it, or give the kind of the labels: --labels class, multi or number"
         return self._fault("wrong label", what, example.row, line, self.columns.label, fix)
 
 
@@ -295,7 +295,7 @@ def _notices(items: Sequence[LabelledText], labels: LabelMap | None, *, training
     most, least = max(counts, key=lambda name: counts[name]), min(counts, key=lambda name: counts[name])
     if counts[most] >= IMBALANCE * counts[least]:
         text = f"heavy imbalance: {shown(most, 40)} has {_rows(counts[most])}, {shown(least, 40)} has {counts[least]:,}"
-        yield Notice("heavy imbalance", counts[most] // counts[least], f"{text}; macro F1 counts both alike")
+        yield Notice("heavy imbalance", counts[most] // counts[least], f"{text}; macro F1 weights both equally")
     alike = Counter(name.casefold() for name in counts)
     if twice := [name for name in labels.names if alike[name.casefold()] > 1]:
         text = f"classes that differ in upper and lower case only: {', '.join(shown(name, 20) for name in twice[:4])}"
@@ -306,7 +306,7 @@ def _notices(items: Sequence[LabelledText], labels: LabelMap | None, *, training
 
 
 def _conflicts(items: Sequence[LabelledText]) -> Iterator[Notice]:
-    """Rows with the same texts and not the same label."""
+    """Rows with the same texts but different labels."""
     groups: dict[tuple[str, ...], list[LabelledText]] = {}
     for item in items:
         groups.setdefault(item.texts, []).append(item)
@@ -323,7 +323,7 @@ def _unordered(label: Label | None) -> Any:
 
 
 def shared_rows(train: LabelledTexts, test: LabelledTexts, name: str) -> Notice | None:
-    """A notice of the rows of `test`, a table of this name, whose texts stand in `train`, too."""
+    """A notice of the rows of `test`, a table of this name, whose texts are also in `train`."""
     first: dict[tuple[str, ...], int] = {}
     for item in train.items:
         first.setdefault(item.texts, item.row)
@@ -331,7 +331,7 @@ def shared_rows(train: LabelledTexts, test: LabelledTexts, name: str) -> Notice 
     if not shared:
         return None
     pair = f"row {shared[0].row} is row {first[shared[0].texts]} there"
-    text = f"{len(shared):,} of {_rows(len(test))} of {name} are in the training table, too; first: {pair}"
+    text = f"{len(shared):,} of {_rows(len(test))} of {name} are also in the training table; first: {pair}"
     return Notice("rows shared by train and test", len(shared), text)
 
 

@@ -1,4 +1,4 @@
-"""How well rows of a table were answered: as a record for programs, as lines for people, and over several runs."""
+"""Results on the rows of a table: as a record for programs, as lines for people, and over several runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from lmtool.tables.metrics import class_lines, class_metrics, confusion_lines
 
 @dataclass(frozen=True)
 class Results:
-    """How well rows with labels are answered.
+    """Results of a model on labelled rows.
 
-    part: "test" for a table that had no say in training, "validation" for the rows that chose the checkpoint.
-    figures: accuracy, macro_f1, bleu and so on, as `record` gives them to programs. mistakes: the most confident ones.
-    task: one of several that a model has learnt. decoding: how answers were written, if they were.
+    part: "test" for a table that was not used in training, "validation" for the rows that chose the checkpoint.
+    figures: accuracy, macro_f1, bleu and so on, as in `record`. mistakes: the most confident ones.
+    task: one of several that a model was trained on. decoding: the decoding strategy, for generated texts.
     """
 
     part: str
@@ -30,7 +30,7 @@ class Results:
     decoding: str | None = None
 
     def record(self) -> dict[str, Any]:
-        """All of it by name."""
+        """All results by name, for JSON."""
         task = {"task": self.task} if self.task else {}
         head = task | {"part": self.part, "step": self.step, "rows": self.rows, "loss": self.loss}
         if self.decoding is not None:
@@ -38,7 +38,7 @@ class Results:
         return head | self.figures | {"labels": list(self.labels), "mistakes": self.mistakes}
 
     def lines(self) -> list[str]:
-        """All of it for people."""
+        """All results as text lines."""
         plain = {k: v for k, v in self.figures.items() if isinstance(v, float) or v is None}
         shown = "  ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in plain.items())
         task = f"{self.task}, " if self.task else ""
@@ -51,14 +51,14 @@ class Results:
         if self.mistakes:
             lines += ["", "most confident mistakes:"]
             lines += [
-                f"  row {found['row']}: {found['label']} taken for {found['predicted']} ({found['probability']:.3f})"
+                f"  row {found['row']}: {found['label']} predicted as {found['predicted']} ({found['probability']:.3f})"
                 for found in self.mistakes
             ]
         return lines
 
 
 def spread(runs: Sequence[Sequence[Results]]) -> list[str]:
-    """Mean and standard deviation (of a sample) of each figure over several runs, for people: a line for each task.
+    """Mean and sample standard deviation of each metric over several runs, as a text line per task.
 
     runs: the results of each run, of the same tasks in the same order.
     """

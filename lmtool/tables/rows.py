@@ -1,4 +1,4 @@
-"""Rows of tables as ids, and an order to learn from them that saves padding.
+"""Rows of tables as token ids, and a training order that saves padding.
 
 Shapes: R rows, S samples.
 """
@@ -13,19 +13,19 @@ from lmtool.objective import Example
 from lmtool.run.order import SampleOrder, hash_key
 
 POOL_BATCHES = 50
-"""Batches whose rows are sorted by length together."""
+"""Number of batches whose rows are sorted by length together."""
 
 FIXED = np.random.Generator(np.random.PCG64(0))
-"""The generator of examples that are only measured, about which nothing is random."""
+"""The generator of examples for evaluation, which is deterministic."""
 
 
 @dataclass(frozen=True)
 class EncodedRow:
-    """One row of a table as ids; see `Framing.row` and `Framing.pair`.
+    """One row of a table as token ids; see `Framing.row` and `Framing.pair`.
 
-    number: of the row in its table. tokens: of the texts, or of the source. cut: texts were cut to fit the context.
-    segments: 0 for the first text, 1 for the others; None where the model has no segments. label: as `Example` has it.
-    target: ids of the text that answers the row, [EOS] included. answer: that text; empty where it is not known.
+    number: of the row in its table. tokens: of the texts, or of the source. cut: texts were truncated to the context.
+    segments: 0 for the first text, 1 for the others; None where the model has no segments. label: as in `Example`.
+    target: ids of the target text, [EOS] included. answer: that text; empty where it is unknown.
     """
 
     number: int
@@ -38,22 +38,22 @@ class EncodedRow:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Tokens of each part that is padded apart."""
+        """Tokens of each part that is padded separately."""
         return (len(self.tokens),) if self.target is None else (len(self.tokens), len(self.target))
 
     def example(self, rng: np.random.Generator = FIXED) -> Example:
-        """The row as an objective takes it."""
+        """The row as an input of an objective."""
         return Example(self.tokens, rng, other=self.target, label=self.label, segments=self.segments)
 
 
 class TableExamples:
-    """Rows in an order that is a function of the seed, rows of like length together.
+    """Rows in an order that is a function of the seed, with rows of similar length together.
 
-    An epoch is a permutation; runs of POOL_BATCHES batches of it are sorted by length and cut into batches, which come
-    in an order of their own.
+    An epoch is a permutation; pools of POOL_BATCHES batches of it are sorted by length and cut into batches, which are
+    shuffled.
 
-    parts: how many of the rows, one after the other, are of one table, and how often each of them comes in an epoch; by
-    default all come once. Where that is no whole number, other rows come more often in the next epoch.
+    parts: the numbers of consecutive rows of each table, and how often an epoch has each of them, by default once.
+    Where that is not an integer, other rows occur more often in the next epoch.
     """
 
     unit = "rows"
@@ -70,16 +70,16 @@ class TableExamples:
 
     @property
     def per_epoch(self) -> int:
-        """Rows in one pass."""
+        """Rows in one epoch."""
         return sum(n_drawn for _, n_drawn in self._parts)
 
     def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
-        """The examples with these sample numbers, which count on from epoch to epoch."""
+        """The examples with these sample numbers, which continue from epoch to epoch."""
         numbered = zip(sample_S.tolist(), self._indexes(sample_S), strict=True)
         return [self._rows[i].example(self._rng(sample)) for sample, i in numbered]
 
     def documents(self, sample_S: NDArray[np.int64]) -> list[int]:
-        """Numbers of the table's rows that the samples are, in order, each once."""
+        """Row numbers of the samples in the table, sorted and distinct."""
         return sorted({self._rows[i].number for i in self._indexes(sample_S)})
 
     def restarts(self, step: int) -> bool:
@@ -94,7 +94,7 @@ class TableExamples:
         return [int(self._epoch(int(sample) // n)[int(sample) % n]) for sample in sample_S]
 
     def _epoch(self, epoch: int) -> NDArray[np.int64]:
-        """Indexes of the rows in the order of an epoch; the last two epochs are kept."""
+        """Indices of the rows in the order of an epoch; the last two epochs are cached."""
         if epoch not in self._epochs:
             order_R = self._shuffled(epoch)
             n = len(order_R)
@@ -111,7 +111,7 @@ class TableExamples:
         return self._epochs[epoch]
 
     def _shuffled(self, epoch: int) -> NDArray[np.int64]:
-        """Indexes of the rows of an epoch at random; of each table those that follow the ones of the epoch before."""
+        """Shuffled indices of the rows of an epoch; each table continues where the epoch before ended."""
         found, first = [], 0
         for n, n_drawn in self._parts:
             _, order = SampleOrder(n, self._seed)(np.arange(epoch * n_drawn, (epoch + 1) * n_drawn))

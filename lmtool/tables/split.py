@@ -1,4 +1,4 @@
-"""A part of a table that is held out: stratified, seeded, and restored from what a run kept of it."""
+"""Holding out a part of a table: stratified, seeded, and restored from what a run saved."""
 
 from dataclasses import dataclass
 from typing import Any, cast
@@ -19,7 +19,7 @@ class Split:
     test: LabelledTexts
 
     def to_json(self) -> dict[str, Any]:
-        """The row numbers of both parts, to be kept with a run."""
+        """The row numbers of both parts, to be saved with a run."""
         return {
             "table": self.train.table.source,
             "train": [item.row for item in self.train.items],
@@ -30,9 +30,9 @@ class Split:
 def split_rows(examples: LabelledTexts, fraction: float, seed: int) -> Split:
     """Hold out a part for testing, stratified and seeded; the same rows whenever table, fraction and seed are the same.
 
-    Of each stratum about `fraction` of the rows are held out: of each one with two or more texts at least one row, and
-    never all. A stratum is a class; the rarest label of a row with several; a tenth of the rows in the order of their
-    numbers. Rows with equal texts stay on one side. Raises DataError when no row can be held out.
+    About `fraction` of the rows of each stratum are held out: at least one row of each stratum with two or more texts,
+    and never all. A stratum is a class; the rarest label of a row with several; a decile of numeric labels. Rows with
+    equal texts stay in the same part. Raises DataError when no row can be held out.
     """
     groups: dict[tuple[str, ...], list[int]] = {}
     for i, item in enumerate(examples.items):
@@ -48,7 +48,7 @@ def split_rows(examples: LabelledTexts, fraction: float, seed: int) -> Split:
         wanted = max(1, round(fraction * sum(map(len, members))))
         taken = 0
         for i in order[:-1]:
-            # A large group is left out where another comes nearer to what is wanted.
+            # A large group is skipped where another brings the part closer to its size.
             if taken and taken + len(members[i]) > wanted:
                 continue
             held.update(members[i])
@@ -65,7 +65,7 @@ def split_rows(examples: LabelledTexts, fraction: float, seed: int) -> Split:
 
 
 def restore_split(examples: LabelledTexts, saved: Any) -> Split:
-    """The parts that `Split.to_json` kept, of the same table. Raises CheckpointError when the rows are not the same."""
+    """The parts saved by `Split.to_json`, of the same table. Raises CheckpointError when the rows are not the same."""
     match saved:
         case {"train": [*train], "test": [*test]}:
             rows = {item.row: i for i, item in enumerate(examples.items)}

@@ -1,7 +1,7 @@
-"""What is asked of the rows of a table: a class, any number of labels, a number, or a text.
+"""Tasks on the rows of a table: classification, multi-label classification, regression, and text-to-text.
 
-A task says how a row becomes ids, what its loss is, how it is answered, and how well. Shapes: R rows, C classes, labels
-or 1 number.
+A task defines how a row is encoded, its loss, its predictions and its metrics. Shapes: R rows, C classes, labels or 1
+number.
 """
 
 from abc import ABC, abstractmethod
@@ -36,13 +36,13 @@ from lmtool.tables.results import Results
 from lmtool.tables.rows import EncodedRow
 
 MISTAKES = 10
-"""The most confident wrong answers that are listed."""
+"""Number of most confident mistakes that are listed."""
 
 NO_LABEL = "(none of them)"
-"""The class of an answer that is no label."""
+"""The class of a generated text that is not a label."""
 
 ANSWERS_AT_ONCE = 64
-"""Rows whose answers are written together."""
+"""Rows whose outputs are generated together."""
 
 Floats = NDArray[np.float64]
 Cells = tuple[object, ...]
@@ -50,7 +50,7 @@ Cells = tuple[object, ...]
 
 @dataclass(frozen=True)
 class AnsweringModel:
-    """A model that answers rows, where it computes, and the processes among which rows are shared out."""
+    """A model for the rows of a table, its device and precision, and the processes that share the rows."""
 
     lm: LanguageModel
     objective: Objective
@@ -59,11 +59,11 @@ class AnsweringModel:
 
 
 class Task(ABC):
-    """What is asked of the rows of a table.
+    """A task on the rows of a table.
 
-    name: stands before each source where a model has learned several tasks; else empty. labels: names of the classes
-    or labels, empty where there are none. metrics: what may tell the best checkpoint beside the loss, and the name of
-    it among the figures. added: names of the columns that `answer` gives.
+    name: prefix of each source where a model is trained on several tasks; else empty. labels: names of the classes or
+    labels, empty where there are none. metrics: those that can choose the best checkpoint besides the loss, and their
+    names among the figures. added: names of the columns of `answer`.
     """
 
     metrics: ClassVar[Mapping[str, str]] = {}
@@ -79,19 +79,19 @@ class Task(ABC):
 
     @abstractmethod
     def encode(self, items: Sequence[LabelledText]) -> list[EncodedRow]:
-        """Rows as ids, in order; what is not known of them stays None."""
+        """Rows as token ids, in order; unknown labels and targets are None."""
 
     @abstractmethod
     def validate(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> Validation:
-        """How good a model is on rows whose answers are known."""
+        """Loss and metrics of a model on labelled rows."""
 
     @abstractmethod
     def measure(self, model: AnsweringModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
-        """All that is to be known of that. part, step: see `Results`."""
+        """Full results of a model on labelled rows. part, step: see `Results`."""
 
     @abstractmethod
     def answer(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> list[Cells]:
-        """The answer to each row, and how sure it is, as cells of a table."""
+        """The prediction for each row and its probabilities, as cells of a table."""
 
     def _ids(self, texts: Sequence[Sequence[str]]) -> Iterator[list[NDArray[np.int64]]]:
         """The ids of the texts of each row."""
@@ -101,7 +101,7 @@ class Task(ABC):
 
 
 def build_task(recipe: Recipe, framing: Framing, name: str, columns: Columns, labels: tuple[str, ...]) -> Task:
-    """The task of a resolved recipe's table. labels: the classes that answers in words may name."""
+    """The task of a resolved recipe's table. labels: the classes that generated texts may name."""
     spec = recipe.objective
     if not isinstance(spec, Classification):
         return AnswerTask(framing, name, labels, columns, recipe.evaluation.num_beams)
@@ -113,11 +113,11 @@ def build_task(recipe: Recipe, framing: Framing, name: str, columns: Columns, la
         case "number":
             return NumberTask(framing, spec)
         case "auto":
-            raise ValueError("the table has not been asked yet what its labels are")
+            raise ValueError("the labels have not been inferred from the table yet")
 
 
 class HeadTask(Task):
-    """What is answered by scores of a head on the model."""
+    """A task that is predicted by a head on the model."""
 
     def __init__(self, framing: Framing, spec: Classification) -> None:
         super().__init__(framing, "", spec.labels)
@@ -132,11 +132,11 @@ class HeadTask(Task):
         return rows
 
     def numbers(self, label: Label) -> Floats:
-        """A label as a head learns it: (1,) class or scaled number, (C,) for labels."""
+        """A label as a target of the head: (1,) class or scaled number, (C,) for labels."""
         return np.atleast_1d(np.array(self._map.encode(label), dtype=np.float64))
 
     def scores(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> tuple[Floats, float]:
-        """Scores of all rows (R, C), and the mean loss; NaN where the rows have no labels."""
+        """Logits of all rows (R, C), and the mean loss; NaN where the rows have no labels."""
         lm, objective = cast(Classifier, model.lm), cast(ClassificationObjective, model.objective)
 
         def read(chosen: list[int]) -> tuple[Loss | None, list[Floats]]:
@@ -167,16 +167,16 @@ class HeadTask(Task):
         return ("predicted", *(f"p_{name}" for name in self.labels))
 
     def mistakes(self, scores_RC: Floats, rows: Sequence[EncodedRow]) -> list[dict[str, Any]]:
-        """The most confident wrong answers; none where there is no confidence."""
+        """The most confident mistakes; none where there are no probabilities."""
         return []
 
     @abstractmethod
     def probabilities(self, scores_RC: Floats) -> Floats:
-        """What scores say: probabilities of classes or labels, or numbers on their own scale."""
+        """Probabilities of classes or labels, or numbers on their original scale."""
 
     @abstractmethod
     def figures(self, scores_RC: Floats, true_RC: Floats) -> dict[str, Any]:
-        """How well rows are answered, in plain numbers."""
+        """The metrics by name, as JSON values."""
 
     @abstractmethod
     def cells(self, p_C: Floats) -> Cells:
@@ -184,7 +184,7 @@ class HeadTask(Task):
 
 
 class ClassTask(HeadTask):
-    """One class for each row: softmax over their scores."""
+    """One class per row: a softmax over the logits."""
 
     metrics: ClassVar[Mapping[str, str]] = {"accuracy": "accuracy", "macro-f1": "macro_f1"}
 
@@ -216,7 +216,7 @@ class ClassTask(HeadTask):
 
 
 class LabelsTask(HeadTask):
-    """Any number of labels for each row: a sigmoid of each score."""
+    """Any number of labels per row: a sigmoid of each logit."""
 
     metrics: ClassVar[Mapping[str, str]] = {"accuracy": "subset_accuracy", "macro-f1": "macro_f1"}
 
@@ -233,14 +233,14 @@ class LabelsTask(HeadTask):
 
 
 class NumberTask(HeadTask):
-    """A number for each row: the head answers (number - center) / scale."""
+    """A number per row: the head predicts (number - center) / scale."""
 
     metrics: ClassVar[Mapping[str, str]] = {"correlation": "pearson"}
 
     def __init__(self, framing: Framing, spec: Classification) -> None:
         super().__init__(framing, spec)
         if spec.center is None or spec.scale is None:
-            raise ValueError("the table has not been asked yet how its numbers are scaled")
+            raise ValueError("the scaling of the numbers has not been inferred from the table yet")
         self._center, self._scale = spec.center, spec.scale
 
     def numbers(self, label: Label) -> Floats:
@@ -258,9 +258,9 @@ class NumberTask(HeadTask):
 
 
 class AnswerTask(Task):
-    """A text for each row, written by the model: a target, or a label in words (Raffel et al. 2020).
+    """A text per row, generated by the model: a target, or a label as text (Raffel et al. 2020).
 
-    columns: of the texts, whose names stand before each where there are several.
+    columns: of the texts, whose names are the prefix of each where there are several.
     """
 
     added = ("predicted",)
@@ -298,9 +298,9 @@ class AnswerTask(Task):
         return [(text,) for text in self.write(model, rows)]
 
     def write(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> list[str]:
-        """What a model writes for each row, in their order: by beam search, or greedily with one beam.
+        """The generated text of each row, in order: by beam search, or greedily with one beam.
 
-        An answer ends at [EOS], or with as many tokens as the longest source beside it leaves room for.
+        A text ends at [EOS], or at the number of tokens that the longest source of its batch leaves in the context.
         """
         order = sorted(range(len(rows)), key=lambda i: len(rows[i].tokens))
         groups = [order[start : start + ANSWERS_AT_ONCE] for start in range(0, len(order), ANSWERS_AT_ONCE)]
@@ -322,7 +322,7 @@ class AnswerTask(Task):
         return [text.tobytes().decode() for text in model.world.gather(found, len(rows), np.uint8, model.compute)]
 
     def _figures(self, answers: Sequence[str], rows: Sequence[EncodedRow]) -> dict[str, Any]:
-        """How well answers fit: as classes where they name one of the labels, else by BLEU and chrF (Post 2018)."""
+        """Metrics of generated texts: as classes where there are labels, else BLEU and chrF (Post 2018)."""
         if not self.labels:
             exact = float(np.mean([answer == row.answer for answer, row in zip(answers, rows, strict=True)]))
             return translation_metrics(answers, [row.answer for row in rows]).to_json() | {"exact": exact}
@@ -334,9 +334,9 @@ class AnswerTask(Task):
 
 
 def as_source(task: str, columns: Sequence[str], texts: Sequence[str]) -> str:
-    """What a model reads of a row: its text behind the name of the task, and several texts behind their columns' names.
+    """The source text of a row: prefixed by the name of the task, and several texts by the names of their columns.
 
-    As T5 does (Raffel et al. 2020): "nli: premise: It rains. hypothesis: It is dry."
+    As in T5 (Raffel et al. 2020): "nli: premise: It rains. hypothesis: It is dry."
     """
     body = texts[0]
     if len(texts) > 1:
@@ -345,7 +345,7 @@ def as_source(task: str, columns: Sequence[str], texts: Sequence[str]) -> str:
 
 
 def as_answer(item: LabelledText) -> str | None:
-    """What a model is to write for a row: its target, or its label as text; None where it has neither."""
+    """The target text of a row: its target, or its label as text; None where it has neither."""
     if item.target is not None or item.label is None:
         return item.target
     if isinstance(item.label, tuple):

@@ -1,4 +1,4 @@
-"""The texts that come with lmtool, and how well the best possible model could predict them."""
+"""The texts that come with lmtool, and their entropy, a lower bound for every model."""
 
 import hashlib
 import json
@@ -18,16 +18,16 @@ def folder() -> Path:
 
 
 def find(path: Path) -> Path | None:
-    """The bundled file that `data/NAME` means where there is no such file."""
+    """The bundled file that `data/NAME` refers to where there is no such file."""
     bundled = folder() / path.name
     return bundled if path.parent == Path("data") and bundled.is_file() else None
 
 
 def limit(files: Sequence[Path]) -> float | None:
-    """The entropy of these files in bits per byte, which no model beats on average; None unless all are bundled texts.
+    """The entropy of these files in bits per byte, a lower bound for all models; None unless all are bundled texts.
 
-    It counts what a model is scored on in document mode: the text of each document and its end. Files are known by
-    their content (SHA-256), so a changed copy has no limit.
+    It covers what a model is scored on in document mode: the text of each document and its end. Files are recognized
+    by their content (SHA-256), so a changed copy has no limit.
     """
     known = json.loads((folder() / LIMITS).read_text("utf-8"))
     found = [known.get(_sha256(file), {}) for file in files]

@@ -1,4 +1,4 @@
-"""Corpora: files of every format as one stream of documents, in bounded memory."""
+"""Corpora: files of all formats as one stream of documents, in bounded memory."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -13,12 +13,12 @@ from lmtool.text.hub import PREFIX, fetch
 from lmtool.text.rowfile import RowFile, not_text, open_rows
 
 CHUNK = 1 << 17
-"""Characters that a chunk holds, about: small enough for the encoders to stay in a CPU core's cache."""
+"""Approximate characters of a chunk: few enough for the encoders to stay in a CPU core's cache."""
 
 Division = Literal["whole", "blank-line", "line"]
 
 _NO_LIMIT = 1 << 40
-"""Characters that a cell may have: any number of them."""
+"""Characters that a cell may have: unlimited."""
 _SAMPLE = 1 << 16
 """Characters from which a delimiter is inferred: a corpus may be thousands of files."""
 
@@ -28,9 +28,9 @@ _BLANK_LINES = re.compile(r"\r?\n(?:[^\S\n]*\n)+")
 
 
 class Chunk(NamedTuple):
-    """Consecutive text: whole documents, but the first may have begun in an earlier chunk and the last may go on.
+    """Consecutive text: whole documents, but the first may begin in an earlier chunk and the last continue in a later.
 
-    A document is only ever cut before a space or line end that follows something else, where every tokenizer splits.
+    A document is only cut before a space or line break that follows a non-space, where every tokenizer splits.
     """
 
     texts: list[str]
@@ -52,7 +52,7 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class Corpus:
-    """Files of text, and how they divide into documents."""
+    """Files of text, and how they are divided into documents."""
 
     files: tuple[Path, ...]
     named: frozenset[Path]
@@ -60,18 +60,18 @@ class Corpus:
     column: str
     documents: Division
     stream: bool = False
-    """Documents run on as one text: one that is not a whole file is followed by a line end, which parted it."""
+    """Documents are concatenated: one that is not a whole file is followed by a line break, its separator."""
 
     @property
     def adds_line_ends(self) -> bool:
-        """True when some document of a stream is followed by a line end that is not its own."""
+        """True when some document of a stream is followed by a line break that is not its own."""
         return self.stream and any(self._is_divided(path) for path in self.files)
 
     def _is_divided(self, path: Path) -> bool:
         return suffix(path) != ".txt" or self.documents != "whole"
 
     def chunks(self) -> Iterator[Chunk]:
-        """The documents in order, without those that show no character, in chunks of about CHUNK characters."""
+        """The documents in order, without those of white space only, in chunks of about CHUNK characters."""
         return _coalesce(chain.from_iterable(map(self._of_file, self.files)))
 
     def _of_file(self, path: Path) -> Iterator[Chunk]:
@@ -101,7 +101,7 @@ class Corpus:
 def open_corpus(
     sources: Iterable[str], *, column: str, documents: Literal["auto", "whole", "blank-line", "line"], cache: Path
 ) -> Corpus:
-    """Find the files of `sources`, and settle how .txt files divide into documents when that is "auto".
+    """Find the files of `sources`, and resolve how .txt files are divided into documents when that is "auto".
 
     `hf:` datasets are downloaded into `cache` first. Raises DataError or ResourceError.
     """
@@ -117,7 +117,7 @@ def open_corpus(
 
 
 def _auto_division(files: list[Path]) -> Division:
-    """blank-line when, in the first block of every text file, each paragraph stands on one line; else whole."""
+    """blank-line when, in the first block of every text file, each paragraph is on one line; else whole."""
     several = False
     for path in files:
         if suffix(path) != ".txt":
@@ -141,7 +141,7 @@ def safe_cut(text: str) -> int:
 
 
 def _whole(blocks: Iterator[str]) -> Iterator[Chunk]:
-    """One document of all the text, if it shows anything at all."""
+    """One document of all the text, unless it is white space only."""
     held: list[str] = []
     starts, visible = True, False
     for block in blocks:
@@ -161,7 +161,7 @@ def _split_lines(text: str) -> list[str]:
 
 
 def _divided(blocks: Iterator[str], split: Callable[[str], list[str]]) -> Iterator[Chunk]:
-    """Documents that separators part, without blank lines before them; very long ones in pieces."""
+    """Documents between separators, without blank lines before them; very long ones in pieces."""
     rest, starts = "", True
     for block in chain(blocks, ["\n\n"]):
         text = rest + block
@@ -187,7 +187,7 @@ def _with_line_ends(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
 
 
 def _rows(texts: Iterator[str]) -> Iterator[Chunk]:
-    """Documents of a table: those that show anything, very long ones in pieces."""
+    """Documents of a table: those that are not white space only, very long ones in pieces."""
     for text in texts:
         starts = True
         while len(text) > 2 * CHUNK and (cut := safe_cut(text[:CHUNK])):
@@ -198,7 +198,7 @@ def _rows(texts: Iterator[str]) -> Iterator[Chunk]:
 
 
 def _coalesce(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-    """The same text in chunks that are not much smaller than CHUNK."""
+    """The same text, with small chunks joined to about CHUNK characters."""
     texts: list[str] = []
     size, starts, ends = 0, True, True
     for chunk in chunks:
@@ -218,7 +218,7 @@ def _coalesce(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
 
 
 def _cells(file: RowFile, column: str) -> Iterator[str]:
-    """The texts of one column; nothing for null."""
+    """The texts of one column; nulls are skipped."""
     for row, (line, values, fault) in enumerate(file.records(only=column), 1):
         if fault is not None:
             raise DataError(fault.what, where=file.where(row, fault.line, fault.column), fix=fault.fix)

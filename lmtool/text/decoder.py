@@ -1,7 +1,7 @@
-"""Tokens back into text, one at a time.
+"""Detokenization, one token at a time.
 
-Byte-level pieces are bytes, of which only whole UTF-8 characters come out. Words and WordPieces have lost the spaces
-of their text, so spaces come back by the rules of ordinary typing.
+Byte-level tokens are bytes, and only complete UTF-8 characters are emitted. Words and WordPieces have lost the spaces
+of their text, so spaces are restored by the rules of English typography.
 """
 
 import codecs
@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 CONTINUATION = "##"
-"""Marks a WordPiece that continues the word before it (Devlin et al. 2019)."""
+"""Prefix of a WordPiece that continues the word before it (Devlin et al. 2019)."""
 
 _OPENING = frozenset("([{«“‘„¿¡$£€@#")  # noqa: RUF001  typographic marks are meant
 _CLOSING = frozenset(".,;:!?%)]}»”…、。，；：！？）」』")  # noqa: RUF001  typographic marks are meant
@@ -22,24 +22,24 @@ _ENDINGS = frozenset({"s", "t", "d", "m", "ll", "re", "ve", "em", "n", "er", "st
 
 
 class StreamDecoder(Protocol):
-    """Text of a growing sequence of tokens: all that `push` and one last `flush` return, joined, is its decoding."""
+    """Incremental decoder: all that `push` and one last `flush` return, joined, is the text of the tokens."""
 
     def push(self, token: int) -> str:
-        """Text that this token completes; "" while a character or a space is still undecided."""
+        """The text that this token completes; "" while a character or a space is still undecided."""
 
     def flush(self) -> str:
         """Text still held back."""
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The byte that each printable stand-in of a byte-level tokenizer means (Radford et al. 2019)."""
+    """The byte that each printable character of a byte-level tokenizer encodes (Radford et al. 2019)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
 class ByteDecoder:
-    """Decoder of byte-level tokens. Bytes that are no UTF-8 become U+FFFD, as few as the Unicode standard advises."""
+    """Decoder of byte-level tokens. Invalid UTF-8 becomes U+FFFD, as few as the Unicode standard recommends."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self._pieces = pieces
@@ -68,7 +68,7 @@ class CharDecoder:
 
 
 class WordDecoder:
-    """Decoder of words, punctuation marks and ## continuations: puts spaces where English typing puts them."""
+    """Decoder of words, punctuation marks and ## continuations, with spaces as in English typography."""
 
     def __init__(self, pieces: Sequence[str]) -> None:
         self._pieces = pieces
@@ -126,7 +126,7 @@ def _is_unspaced(character: str) -> bool:
 
 
 def decode_bytes(pieces: Sequence[bytes], tokens: Sequence[int]) -> str:
-    """What a ByteDecoder gives for all `tokens`, at once."""
+    """The text of a ByteDecoder for all `tokens`, at once."""
     return b"".join(pieces[t] for t in tokens if t < len(pieces)).decode("utf-8", errors="replace")
 
 

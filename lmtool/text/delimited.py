@@ -1,8 +1,8 @@
-"""Delimited text: records and fields of CSV and its relatives, and how to infer which relative it is.
+"""Delimited text: records and fields of CSV dialects, and inference of the dialect.
 
 The grammar is that of Python's csv module in its strict form: a quote opens a quoted field only where a field begins,
-two quotes inside one stand for one, and after the closing quote comes a delimiter or the line end. Unlike csv, a fault
-does not end the reading: it is named with its line, and the next line begins a new record.
+a doubled quote inside one is a quote, and after the closing quote comes a delimiter or the line end. Unlike in csv, a
+fault does not end the reading: it is reported with its line, and the next line begins a new record.
 """
 
 import csv
@@ -17,37 +17,37 @@ from typing import Any, NamedTuple
 from lmtool.text.files import count_lines, line_end, shown, split_lines
 
 FIELD_LIMIT = 1 << 20
-"""Characters that a field may have, unless another limit is asked for."""
+"""Characters that a field may have by default."""
 
 SAMPLE = 1 << 20
 """Characters from which delimiter and quoting are inferred."""
 
 LINE_FACTOR = 16
-"""A line must be shorter than this many fields at their limit; what is longer is not kept in memory."""
+"""A line must be shorter than this many fields at their limit; longer ones are not kept in memory."""
 
 _DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "pipe"}
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
-_NUL_FIX = "remove it; if the file is UTF-16, say so: --encoding utf-16"
+_NUL_FIX = "remove it; if the file is UTF-16, add --encoding utf-16"
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """How fields are parted."""
+    """How fields are separated."""
 
     delimiter: str
     quoted: bool
-    """Quotes may enclose a field; otherwise they are characters like others."""
+    """Quotes may enclose a field; otherwise they are ordinary characters."""
     skip_space: bool = False
-    """Spaces after a delimiter do not belong to the field."""
+    """Spaces after a delimiter are not part of the field."""
 
     def __str__(self) -> str:
         name = _DELIMITERS.get(self.delimiter, shown(self.delimiter))
-        space = ", spaces after it left out" if self.skip_space else ""
+        space = ", spaces after it skipped" if self.skip_space else ""
         return f"delimiter {name}{space}, {'quotes enclose fields' if self.quoted else 'no quoting'}"
 
 
 class Fault(NamedTuple):
-    """What is wrong with a record. `kind` names it without its particulars."""
+    """What is wrong with a record. `kind` names it without details."""
 
     kind: str
     what: str
@@ -56,20 +56,20 @@ class Fault(NamedTuple):
     column: int | str | None
     """Index or name of the column."""
     at_end: bool = False
-    """Nothing but the end of the text shows the fault."""
+    """The fault is only detected at the end of the text."""
 
 
 Record = tuple[int | None, Sequence[Any], Fault | None]
-"""The line on which a record begins, where there are lines; its values; and what is wrong with it.
+"""The line on which a record begins, where there are lines; its values; and its fault.
 
 A plain tuple: a corpus has hundreds of thousands of them a second."""
 
 
 def records(stretches: Iterable[str], dialect: Dialect, limit: int = FIELD_LIMIT) -> Iterator[Record]:
-    """The records of text that comes in stretches of whole lines; empty lines make none, as in csv.
+    """The records of text that comes in blocks of whole lines; empty lines are skipped, as in csv.
 
-    A field is a fault when it has more than `limit` characters, is not closed, is closed before its end, or holds NUL.
-    After an unclosed quote the next line begins a new record, so that one bad row does not swallow the others.
+    A field is a fault when it has more than `limit` characters, is not closed, is closed before its end, or has a NUL.
+    After an unclosed quote the next line begins a new record, so that one bad row does not consume the others.
     """
     source = iter(stretches)
     line = 1
@@ -77,7 +77,7 @@ def records(stretches: Iterable[str], dialect: Dialect, limit: int = FIELD_LIMIT
         is_last = False
         while text:
             # The csv module is several times faster. Where it stops, at a fault, inside a field or at one of more than
-            # 128 KiB, `_record` goes on.
+            # 128 KiB, `_record` continues.
             lines, n_done, start = split_lines(text), 0, 0
             if "\0" not in text and len(text) < LINE_FACTOR * limit:
                 is_long = len(text) > limit
@@ -108,7 +108,7 @@ def records(stretches: Iterable[str], dialect: Dialect, limit: int = FIELD_LIMIT
 
 
 def _at_least(size: int, source: Iterator[str]) -> str:
-    """The next `size` characters or more: by doubling, a long field is read in linear time."""
+    """The next `size` characters or more; doubling it reads a long field in linear time."""
     texts: list[str] = []
     while size > 0 and (text := next(source, "")):
         texts.append(text)
@@ -136,7 +136,7 @@ def _record(text: str, start: int, line: int, is_last: bool, dialect: Dialect, l
             position = end + 1
             continue
         position, next_line = position + 1, stop
-        # A field at its limit may be as long again in the file, where it holds nothing but quotes.
+        # A field at its limit may be twice as long in the file, where all its characters are doubled quotes.
         horizon = position + 2 * limit
         window = min(line_end(text, horizon), position + LINE_FACTOR * limit)
         close = text.find('"', position, window)
@@ -184,7 +184,7 @@ def _stray(opened: int, closed: int, column: int, rest: str) -> Fault:
 
 
 def misfit(values: Sequence[Any], line: int | None, limit: int, nul_fix: str = "remove it") -> Fault | None:
-    """The fault of the first text that is longer than `limit` or holds NUL."""
+    """The fault of the first text that is longer than `limit` or has a NUL."""
     for column, value in enumerate(values):
         if isinstance(value, str):
             if len(value) > limit:
@@ -196,19 +196,19 @@ def misfit(values: Sequence[Any], line: int | None, limit: int, nul_fix: str = "
 
 
 def long_line(line: int, limit: int) -> Fault:
-    """The fault of a line that was not kept whole."""
+    """The fault of a line that was truncated."""
     what = f"the line has {LINE_FACTOR * limit:,} characters or more, the limit of a line"
     return Fault("field too long", what, "shorten or divide its fields", line, None)
 
 
 def sniff(text: str, whole: bool, order: str, delimiter: str | None, quoted: bool | None) -> Dialect:
-    """The dialect of the first lines of a text; `whole` when there are no more. What is given is not inferred.
+    """Infer the dialect from the first lines of a text, all of them if `whole`. Given properties are not inferred.
 
-    The delimiter is the one that occurs in the header and gives most records as many fields as the header has;
-    of equals, the first in `order`. Quotes count where the delimiter is no tab. Where it is a tab, they count when
-    they are clearly used: when reading them mends records that are ragged without, or when all fields with quotes
-    are written as quoted fields are, and one of them holds a doubled quote, or a whole column and its name are quoted.
-    Spaces after a delimiter are left out when they follow every one, or when more records are good without them.
+    The delimiter is the one that occurs in the header and gives most records as many fields as the header has; ties go
+    to the first in `order`. Quotes enclose fields unless the delimiter is a tab; then only when they are clearly used:
+    when fewer records are ragged with them, or when all fields with quotes are well-formed quoted fields, and one has
+    a doubled quote, or a whole column and its name are quoted.
+    Spaces after a delimiter are skipped when they follow every one, or when more records are good without them.
     """
     parse = cache(lambda dialect: _parse(text, whole, dialect))
     if delimiter is None:
@@ -221,14 +221,14 @@ def sniff(text: str, whole: bool, order: str, delimiter: str | None, quoted: boo
     if quoted and delimiter != " " and delimiter + " " in text:
         spaced = Dialect(delimiter, quoted, skip_space=True)
         better = _score(parse(spaced)) - _score(parse(dialect))
-        behind = [field for _, fields, _ in parse(dialect) for field in fields[1:]]
-        always = bool(behind) and all(field.startswith(" ") for field in behind)
+        later = [field for _, fields, _ in parse(dialect) for field in fields[1:]]
+        always = bool(later) and all(field.startswith(" ") for field in later)
         return spaced if better > 0 or (better == 0 and always) else dialect
     return dialect
 
 
 def _parse(text: str, whole: bool, dialect: Dialect) -> list[Record]:
-    """The records of a sample, without one that goes on behind it; none when the header does not hold several."""
+    """The records of a sample, without one that continues after it; none when the header has fewer than two fields."""
     found = records([text], dialect)
     header = next(found, (1, [], None))
     if header[2] or len(header[1]) < 2:
@@ -237,7 +237,7 @@ def _parse(text: str, whole: bool, dialect: Dialect) -> list[Record]:
 
 
 def _score(sample: list[Record]) -> float:
-    """The part of the records that have as many fields as the header; -1 when there are none."""
+    """The share of the records that have as many fields as the header; -1 when there are none."""
     good = [not fault and len(fields) == len(sample[0][1]) for _, fields, fault in sample]
     return sum(good) / len(good) if good else -1.0
 

@@ -1,4 +1,4 @@
-"""Files of the cache: written whole, refused in plain words, and locked between processes."""
+"""Cache files: atomic writes, clear errors, and locks between processes."""
 
 import fcntl
 import os
@@ -11,14 +11,14 @@ from lmtool.errors import LmtoolError, ResourceError
 
 
 def write_file(path: Path, content: bytes | memoryview) -> None:
-    """Write `content` to `path`: a reader sees the old file or the new one, never a part, even after a power cut."""
+    """Write `content` to `path` atomically and durably: a reader sees the old file or the new one, never a part."""
     with refusing_disk(path):
         durable.replace(path, content)
 
 
 @contextmanager
 def refusing_disk(path: Path) -> Iterator[None]:
-    """Turn what the operating system refuses while writing `path` into a ResourceError."""
+    """Turn errors of the operating system in writing `path` into a ResourceError."""
     try:
         yield
     except OSError as error:
@@ -26,7 +26,7 @@ def refusing_disk(path: Path) -> Iterator[None]:
 
 
 def refusal(path: Path, error: OSError) -> LmtoolError:
-    """The ResourceError that tells a person why `path` cannot be written."""
+    """The ResourceError that states why `path` cannot be written."""
     fix = "make it writable, or choose another: -o names the output, LMTOOL_CACHE the cache"
     if isinstance(error, (FileNotFoundError, NotADirectoryError, FileExistsError)):
         fix = "choose another folder: -o names the output, LMTOOL_CACHE the cache"
@@ -37,7 +37,7 @@ def refusal(path: Path, error: OSError) -> LmtoolError:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock file `path`; a second process waits here until the first one leaves or dies."""
+    """Hold the lock file `path`; a second process waits until the first one releases it or dies."""
     with refusing_disk(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)

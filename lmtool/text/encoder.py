@@ -1,7 +1,7 @@
-"""Encoding many texts at once, as fast as it goes.
+"""Fast encoding of batches of texts.
 
-A BatchEncoder gives the same ids as the tokenizer's own `encode`. Byte-level BPE goes through tiktoken where that is
-proven equal: the library `tokenizers` stays the reference, and takes over where it is not.
+A BatchEncoder gives the same ids as the tokenizer's own `encode`. Byte-level BPE uses tiktoken where that is proven
+equivalent: the library `tokenizers` is the reference and the fallback.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,10 +16,10 @@ from lmtool.text.decoder import code_points
 Ids = NDArray[np.uint32]
 Lengths = NDArray[np.int64]
 BatchEncoder = Callable[[Sequence[str]], tuple[Ids, Lengths]]
-"""Texts -> all their ids in one array, and how many ids each text has. Safe to call from several threads."""
+"""Texts -> all their ids in one array, and the number of ids of each text. Thread-safe."""
 
 _SPLIT = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-"""GPT-2's pattern as tiktoken writes it: the pieces of the original, which ByteLevel uses, with less backtracking."""
+"""GPT-2's pattern as tiktoken writes it: the same pieces as the original of ByteLevel, with less backtracking."""
 
 _SEPARATOR = "\v"
 _LONG_RUN = 1 << 16
@@ -37,7 +37,7 @@ _HOSTILE = (
 
 
 def batch_encoder(inner: Inner) -> BatchEncoder:
-    """The reference: `tokenizers` itself."""
+    """The reference, by `tokenizers` itself."""
 
     def encode(texts: Sequence[str]) -> tuple[Ids, Lengths]:
         encodings = inner.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -49,7 +49,7 @@ def batch_encoder(inner: Inner) -> BatchEncoder:
 
 
 def char_encoder(characters: Sequence[str], unk_id: int) -> BatchEncoder:
-    """Encoder of a tokenizer whose token i is `characters[i]`, and nothing where that is empty."""
+    """Encoder of a tokenizer whose token i is `characters[i]`; empty entries encode nothing."""
     id_of = np.full(0x110000, unk_id, dtype=np.uint32)
     for i, character in enumerate(characters):
         if character:
@@ -62,12 +62,12 @@ def char_encoder(characters: Sequence[str], unk_id: int) -> BatchEncoder:
 
 
 def fast_encoder(inner: Inner, pieces: Sequence[bytes], reference: BatchEncoder) -> BatchEncoder | None:
-    """Encoder of the byte-level BPE `inner` through tiktoken, or None when it might give other ids.
+    """Encoder of the byte-level BPE `inner` by tiktoken, or None when its ids might differ.
 
-    tiktoken joins two tokens whenever their join is a token, `tokenizers` only when the pair was learnt. The two agree
-    if every token, encoded alone, is itself: then the learnt pair is the only one that a token's bytes ever stand as,
-    since a stretch that no join crosses is joined inside as if it stood alone. That leaves the split pattern, where
-    the libraries may know different versions of Unicode; hostile text must come out equal.
+    tiktoken merges two tokens whenever their concatenation is a token, `tokenizers` only when the merge was learned.
+    The two agree if every token, encoded alone, is itself: then the learned merge is the only one that yields a token,
+    since a span that no merge crosses is merged as if it were alone. That leaves the split pattern, where the
+    libraries may use different versions of Unicode; adversarial texts must be encoded equally.
     """
     ranks = {piece: i for i, piece in enumerate(pieces) if piece}
     if len(ranks) != sum(map(bool, pieces)) or any(bytes([b]) not in ranks for b in range(256)):
@@ -95,18 +95,18 @@ def fast_encoder(inner: Inner, pieces: Sequence[bytes], reference: BatchEncoder)
 
 
 def _has_long_run(text: str) -> bool:
-    """True when `text` may hold a run of white space long enough to overflow the stack of tiktoken's regex engine.
+    """True when `text` may have a run of white space long enough to overflow the stack of tiktoken's regex engine.
 
-    That takes about a million characters. A run of twice _LONG_RUN fills at least one of the stretches looked at.
+    That takes about a million characters. A run of twice _LONG_RUN covers at least one of the slices tested.
     """
     return any(text[i : i + _LONG_RUN].isspace() for i in range(0, len(text) - _LONG_RUN, _LONG_RUN))
 
 
 def _encode_joined(texts: Sequence[str], encode_one: Callable[[str], Ids], separator_id: int) -> tuple[Ids, Lengths]:
-    """Encode short texts in one call: joined by a white-space character that none of them holds.
+    """Encode short texts in one call: joined by a white-space character that occurs in none of them.
 
-    Between two characters that are not white space, the separator is a piece of its own, and no piece looks past it.
-    Texts that begin or end with white space, or hold the separator, are encoded alone.
+    Between two non-white-space characters the separator is a piece of its own, and no piece extends across it.
+    Texts that begin or end with white space, or have the separator, are encoded alone.
     """
     joinable = [bool(t) and not (t[0].isspace() or t[-1].isspace() or _SEPARATOR in t) for t in texts]
     joined = encode_one(_SEPARATOR.join([t for t, j in zip(texts, joinable, strict=True) if j]))

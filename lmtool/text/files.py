@@ -17,7 +17,7 @@ from lmtool.errors import DataError, LmtoolError, ResourceError, UsageError
 from lmtool.text import bundled
 
 SUFFIXES = (".txt", ".jsonl", ".csv", ".parquet")
-"""Formats that are looked for in folders; each may be followed by .gz."""
+"""Formats that are searched for in folders; each may be followed by .gz."""
 
 BLOCK = 1 << 17
 """Bytes read at once."""
@@ -29,22 +29,22 @@ def shown(text: str, limit: int = 60) -> str:
 
 
 def place(path: Path) -> str:
-    """A path as messages name it."""
+    """A path as shown in messages."""
     return str(path) if str(path).isprintable() else shown(str(path), 200)
 
 
 def suffix(path: Path) -> str:
-    """The format inferred from a file's name, .gz taken off; .txt when that names none."""
+    """The format inferred from a file's name without .gz; .txt by default."""
     name = path.name.lower().removesuffix(".gz")
     return next((s for s in SUFFIXES[1:] if name.endswith(s)), ".txt")
 
 
 def find_files(source: str) -> list[Path]:
-    """The files that a path, a folder or a glob means, in order of their names.
+    """The files that a path, a folder or a glob refers to, sorted by name.
 
-    Folders are searched to the bottom for the known formats; hidden files are skipped. Where there is no data/NAME, it
-    means the bundled text of that name.
-    Raises DataError when nothing is there, ResourceError when it may not be read.
+    Folders are searched recursively for the known formats; hidden files are skipped. Where there is no data/NAME, it
+    refers to the bundled text of that name.
+    Raises DataError when nothing is found, ResourceError without permission to read it.
     """
     path = Path(source).expanduser()
     with reading(path):
@@ -86,13 +86,13 @@ def _missing(path: Path) -> DataError:
     if not folder.is_dir():
         return DataError("the file does not exist", where=place(path), fix=f"there is no {folder} either")
     near = get_close_matches(path.name, os.listdir(folder), n=3, cutoff=0.6)
-    fix = f"did you mean {', '.join(str(folder / n) for n in near)}?" if near else f"look into {folder} for its name"
+    fix = f"did you mean {', '.join(str(folder / n) for n in near)}?" if near else f"look for its name in {folder}"
     return DataError("the file does not exist", where=place(path), fix=fix)
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn what the operating system or gzip refuses while reading `path` into a DataError or ResourceError."""
+    """Turn errors of the operating system or gzip in reading `path` into a DataError or ResourceError."""
     try:
         yield
     except LmtoolError:
@@ -100,7 +100,9 @@ def reading(path: Path) -> Iterator[None]:
     except FileNotFoundError as error:
         raise _missing(path) from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"the gzip file is damaged: {error}", where=place(path), fix="copy or pack it again") from error
+        raise DataError(
+            f"the gzip file is damaged: {error}", where=place(path), fix="copy or compress it again"
+        ) from error
     except PermissionError as error:
         raise ResourceError(
             "no permission to read it", where=place(path), fix="change its permissions, or copy it"
@@ -110,15 +112,15 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def open_bytes(path: Path) -> IO[bytes]:
-    """The file's bytes, unpacked if it ends in .gz."""
+    """The file's bytes, decompressed if it ends in .gz."""
     return cast(IO[bytes], gzip.open(path)) if path.name.lower().endswith(".gz") else open(path, "rb")
 
 
 def text_blocks(path: Path, encoding: str | None = None) -> Iterator[str]:
     """The text of a file, block by block, without a byte order mark.
 
-    `encoding` is what --encoding says. Without such an option the text is UTF-8, and a NUL byte shows a binary file.
-    Raises DataError, with line and byte offset (in the unpacked text, for .gz), where the bytes are no text; and
+    `encoding` is the value of --encoding. Without it the text is UTF-8, and a NUL byte indicates a binary file.
+    Raises DataError, with line and byte offset (in the decompressed text, for .gz), for bytes that are not text; and
     UsageError when there is no such encoding.
     """
     try:
@@ -154,10 +156,10 @@ def _refuse_other_formats(head: bytes, path: Path, encoding: str | None) -> None
     if head.startswith((b"PK\x03\x04", b"\xd0\xcf\x11\xe0")):
         raise DataError("a workbook or archive, not text", where=place(path), fix="save the sheet as CSV (UTF-8)")
     if head.startswith(b"\x1f\x8b"):
-        raise DataError("gzip, not text", where=place(path), fix="unpack it, or give its name the ending .gz")
+        raise DataError("gzip, not text", where=place(path), fix="decompress it, or rename it to end in .gz")
     is_utf8 = codecs.lookup(encoding or "utf-8").name == "utf-8"
     if is_utf8 and head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        fix = "say so: --encoding utf-16" if encoding else "convert it: `iconv -f utf-16 -t utf-8`"
+        fix = "add --encoding utf-16" if encoding else "convert it: `iconv -f utf-16 -t utf-8`"
         raise DataError("the text is UTF-16, not UTF-8", where=place(path), fix=fix)
 
 
@@ -184,14 +186,14 @@ def _not_text(error: UnicodeDecodeError, offset: int, path: Path, encoding: str 
     return DataError(
         f"not valid {encoding or 'UTF-8'}: {byte} at offset {offset}",
         where=f"{place(path)}:{line}",
-        fix="say how it is encoded, for example --encoding cp1252" if encoding else fix,
+        fix="give its encoding, for example --encoding cp1252" if encoding else fix,
     )
 
 
 def text_stretches(path: Path, encoding: str | None, line_limit: int) -> Iterator[str]:
-    """The text of a file, in stretches of whole lines, which end with CR LF, LF or CR. Raises as `text_blocks` does.
+    """The text of a file, in blocks of whole lines, which end with CR LF, LF or CR. Raises as `text_blocks` does.
 
-    A line of `line_limit` characters or more may be cut to so many, and is not kept in memory.
+    A line of `line_limit` characters or more may be truncated to that length, and is not kept in memory.
     """
     held: list[str] = []
     size, cut, half = 0, False, ""
@@ -216,12 +218,12 @@ def text_stretches(path: Path, encoding: str | None, line_limit: int) -> Iterato
 
 
 def split_lines(text: str) -> io.StringIO:
-    """The lines of `text`, with their ends, one after the other."""
+    """The lines of `text` in order, with their line ends."""
     return io.StringIO(text, newline="")
 
 
 def line_end(text: str, position: int) -> int:
-    """Where the line behind the one begins that `position` lies in."""
+    """Where the line after that of `position` begins."""
     end = text.find("\n", position) + 1 or len(text)
     cr = text.find("\r", position, end) + 1
     return cr if cr and not text.startswith("\n", cr) else end
@@ -236,7 +238,7 @@ def count_lines(text: str, start: int = 0, stop: int | None = None) -> int:
 
 
 def content_hash(paths: Sequence[Path]) -> str:
-    """SHA-256 over the contents of files, in their order. Names do not count, but formats do."""
+    """SHA-256 over the contents of files in order. Formats count, names do not."""
     total = hashlib.sha256()
     for path in paths:
         with reading(path), open(path, "rb") as file:

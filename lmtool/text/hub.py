@@ -31,8 +31,8 @@ def fetch(source: str, column: str | None, cache: Path) -> Path:
     """Stream one column of a dataset, or all of them, into a .jsonl file, unless the cache holds it already.
 
     NAME is a name on the Hugging Face Hub or a local folder. The cache key is the revision of remote files and the
-    content of local ones. Of all columns, numbers that stand for classes become the names of the classes (-1, which
-    stands for none, null), and a column of translations becomes one column for each language.
+    content of local ones. When all columns are read, class indices become class names (-1, no class, becomes null), and
+    a column of translations becomes one column per language.
     Raises DataError when the dataset, split or column does not exist or cannot be reached.
     """
     import datasets
@@ -61,7 +61,7 @@ def fetch(source: str, column: str | None, cache: Path) -> Path:
 
 
 def _identity(file: str) -> str:
-    """What changes when a data file changes: remote addresses name their revision, local files are hashed."""
+    """A key that changes with the data files: remote addresses include their revision, local files are hashed."""
     return content_hash([Path(file)]) if os.path.exists(file) else file
 
 
@@ -75,7 +75,7 @@ def _column(rows: Iterable[dict[str, Any]], column: str, source: str) -> Iterato
 
 
 def _named(rows: Any) -> Iterator[dict[str, Any]]:
-    """Rows of a dataset with the names of classes, and translations flat."""
+    """Rows of a dataset with class names, and translations flattened."""
     from datasets import ClassLabel, Translation
 
     features = rows.features or {}

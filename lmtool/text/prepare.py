@@ -1,7 +1,7 @@
-"""From the recipe's data to token stores: survey the corpus, train the tokenizer, split, encode; all of it cached.
+"""From the recipe's data to token stores: survey the corpus, train the tokenizer, split, encode; all cached.
 
 The cache is content-addressed: its keys are hashes of the text, the tokenizer and the options, so a changed file never
-meets old tokens, and what two runs share is made once.
+gets stale tokens, and what two runs share is computed once.
 """
 
 import hashlib
@@ -30,19 +30,19 @@ from lmtool.text.store import EncodedChunk, StoreWriter, TokenStore
 from lmtool.text.tokenizer import Tokenizer
 
 Report = Callable[[str, int, int], None]
-"""Called with what is being done, and how much is done and to do, here in characters; 0 to do when that is unknown."""
+"""Called with the stage, and the amounts done and in total, here in characters; a total of 0 is unknown."""
 
 _VERSION = 1
-"""Part of every cache key: raised when the same text would give other chunks, parts or tokens."""
+"""Part of every cache key: incremented when the same text would give other chunks, parts or tokens."""
 
 _IS_SPACE = bytes(chr(byte).isspace() for byte in range(256))
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Text made ready for training.
+    """Text prepared for training.
 
-    train, valid: the token stores. data: the data spec with `documents` and `split` settled. fingerprint: content
+    train, valid: the token stores. data: the data spec with `documents` and `split` resolved. fingerprint: content
     address of both stores. seconds: time spent tokenizing, 0 when all was in the cache.
     """
 
@@ -56,7 +56,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class _Survey:
-    """What one reading of a corpus counts."""
+    """Counts of one pass over a corpus."""
 
     documents: int
     characters: int
@@ -88,14 +88,14 @@ def prepare(
     report: Report = lambda stage, done, total: None,
     out: Path | None = None,
 ) -> Prepared:
-    """Turn the text that `data` names into token stores for training and validation.
+    """Tokenize the text that `data` names into token stores for training and validation.
 
-    The tokenizer is trained on the training part when it is a spec to train. In document mode each document stands in
-    the store as [BOS] text [EOS]; in slice mode the text stands alone. Interrupted work goes on where it was. With
-    `out`, tokenizer.json and the stores train/ and valid/ are written to that folder instead of the cache.
+    A tokenizer to train is trained on the training part. In document mode each document is stored as
+    [BOS] text [EOS]; in slice mode the text has no special tokens. Interrupted work is resumed. With `out`,
+    tokenizer.json and the stores train/ and valid/ are written to that folder instead of the cache.
 
-    Raises DataError for text that cannot be used, ResourceError where the system refuses, UsageError when `out` holds
-    something else already.
+    Raises DataError for unusable text, ResourceError for errors of the system, UsageError when `out` already holds
+    something else.
     """
     if not data.train:
         raise DataError("no text is named", where="data.train", fix="name a file, folder, glob or hf:NAME")
@@ -133,14 +133,14 @@ def encode_files(
     cache: Path,
     report: Report = lambda stage, done, total: None,
 ) -> TokenStore:
-    """The token store of all the text in `sources`, read as the settled `data` of a run says. Cached like `prepare`."""
+    """The token store of all the text in `sources`, read by the resolved `data` of a run. Cached like `prepare`."""
     opened = _open(sources, data, data.documents, cache, report)
     opened = _streaming(opened, cache, report) if data.split == "slice" else opened
     return _store(opened, Everything(), tokenizer, cache, None, report)[0]
 
 
 def _key(*parts: object) -> str:
-    """SHA-256 of values that JSON can hold."""
+    """SHA-256 of JSON values."""
     return hashlib.sha256(json.dumps([_VERSION, *parts]).encode()).hexdigest()
 
 
@@ -150,13 +150,13 @@ def _open(sources: Sequence[str], data: Data, documents: Any, cache: Path, repor
 
 
 def _streaming(opened: _Surveyed, cache: Path, report: Report) -> _Surveyed:
-    """The same corpus, its documents run on as one text."""
+    """The same corpus, with its documents concatenated."""
     corpus = replace(opened.corpus, stream=True)
     return _survey(corpus, opened.content, cache, report) if corpus.adds_line_ends else replace(opened, corpus=corpus)
 
 
 def _survey(corpus: Corpus, content: str, cache: Path, report: Report) -> _Surveyed:
-    """Read the corpus once, which checks all of it; what was counted is kept in the cache."""
+    """Read the corpus once, which checks all of it; the counts are cached."""
     key = _key("survey", content, corpus.column, corpus.documents, corpus.adds_line_ends)
     path = cache / "surveys" / f"{key}.json"
     with locked(path.with_suffix(".lock")):
@@ -178,7 +178,7 @@ def _count(corpus: Corpus, report: Report) -> _Survey:
 
 
 def _split(train: _Surveyed, data: Data, cache: Path, seed: int, report: Report) -> tuple[_Surveyed, Part, Part]:
-    """The corpus that validation text comes from, and the parts of both."""
+    """The corpus of the validation text, and the parts of both."""
     if data.valid:
         valid = _open(data.valid, data, data.documents, cache, report)
         valid = _streaming(valid, cache, report) if data.split == "slice" else valid
@@ -216,9 +216,9 @@ def _trained(spec: TokenizerSpec, text: _Surveyed, part: Part, cache: Path, repo
 
 
 def spread_sample(texts: Iterable[str], n_bytes: int, budget: int) -> Iterator[str]:
-    """At most `budget` bytes of texts that hold about `n_bytes`, spread evenly over them.
+    """A sample of at most `budget` bytes of texts of about `n_bytes`, spread evenly over them.
 
-    From each long text comes its beginning, from short ones every so many.
+    It takes the beginning of each long text, and every nth of the short ones.
     """
     share = budget / n_bytes
     if share >= 1:
@@ -243,7 +243,7 @@ def _text_key(text: _Surveyed, part: Part) -> list[Any]:
 
 
 def _reporting(text: _Surveyed, stage: str, report: Report) -> Iterator[Chunk]:
-    """The chunks of a corpus; each is reported when the next one is asked for."""
+    """The chunks of a corpus; each is reported when the next one is requested."""
     done = 0
     for chunk in text.corpus.chunks():
         yield chunk
@@ -264,7 +264,7 @@ def _keep_tokenizer(tokenizer: Tokenizer, out: Path) -> None:
 def _store(
     text: _Surveyed, part: Part, tokenizer: Tokenizer, cache: Path, out: Path | None, report: Report
 ) -> tuple[TokenStore, bool]:
-    """The store of one part of a corpus, and whether it had to be made."""
+    """The store of one part of a corpus, and whether it had to be created."""
     key = _key("tokens", _text_key(text, part), tokenizer.fingerprint)
     path = out or cache / "tokens" / key
     with locked(cache / "locks" / f"{_key(str(path.absolute()))}.lock"):
@@ -289,8 +289,8 @@ def _write(text: _Surveyed, part: Part, tokenizer: Tokenizer, path: Path, key: s
 def _in_threads(encode: Callable[[Chunk], EncodedChunk], chunks: Iterator[Chunk]) -> Iterator[EncodedChunk]:
     """Encode chunks on all CPU cores, in order, with few chunks in memory.
 
-    Threads, not processes: the encoders leave Python's lock, and threads start at once, share memory and cannot hang
-    in a fork.
+    Threads, not processes: the encoders release the GIL, and threads start at once, share memory and cannot hang in a
+    fork.
     """
     n_threads = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
     waiting: deque[Future[EncodedChunk]] = deque()

@@ -1,4 +1,4 @@
-"""Files of rows: delimited text, JSON lines and Parquet. Corpora and tables both read them here."""
+"""Files of rows: delimited text, JSON lines and Parquet, for corpora and tables."""
 
 import json
 import re
@@ -21,21 +21,21 @@ from lmtool.text.files import open_bytes, place, reading, shown, split_lines, te
 from lmtool.text.tokenizer import without_surrogates
 
 ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
-"""Names of files of rows end so; each may be followed by .gz."""
+"""Endings of files of rows; each may be followed by .gz."""
 
 _ORDER = {".csv": ",;\t|", ".tsv": "\t,;|"}
-"""Delimiters that are looked for, the likeliest first."""
+"""Candidate delimiters, the most likely first."""
 _JSON_HEAD = 1000
-"""Objects whose keys are the columns of a .jsonl file."""
+"""Number of objects whose keys are the columns of a .jsonl file."""
 _WORD = re.compile(r"[\w.-]+")
 _JSON_FIX = 'write one JSON object on each line, for example {"text": "..."}'
 
 
 @dataclass(frozen=True)
 class RowFile(ABC):
-    """A file of rows. Reading begins at the first one, as often as it is asked.
+    """A file of rows. Each reading begins at the first one.
 
-    limit: characters that a field may have. Corpora, which take one column, set it beyond reach.
+    limit: characters that a field may have; for corpora, which read one column, unlimited in effect.
     """
 
     path: Path
@@ -44,28 +44,28 @@ class RowFile(ABC):
     @property
     @abstractmethod
     def header(self) -> tuple[str, ...]:
-        """The names of the columns as they stand in the file; none in an empty file. Raises DataError."""
+        """The names of the columns as they are in the file; none in an empty file. Raises DataError."""
 
     @abstractmethod
     def records(self, only: str | None = None) -> Iterator[Record]:
-        """All rows in order, with a value for each column of the header or for `only` one; those that are faults, too.
+        """All rows in order, faulty ones too, with a value for each column of the header or for `only` one.
 
-        Rows of delimited text and JSON lines without any text are none. Only where all columns are read, JSON may not
-        name a key twice, and values of JSON and Parquet may neither hold NUL nor be longer than the limit.
+        Blank rows of delimited text and JSON lines are skipped. Where all columns are read, duplicate JSON keys, and
+        values of JSON and Parquet with a NUL or above the limit are faults.
         Raises DataError when the file cannot be read or the column is missing, and ResourceError.
         """
 
     @abstractmethod
     def describe(self) -> str:
-        """The format in a few words."""
+        """A short description of the format."""
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """What the columns are called: the header without spaces around names; `column 3` where the third has none."""
+        """The column names: the header without surrounding spaces; `column 3` where the third has none."""
         return tuple(name.strip() or f"column {number}" for number, name in enumerate(self.header, 1))
 
     def where(self, row: int, line: int | None, column: int | str | None) -> str:
-        """A place in the file, as messages name it; a column is its name or its index."""
+        """A place in the file, as shown in messages; a column is given by name or index."""
         if isinstance(column, int):
             column = self.names[column] if column < len(self.names) else None
         where = f"{place(self.path)}:{line}, row {row}" if line else f"{place(self.path)}, row {row}"
@@ -82,10 +82,10 @@ def open_rows(
     quoted: bool | None = None,
     sample: int = SAMPLE,
 ) -> RowFile:
-    """The rows of a file of the format that one of ENDINGS means.
+    """The rows of a file whose format is that of one of ENDINGS.
 
-    What is not given of delimiter and quoting is inferred from the first `sample` characters: see `delimited.sniff`;
-    for `encoding` see `files.text_blocks`.
+    Delimiter and quoting, unless given, are inferred from the first `sample` characters: see `delimited.sniff`; for
+    `encoding` see `files.text_blocks`.
     """
     match ending:
         case ".csv" | ".tsv":
@@ -105,7 +105,7 @@ class _TextRows(RowFile):
 
 @dataclass(frozen=True)
 class Delimited(_TextRows):
-    """Delimited text. order: delimiters that are looked for, the likeliest first."""
+    """Delimited text. order: candidate delimiters, the most likely first."""
 
     order: str
     delimiter: str | None
@@ -114,7 +114,7 @@ class Delimited(_TextRows):
 
     @cached_property
     def dialect(self) -> Dialect:
-        """How fields are parted: as asked for, or as inferred."""
+        """How fields are separated: as given, or as inferred."""
         head, stretches = "", self._stretches()
         for text in stretches:
             head += text
@@ -158,7 +158,7 @@ class Delimited(_TextRows):
     def _ragged(self, fields: Sequence[str], line: int | None) -> Fault:
         width = len(self.header)
         what = f"the row has {len(fields)} {'field' if len(fields) == 1 else 'fields'}, the header {width}"
-        fix = "quote fields that hold delimiters or line ends" if self.dialect.quoted else "take tabs out of fields"
+        fix = "quote fields with delimiters or line breaks" if self.dialect.quoted else "take tabs out of fields"
         if len(fields) < width:
             fix = "give every row as many delimiters as the header"
         return Fault("ragged row", what, fix, line, min(len(fields), width - 1))
@@ -169,11 +169,11 @@ class Delimited(_TextRows):
 
 @dataclass(frozen=True)
 class JsonLines(_TextRows):
-    """One JSON object a line."""
+    """One JSON object per line."""
 
     @cached_property
     def header(self) -> tuple[str, ...]:
-        """The keys of the first objects, in the order in which they are met."""
+        """The keys of the first objects, in order of occurrence."""
         keys: dict[str, None] = {}
         for _, found in islice(self._objects(_UNIQUE), _JSON_HEAD):
             if not isinstance(found, Fault):
@@ -205,7 +205,7 @@ class JsonLines(_TextRows):
         try:
             found = decoder.decode(row)
         except _DuplicateKey as error:
-            what = f"the key {shown(str(error))} stands twice in the object"
+            what = f"the key {shown(str(error))} occurs twice in the object"
             return Fault("duplicate key", what, "keep one of the two", line, str(error))
         except (json.JSONDecodeError, RecursionError) as error:
             reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
@@ -270,7 +270,7 @@ class Parquet(RowFile):
                 raise DataError(
                     f"not a Parquet file: {shown(str(error), 100)}",
                     where=place(self.path),
-                    fix="copy it again, or give it the ending of what it is",
+                    fix="copy it again, or rename it to the ending of its format",
                 ) from error
 
     def describe(self) -> str:
@@ -278,7 +278,7 @@ class Parquet(RowFile):
 
 
 def missing_column(column: str, found: Sequence[str], where: str, flag: str) -> DataError:
-    """The error for a column that is not there: names those that are, and the nearest with the flag that takes it."""
+    """The error for a missing column: lists the columns, and suggests the nearest with the flag that takes it."""
     bare = {bare_name(name): name for name in found}
     near = get_close_matches(bare_name(column), bare, n=1) or (list(bare) if len(bare) == 1 else [])
     fix = f"name one of these with {flag}"
@@ -289,12 +289,12 @@ def missing_column(column: str, found: Sequence[str], where: str, flag: str) -> 
 
 
 def bare_name(name: str) -> str:
-    """A name as names are compared: in lower case, without spaces, hyphens and underscores."""
+    """A name for comparison: in lower case, without spaces, hyphens and underscores."""
     return re.sub(r"[\s_-]", "", name.casefold())
 
 
 def not_text(value: object, where: str) -> DataError:
-    """The error for a value that is not text, in a column that has to be."""
+    """The error for a value that is not text, in a column of text."""
     return DataError(
         f"the column holds {type(value).__name__}, not text", where=where, fix="name the column of text with --column"
     )

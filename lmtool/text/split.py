@@ -1,7 +1,7 @@
 """Training and validation parts of a corpus.
 
-By document: a keyed hash of the document's number puts it on one side. By slice: the first characters train, the last
-ones validate. Both are decided by position in the corpus alone, so the parts stream like the corpus does.
+By document: a keyed hash of the document's number assigns it. By slice: the first characters are for training, the
+last for validation. Both depend on the position in the corpus alone, so the parts are streamed like the corpus.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from lmtool.text.corpus import Chunk
 
 _EXACT = 1 << 20
-"""Up to this many documents the number of validation documents is exact; above, it is so on average."""
+"""Up to this many documents the number of validation documents is exact; above, it is exact in expectation."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Characters:
 
 @dataclass(frozen=True)
 class Documents:
-    """The documents whose keyed hash lies below `threshold`, which validate, or the others."""
+    """The documents whose keyed hash is below `threshold`, which are for validation, or the others."""
 
     seed: int
     threshold: int

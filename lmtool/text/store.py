@@ -1,7 +1,7 @@
 """The token store: a corpus as token ids on disk, memory-mapped, in shards, with an index of its documents.
 
-- store.json: sizes, type, fingerprint; written last, so a folder that has it is whole
-- tokens-00000.bin and so on: token ids, uint16 when the vocabulary allows, else uint32, little-endian
+- store.json: sizes, type, fingerprint; written last, so a folder that has it is complete
+- tokens-00000.bin and so on: token ids, uint16 when the vocabulary fits, else uint32, little-endian
 - documents.bin: int64 rows, one for each document: the position after its last token, its bytes, its words
 """
 
@@ -33,7 +33,7 @@ def _shard_name(i: int) -> str:
 
 
 class TokenStore:
-    """Token ids of a corpus, read from disk where they are needed.
+    """Token ids of a corpus, memory-mapped from disk.
 
     n_documents: documents in order of the corpus. n_bytes, n_words: int64 arrays, UTF-8 bytes and
     whitespace-separated words of each document's text. fingerprint: content address, equal for equal ids.
@@ -64,7 +64,7 @@ class TokenStore:
         self.n_documents: int = manifest["documents"]
 
     def __len__(self) -> int:
-        """Tokens in all."""
+        """Total number of tokens."""
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
@@ -83,7 +83,7 @@ class TokenStore:
         return tokens
 
     def counts(self) -> NDArray[np.int64]:
-        """How often each id of the vocabulary stands in the store."""
+        """The count of each id of the vocabulary in the store."""
         counts = np.zeros(self.vocab_size, dtype=np.int64)
         for shard in self._shards:
             counts += np.bincount(shard, minlength=self.vocab_size)
@@ -96,7 +96,7 @@ class TokenStore:
         return int(self._document_ends[i - 1]) if i else 0, int(self._document_ends[i])
 
     def document_at(self, token: int | NDArray[np.int64]) -> NDArray[np.int64]:
-        """Number of the document that each token position lies in."""
+        """Number of the document of each token position."""
         return np.searchsorted(self._document_ends, token, side="right")
 
     @property
@@ -131,21 +131,21 @@ class EncodedChunk:
 
 @dataclass
 class _Saved:
-    """What is safely on disk: whole shards, and the index up to them."""
+    """What is durably on disk: whole shards, and the index up to them."""
 
     chunks: int = 0
     shards: list[int] = field(default_factory=list)
     documents: int = 0
     open_bytes: int = 0
-    """Bytes so far of the document that the last shard ends in."""
+    """Bytes so far of the document in which the last shard ends."""
     open_words: int = 0
 
 
 class StoreWriter:
-    """Writes a store chunk by chunk into a hidden folder beside `path`, and renames it when all is there.
+    """Writes a store chunk by chunk into a hidden folder beside `path`, and renames it when it is complete.
 
-    Whole shards survive a crash: a new writer for the same `path` and `fingerprint` goes on after them. One writer at
-    a time; the caller holds a lock.
+    Whole shards survive a crash: a new writer for the same `path` and `fingerprint` continues after them. One writer
+    at a time; the caller holds a lock.
     """
 
     def __init__(self, path: Path, *, fingerprint: str, vocab_size: int) -> None:
@@ -166,7 +166,7 @@ class StoreWriter:
 
     @property
     def chunks_done(self) -> int:
-        """How many of the corpus' first chunks are on disk already, to be skipped."""
+        """How many of the corpus' first chunks are already on disk, to be skipped."""
         return self._done.chunks
 
     def _recover(self) -> _Saved:
@@ -182,7 +182,7 @@ class StoreWriter:
         return done if whole and enough else _Saved()
 
     def append(self, chunk: EncodedChunk) -> None:
-        """Add the next chunk. Raises ResourceError when the disk refuses."""
+        """Add the next chunk. Raises ResourceError when it cannot be written."""
         now = self._now
         ends = self._n_tokens + np.cumsum(chunk.lengths)
         rows = np.stack([ends, chunk.n_bytes, chunk.n_words], axis=1).astype("<i8")
@@ -203,7 +203,7 @@ class StoreWriter:
             self._close_shard()
 
     def _close_shard(self) -> None:
-        """Make all that was appended durable: first the shard and the index, then the note that they are."""
+        """Make all that was appended durable: first the shard and the index, then the record of them."""
         if self._shard_tokens:
             tokens = np.concatenate(self._shard)
             self._shard.clear()
@@ -216,7 +216,7 @@ class StoreWriter:
         write_file(self._folder / _PROGRESS, json.dumps(asdict(self._now)).encode())
 
     def finish(self) -> TokenStore:
-        """Write what is left and the manifest, give the store its name, and open it."""
+        """Write the rest and the manifest, rename the store to its final name, and open it."""
         self._close_shard()
         self._index.close()
         manifest = {
@@ -239,5 +239,5 @@ class StoreWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave off; what is safely on disk stays for the next writer."""
+        """Stop writing; what is durably on disk stays for the next writer."""
         self._index.close()

@@ -1,4 +1,4 @@
-"""Labelled tables: .csv, .tsv, .jsonl, .parquet, and datasets by name, as rows in bounded memory; and writing them."""
+"""Labelled tables: reading .csv, .tsv, .jsonl, .parquet, and datasets by name in bounded memory; writing .csv."""
 
 import json
 import os
@@ -24,11 +24,11 @@ _SPECIAL = re.compile(r'[",\r\n]')
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 
 Value = Any
-"""Text in a .csv or .tsv; in others whatever JSON or Parquet can hold."""
+"""Text in a .csv or .tsv; in others any value of JSON or Parquet."""
 
 
 class RowFault(DataError):
-    """A row that cannot be used. `kind` names the fault without its particulars."""
+    """A row that cannot be used. `kind` names the fault without details."""
 
     def __init__(self, kind: str, what: str, *, where: str, fix: str) -> None:
         super().__init__(what, where=where, fix=fix)
@@ -37,13 +37,13 @@ class RowFault(DataError):
 
 @dataclass
 class Skipped:
-    """Bad rows that were skipped: how many of each kind, and the first ones."""
+    """Skipped bad rows: how many of each kind, and the first ones."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     first: list[RowFault] = field(default_factory=list)
 
     def add(self, fault: RowFault) -> None:
-        """Count a row that is skipped."""
+        """Count a skipped row."""
         self.kinds[fault.kind] += 1
         if len(self.first) < 10:
             self.first.append(fault)
@@ -59,14 +59,14 @@ class Skipped:
 
 
 def skip(fault: RowFault, skipped: Skipped | None) -> None:
-    """Count a bad row in `skipped`; or raise its fault, when there is nothing to count it in."""
+    """Count a bad row in `skipped`; or raise its fault, when `skipped` is None."""
     if skipped is None:
         raise fault
     skipped.add(fault)
 
 
 class Row(NamedTuple):
-    """One row: its number from 1, the header not counted, the line on which it begins, and a value for each column."""
+    """One row: its number from 1, without the header, the line on which it begins, and a value for each column."""
 
     number: int
     line: int | None
@@ -75,26 +75,26 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """A table whose header was read and found good. Reading rows begins at the first one, as often as it is asked."""
+    """A table whose header was read and checked. Each reading of rows begins at the first one."""
 
     source: str
     file: RowFile
 
     @property
     def path(self) -> Path:
-        """The file, of a dataset that of the cache."""
+        """The file; for a dataset, that in the cache."""
         return self.file.path
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the columns are called."""
+        """The column names."""
         return self.file.names
 
     def rows(self, skipped: Skipped | None = None) -> Iterator[Row]:
         """All rows in order. Empty ones are skipped and not numbered.
 
-        A bad row (ragged, unclosed quote, NUL, a field above the limit, no JSON) raises a RowFault, or is counted in
-        `skipped`; it has a number nonetheless. Raises DataError or ResourceError.
+        A bad row (ragged, unclosed quote, NUL, a field above the limit, not JSON) raises a RowFault, or is counted in
+        `skipped`; it is numbered in either case. Raises DataError or ResourceError.
         """
         for number, (line, values, fault) in enumerate(self.file.records(), 1):
             if fault is None:
@@ -104,7 +104,7 @@ class Table:
 
     @cached_property
     def n_rows(self) -> int:
-        """How many rows there are, bad ones too; reads the table once."""
+        """The number of rows, bad ones included; reads the table once."""
         return sum(1 for _ in self.file.records())
 
     def describe(self) -> str:
@@ -113,7 +113,7 @@ class Table:
         return f"{self.source}: {rows}, {len(self.names)} columns, {self.file.describe()}"
 
     def fault(self, kind: str, what: str, row: int, line: int | None, column: int | str | None, fix: str) -> RowFault:
-        """A fault at a place of this table; a column is its name or its index."""
+        """A fault at a place of this table; a column is given by name or index."""
         return RowFault(
             kind, what, where=self.file.where(row, line, column), fix=f"{fix}, or skip bad rows: --skip-bad-rows"
         )
@@ -130,10 +130,10 @@ def open_table(
 ) -> Table:
     """Find a table, infer its format, and read its header.
 
-    `source` is a .csv, .tsv, .jsonl or .parquet file, each also packed (.gz), the bundled data/NAME, or
-    `hf:NAME[:CONFIG][@SPLIT]`, which is streamed into `cache` once. What is not given of delimiter and quoting is
-    inferred from the text: see `rowfile.open_rows`. The encoding is UTF-8 unless given.
-    Raises DataError when there is no table in it, or one without rows; UsageError for a wrong encoding or delimiter.
+    `source` is a .csv, .tsv, .jsonl or .parquet file, each also compressed (.gz), the bundled data/NAME, or
+    `hf:NAME[:CONFIG][@SPLIT]`, which is streamed into `cache` once. Delimiter and quoting, unless given, are inferred
+    from the text: see `rowfile.open_rows`. The encoding is UTF-8 unless given.
+    Raises DataError when it has no table, or one without rows; UsageError for a wrong encoding or delimiter.
     """
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0'):
         raise UsageError(f"{shown(delimiter)} cannot be a delimiter", fix="one character, for example --delimiter ';'")
@@ -169,7 +169,7 @@ def _ending(path: Path, source: str) -> str:
     for ending in ENDINGS:
         if name.endswith(ending):
             return ending
-    fix = f"give it the ending of what it is: {', '.join(ENDINGS)}, or one of these with .gz"
+    fix = f"rename it to the ending of its format: {', '.join(ENDINGS)}, or one of these with .gz"
     if name.endswith((".xlsx", ".xls", ".ods")):
         fix = "save the sheet as CSV (UTF-8)"
     elif name.endswith(".json"):
@@ -191,11 +191,11 @@ def _refuse_twice(names: Sequence[str], where: str) -> None:
 def table_lines(
     table: Table, added: Sequence[str], rows: Iterable[tuple[Row, Sequence[Value]]], *, guard_formulas: bool = False
 ) -> Iterator[str]:
-    """CSV of rows of a table with further values behind them, line by line, the header first.
+    """CSV of rows of a table with further values after them, line by line, the header first.
 
-    Comma, LF, quotes where needed. An added name that the table has already gets `_2`, `_3`, ... behind it. None is
-    an empty field; lists and objects are written as JSON. With `guard_formulas` a field that a spreadsheet would take
-    for a formula (it begins with = + - @ tab or CR, and is no number) gets an apostrophe in front of it.
+    Comma, LF, quotes where needed. An added name that is already in the table gets the suffix `_2`, `_3`, ... None is
+    an empty field; lists and objects are written as JSON. With `guard_formulas` a field that a spreadsheet would read
+    as a formula (it begins with = + - @ tab or CR, and is not a number) is prefixed with an apostrophe.
     """
 
     def line(values: Iterable[Value]) -> str:
@@ -232,7 +232,7 @@ def _cell(value: Value) -> str:
 
 
 def _quoted(cell: str) -> str:
-    # The csv module of Python 3.11 leaves a CR without quotes, and no reader gets it back.
+    # The csv module of Python 3.11 does not quote a CR, which no reader restores.
     return '"' + cell.replace('"', '""') + '"' if _SPECIAL.search(cell) else cell
 
 
@@ -249,10 +249,10 @@ def write_table(
     guard_formulas: bool = False,
     overwrite: bool = False,
 ) -> None:
-    """Write `table_lines` into a file, in bounded memory: all of it or, when anything fails, nothing.
+    """Write `table_lines` to a file atomically, in bounded memory.
 
-    Raises UsageError when `path` is the table itself, which is never overwritten, exists without `overwrite`, or is no
-    file; ResourceError when the disk refuses.
+    Raises UsageError when `path` is the table itself, which is never overwritten, exists without `overwrite`, or is
+    not a file; ResourceError when it cannot be written.
     """
     where = place(path)
     if path.exists():

@@ -1,6 +1,6 @@
-"""Tokenizers: byte-level BPE, WordPiece, characters and words, trained and kept by the `tokenizers` library.
+"""Tokenizers: byte-level BPE, WordPiece, characters and words, trained and saved by the `tokenizers` library.
 
-Special tokens have the first ids, and text that spells one stays ordinary text in every kind.
+Special tokens have the first ids, and text that spells one is tokenized as ordinary text by every kind.
 """
 
 import hashlib
@@ -37,8 +37,8 @@ SPECIALS = ("[PAD]", "[BOS]", "[EOS]", "[UNK]", "[MASK]", "[SEP]", "[CLS]")
 """The special tokens, in the order of their ids; sentinels <extra_id_0>, <extra_id_1>... follow."""
 
 LARGEST_VOCABULARY = 10_000_000
-"""More than any text gives. The trainers set memory aside for as many entries as are asked for, and abort when there
-is too little."""
+"""More than any text yields. The trainers allocate memory for all requested entries, and abort when there is too
+little."""
 
 _CHARACTER = r"[\s\S]"
 _WORD = r"\w+(?:['\x{2019}]\w+)*|[^\w\s]"
@@ -51,13 +51,13 @@ TokenizerKind = Literal["bpe", "wordpiece", "char", "word"]
 class Tokenizer:
     """Text to token ids and back.
 
-    Ids 0 to 6 are [PAD] [BOS] [EOS] [UNK] [MASK] [SEP] [CLS], then come the sentinels, then what was learnt.
+    Ids 0 to 6 are [PAD] [BOS] [EOS] [UNK] [MASK] [SEP] [CLS], then come the sentinels, then the learned tokens.
     """
 
     pad_id, bos_id, eos_id, unk_id, mask_id, sep_id, cls_id = range(len(SPECIALS))
 
     def __init__(self, inner: Inner) -> None:
-        """Wrap a tokenizer of the `tokenizers` library that has lmtool's special tokens; raises ValueError if not."""
+        """Wrap a tokenizer of the `tokenizers` library that has lmtool's special tokens; else raises ValueError."""
         vocabulary = sorted(inner.get_vocab().items(), key=lambda item: item[1])
         names = [name for name, _ in vocabulary]
         if tuple(names[: len(SPECIALS)]) != SPECIALS or vocabulary[-1][1] != len(names) - 1:
@@ -77,10 +77,10 @@ class Tokenizer:
 
     @classmethod
     def train(cls, spec: TokenizerSpec, texts: Iterable[str]) -> Self:
-        """Learn a tokenizer of `spec`'s kind from `texts`. Equal texts give an equal tokenizer.
+        """Train a tokenizer of `spec`'s kind on `texts`. Equal texts give an equal tokenizer.
 
-        The vocabulary may come out smaller than asked for when the texts hold too little.
-        Raises UsageError when `spec.vocab_size` cannot hold the special tokens and the alphabet, or is beyond reason.
+        The vocabulary may be smaller than requested when the texts have too little.
+        Raises UsageError when `spec.vocab_size` is too small for the special tokens and the alphabet, or too large.
         """
         match spec:
             case BpeTokenizer():
@@ -111,7 +111,7 @@ class Tokenizer:
             ) from None
         except OSError as error:
             raise CheckpointError(f"cannot read the tokenizer: {error.strerror}", where=str(file)) from error
-        except Exception as error:  # the library raises bare Exception for JSON that is no tokenizer
+        except Exception as error:  # the library raises bare Exception for other JSON
             raise CheckpointError(
                 f"not a tokenizer of lmtool: {str(error)[:120]!r}",
                 where=str(file),
@@ -133,7 +133,7 @@ class Tokenizer:
         return hashlib.sha256(json.dumps(self._config, sort_keys=True).encode()).hexdigest()
 
     def embedding_rows(self, wanted: int | None) -> int:
-        """Rows of a model's embedding: as many as wanted, else one for each entry.
+        """Rows of a model's embedding: as many as requested, else one for each entry.
 
         Raises CheckpointError when there are more entries than that.
         """
@@ -142,29 +142,29 @@ class Tokenizer:
             raise CheckpointError(
                 f"the tokenizer has {self.vocab_size} entries, but the model has rows for {rows}",
                 where="model.vocab_size",
-                fix=f"leave it out, or set it to {self.vocab_size} or more",
+                fix=f"omit it, or set it to {self.vocab_size} or more",
             )
         return rows
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`, without [BOS] or [EOS]. Lone surrogates, which are no text, count as U+FFFD."""
+        """Ids of `text`, without [BOS] or [EOS]. Lone surrogates count as U+FFFD."""
         ids: list[int] = self._inner.encode(without_surrogates(text), add_special_tokens=False).ids
         return ids
 
     def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Ids of `text` as `encode` gives them, and where in it each one's characters begin and end."""
+        """Ids of `text` as by `encode`, and their character offsets in it (start, stop)."""
         encoding = self._inner.encode(without_surrogates(text), add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
     def encode_many(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Ids of all `texts` in one array, and how many belong to each; several times faster than `encode`."""
+        """Ids of all `texts` in one array, and the number of each text; several times faster than `encode`."""
         return self._encoder(texts)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids`; special tokens give none.
+        """Text of `ids`; special tokens are skipped.
 
-        BPE and characters give back the encoded text. Words and WordPieces have lost its spacing, and get back spaces
-        as English is typed.
+        BPE and characters are lossless. Words and WordPieces have lost the spacing, and get spaces as in English
+        typography.
         """
         if self.kind == "bpe":
             return decode_bytes(self._bytes, ids)
@@ -172,7 +172,7 @@ class Tokenizer:
         return "".join(map(decoder.push, ids)) + decoder.flush()
 
     def stream(self) -> StreamDecoder:
-        """A decoder for one growing sequence."""
+        """An incremental decoder for one sequence."""
         match self.kind:
             case "bpe":
                 return ByteDecoder(self._bytes)
@@ -182,9 +182,9 @@ class Tokenizer:
                 return WordDecoder(self._texts)
 
     def piece(self, token: int) -> str:
-        """How a person reads token `token`: its text with control characters and broken UTF-8 escaped.
+        """Token `token` for display: its text with control characters and invalid UTF-8 escaped.
 
-        Special tokens show their name. Raises IndexError outside the vocabulary.
+        Special tokens are shown by name. Raises IndexError outside the vocabulary.
         """
         if token < self.n_specials or self.kind != "bpe":
             return plain(self._names[token])
@@ -210,12 +210,12 @@ class Tokenizer:
 
 
 def find_words(text: str) -> list[tuple[int, int]]:
-    """Where the words and punctuation marks of `text` begin and end, as a word tokenizer divides it."""
+    """Start and stop of the words and punctuation marks of `text`, as a word tokenizer divides it."""
     return [match.span() for match in _WORD_HERE.finditer(text)]
 
 
 def without_surrogates(text: str) -> str:
-    """`text` with lone surrogates, which no UTF-8 can hold, replaced by U+FFFD."""
+    """`text` with lone surrogates, which UTF-8 cannot encode, replaced by U+FFFD."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -271,10 +271,10 @@ def _train_bpe(spec: BpeTokenizer, texts: Iterator[str]) -> Inner:
 
 
 def _train_wordpiece(spec: WordPieceTokenizer, texts: Iterator[str]) -> Inner:
-    """WordPieces as the library learns them: by merges, like BPE.
+    """WordPieces as the library trains them: by merges, like BPE.
 
-    It gives ## characters the ids in which a randomly ordered table meets them, and breaks ties by id. So that equal
-    texts give an equal tokenizer, they are handed to it as special tokens, and a clean tokenizer is built afterwards.
+    It assigns ids to ## characters in the random order of a hash table, and breaks ties by id. So that equal texts
+    give an equal tokenizer, they are passed as special tokens, and a clean tokenizer is built afterwards.
     """
     names = _special_names(spec)
     _check_room(spec.vocab_size, len(names), 2)
@@ -285,7 +285,7 @@ def _train_wordpiece(spec: WordPieceTokenizer, texts: Iterator[str]) -> Inner:
         for character in word:
             characters[character] += n
     by_frequency = sorted(characters, key=lambda c: (-characters[c], c))
-    # Each character takes two entries, at the start of a word and inside it.
+    # Each character has two entries, at the start of a word and inside it.
     alphabet = sorted(by_frequency[: (spec.vocab_size - len(names)) // 2])
     known = set(alphabet)
     trainer = trainers.WordPieceTrainer(
@@ -313,7 +313,7 @@ def _wordpieces(vocabulary: dict[str, int], spec: WordPieceTokenizer) -> Inner:
 
 
 def _count_words(texts: Iterator[str], inner: Inner) -> Counter[str]:
-    """How often each word comes that `inner` splits texts into."""
+    """Counts of the words that `inner` splits texts into."""
     spaced: Counter[str] = Counter()
     for text in texts:
         spaced.update(text.split())
@@ -325,7 +325,7 @@ def _count_words(texts: Iterator[str], inner: Inner) -> Counter[str]:
 
 
 def _repeated(counts: Iterable[tuple[str, int]]) -> Iterator[str]:
-    """Texts in which each word comes as often as it should: the library takes no counts."""
+    """Texts with each word repeated by its count, since the library does not take counts."""
     for word, n in counts:
         for done in range(0, n, 1000):
             yield " ".join([word] * min(1000, n - done))

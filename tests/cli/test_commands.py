@@ -70,7 +70,7 @@ def test_resume_trains_on_and_says_when_there_is_nothing_left(lmtool, run):
     assert "changed: training.steps 6 -> 8" in outcome.err
     outcome = lmtool.succeeds("resume", "last")
     assert outcome.out == f"runs/{RUN}\n"
-    assert outcome.err.splitlines()[0] == f"finished: runs/{RUN} has done all its 8 steps"
+    assert outcome.err.splitlines()[0] == f"finished: runs/{RUN} has completed all 8 steps"
 
 
 def test_eval_for_programs_and_people(lmtool, run, corpus):
@@ -124,14 +124,14 @@ def test_tokenize_for_programs_and_people(lmtool, home, corpus):
     assert "tokenizer.json" in made
     shown = lmtool.succeeds(*arguments).out
     assert "bpe, 320 entries" in shown
-    assert "there already" in shown
+    assert "cached" in shown
     assert "tokens: tokenizer.json, train/, valid/" in shown
     assert contents(home / "tokens") == made
 
 
 def test_tokenize_says_what_it_could_not_reach_and_where_it_keeps_tokens(lmtool, home, corpus):
     shown = lmtool.succeeds("tokenize", corpus, "--vocab-size", "5000").out
-    assert "(5,000 asked for; the text gives no more)" in shown
+    assert "(5,000 requested; the text yields no more)" in shown
     assert os.environ["LMTOOL_CACHE"] in shown
 
 

@@ -132,10 +132,10 @@ def test_a_trained_run_is_fine_tuned_and_resumed(folder: Path, base: Path) -> No
 @pytest.mark.parametrize(
     ("label", "metric", "fix"),
     [
-        ("number", "accuracy", "take loss or correlation"),
-        ("number", "macro-f1", "take loss or correlation"),
-        ("class", "correlation", "take loss or accuracy or macro-f1"),
-        ("multi", "correlation", "take loss or accuracy or macro-f1"),
+        ("number", "accuracy", "use loss or correlation"),
+        ("number", "macro-f1", "use loss or correlation"),
+        ("class", "correlation", "use loss or accuracy or macro-f1"),
+        ("multi", "correlation", "use loss or accuracy or macro-f1"),
     ],
 )
 def test_a_metric_that_the_labels_do_not_have_is_refused_before_anything_is_made(
@@ -198,7 +198,7 @@ def test_adapters_are_learnt_measured_merged_and_answer_alike(folder: Path, base
     again = json.loads(run("eval", folder / "tuned-merged", folder / "test.csv", "--json"))
     assert again["accuracy"] == pytest.approx(record["accuracy"], abs=1e-9)
     run("resume", folder / "tuned-merged", "-s", "training.steps=+3")
-    assert "trained on from" in run("runs", "show", folder / "tuned-merged")
+    assert "initialized from" in run("runs", "show", folder / "tuned-merged")
     assert "has no adapters" in refusal("runs", "merge", folder / "tuned-merged")
 
 
@@ -426,7 +426,7 @@ def test_a_text_to_text_model_learns_labels_as_text(folder: Path) -> None:
     ("arguments", "what"),
     [
         ((), "no table"),
-        (("{train}", "--task", "a:{train}"), "in place of TABLE"),
+        (("{train}", "--task", "a:{train}"), "instead of TABLE"),
         (("--task", "a", "--recipe", "{pairs}"), "no name:file"),
         (("{train}", "--recipe", "tiny"), "not for tables"),
         (("{train}", "--recipe", "{pairs}", "--target-column", "zzz"), "no column"),

@@ -110,7 +110,7 @@ def test_lines_where_there_is_no_terminal(stderr):
         "text: 3 documents, 5,000 tokens",
         "tokenizer: bpe, 300 entries",
         "model: 12,345 parameters; cpu, float32",
-        "plan: steps 1 to 10, 4,096 tokens each, 1.2 times through the text",
+        "plan: steps 1 to 10, 4,096 tokens each, 1.2 passes over the text",
         "step 1/10 (10 %)  loss 2.5000  lr 1.00e-03  8,192 tokens/s  0:04 left",
         "step 2/10 (20 %)  loss 2.5000  valid loss 2.2500 (best)  lr 1.00e-03  8,192 tokens/s  0:04 left",
     ]
@@ -191,7 +191,7 @@ def test_quiet_leaves_warnings(stderr):
     tell([*STORY, AlreadyFinished(Path("runs/one"), 10, early=False)], quiet=True)
     assert stream.getvalue().splitlines() == [
         f"warning: {SHOWN}\\nb",
-        "finished: runs/one has done all its 10 steps",
+        "finished: runs/one has completed all 10 steps",
         "  lmtool resume runs/one -s training.steps=+500 trains longer",
     ]
 
@@ -206,11 +206,11 @@ def test_a_process_that_only_computes_says_nothing(stderr):
     ("event", "line"),
     [
         (started(("columns: text", f"table: {NASTY}")), f"run runs/one\ncolumns: text\ntable: {SHOWN}\\nb\ntokenizer"),
-        (started(asked=4096), "tokenizer: bpe, 300 entries (4,096 asked for; the text gives no more)"),
+        (started(asked=4096), "tokenizer: bpe, 300 entries (4,096 requested; the text yields no more)"),
         (started(changes=("training.steps 1 -> 2",)), "changed: training.steps 1 -> 2"),
         (AlreadyFinished(Path("a b"), 10, early=True), "finished: a b stopped early, at step 10\n"),
         (AlreadyFinished(Path("a b"), 10, early=True), "  lmtool resume 'a b' -s evaluation.patience=+5 trains longer"),
-        (Ended("early", 5, 2, 1.5, "loss"), "stopped early at step 5 after 0:00: validation got no better; best"),
+        (Ended("early", 5, 2, 1.5, "loss"), "stopped early at step 5 after 0:00: validation did not improve; best"),
         (Ended("interrupted", 5, None, None, "loss"), "interrupted and saved at step 5; lmtool resume continues"),
     ],
 )

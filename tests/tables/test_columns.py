@@ -43,7 +43,7 @@ def table(path: Path, header: str) -> Table:
 def test_usual_names(header: str, texts: list[str], label: str | None, target: str | None, tmp_path: Path) -> None:
     found = choose_columns(table(tmp_path, header))
     assert found == Columns(tuple(texts), label, target, found=True)
-    assert found.describe().endswith("(found by their names)")
+    assert found.describe().endswith("(inferred from their names)")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_given_names(
 
 def test_what_is_read_is_said(tmp_path: Path) -> None:
     found = choose_columns(table(tmp_path, "premise,hypothesis,label"))
-    assert found.describe() == "columns: text 'premise' and 'hypothesis', label 'label' (found by their names)"
+    assert found.describe() == "columns: text 'premise' and 'hypothesis', label 'label' (inferred from their names)"
     found = choose_columns(table(tmp_path, "a,b"), source_column="a", target_column="b")
     assert found.describe() == "columns: source 'a', target 'b'"
 
@@ -93,12 +93,12 @@ def test_what_is_read_is_said(tmp_path: Path) -> None:
         ("text,Label", {"label_column": "label"}, ["no column 'label'", "did you mean --label-column Label?"]),
         ("a b,c", {"source_column": "a_b"}, ["did you mean --source-column 'a b'?"]),
         ("text,label", {"target_column": "zzz"}, ["no column 'zzz'", "name one of these with --target-column"]),
-        ("text,a,b", {}, ["cannot tell which column is the label; found 'text, a, b'", "--label-column"]),
-        ("a,b,label", {}, ["cannot tell which column is the text", "--text-column"]),
-        ("good film,1", {}, ["cannot tell which column is the text", "the first row of a table names its columns"]),
-        ("text", {}, ["cannot tell which column is the label"]),
-        ("a,b,c", {"source_column": "a"}, ["cannot tell which column is the target", "--target-column"]),
-        ("a,b,c", {"target_column": "a"}, ["cannot tell which column is the source", "--source-column"]),
+        ("text,a,b", {}, ["cannot infer which column is the label; found 'text, a, b'", "--label-column"]),
+        ("a,b,label", {}, ["cannot infer which column is the text", "--text-column"]),
+        ("good film,1", {}, ["cannot infer which column is the text", "the first row of a table names its columns"]),
+        ("text", {}, ["cannot infer which column is the label"]),
+        ("a,b,c", {"source_column": "a"}, ["cannot infer which column is the target", "--target-column"]),
+        ("a,b,c", {"target_column": "a"}, ["cannot infer which column is the source", "--source-column"]),
     ],
 )
 def test_what_cannot_be_told(header: str, given: dict[str, Any], parts: list[str], tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_a_table_of_its_own_is_validated_on(work: Work) -> None:
     (task,) = data.tasks
     assert data.split is None
     assert (len(task.train), len(task.valid), len(task.test or ())) == (60, 3, 3)
-    assert any("of valid.csv are in the training table, too" in warning for warning in data.warnings)
+    assert any("of valid.csv are also in the training table" in warning for warning in data.warnings)
 
 
 def test_each_of_several_tasks_has_rows_of_its_own(work: Work) -> None:
@@ -157,8 +157,8 @@ def test_rows_that_are_cut_are_counted(work: Work) -> None:
     cut = {part: sum(row.cut for row in rows) for part, rows in parts(data).items()}
     assert cut["train"] + cut["validation"] == 9
     sizes = {"train": 36, "validation": 4}
-    assert [warning for warning in data.warnings if "are cut" in warning] == [
-        f"{n} of {sizes[part]} {part} rows are cut at the context of 16" for part, n in cut.items() if n
+    assert [warning for warning in data.warnings if "are truncated" in warning] == [
+        f"{n} of {sizes[part]} {part} rows are truncated to the context of 16" for part, n in cut.items() if n
     ]
 
 

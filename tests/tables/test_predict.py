@@ -107,7 +107,7 @@ def test_only_what_was_tuned_answers_tables(work: Work) -> None:
     work.pretrain("training.steps=1", name="text")
     assert answers_tables(str(work.run()))
     assert not answers_tables(str(work.run("text")))
-    with pytest.raises(UsageError, match="answers no tables"):
+    with pytest.raises(UsageError, match="cannot predict tables"):
         predict(load_run(str(work.run("text"))), str(table))
     with pytest.raises(UsageError, match="no task 'mood'"):
         predict(load_run(str(work.run())), str(table), task="mood")

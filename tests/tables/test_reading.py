@@ -47,7 +47,7 @@ def test_the_kind_can_be_given(tmp_path: Path) -> None:
     found = labelled(tmp_path, *ratings, kind="number")
     assert found.labels == LabelMap("number")
     assert [item.label for item in found.items] == [1.0, 2.0, 1.0, 2.0]
-    assert found.describe() == "4 rows, a number each, from 1 to 2"
+    assert found.describe() == "4 rows, one number each, from 1 to 2"
     found = labelled(tmp_path, "a;b", "c", "a;b", "c", kind="class")
     assert found.labels == LabelMap("class", ("a;b", "c"))
     assert labelled(tmp_path, *ratings, kind="multi").items[0].label == ("1",)
@@ -171,7 +171,7 @@ def test_a_list_is_no_single_class(tmp_path: Path) -> None:
         (["x", "x", "y"], {"skip_bad_rows": True}, "only one class: all 2 rows have 'x'"),
         (["0.5", "0.5"], {}, "only one number: all 2 rows have '0.5'"),
         ([";", ";"], {}, "no row has any label"),
-        (["", ""], {"skip_bad_rows": True}, "no row is left"),
+        (["", ""], {"skip_bad_rows": True}, "no rows remain"),
     ],
 )
 def test_nothing_can_be_learnt(labels: list[str], options: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_rows_shared_by_train_and_test(tmp_path: Path) -> None:
     notice = shared_rows(train, test, "b.csv")
     assert notice is not None
     assert notice.count == 2
-    assert str(notice) == "2 of 3 rows of b.csv are in the training table, too; first: row 2 is row 2 there"
+    assert str(notice) == "2 of 3 rows of b.csv are also in the training table; first: row 2 is row 2 there"
     alone = read(tmp_path / "b.csv", "text,label\nq,x\n", labels=train.labels)
     assert shared_rows(train, alone, "b.csv") is None
 

@@ -204,5 +204,5 @@ def test_what_a_corpus_takes_and_a_table_does_not(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"id": 1, "id": 2, "text": "a\\u0000"}\n')
     assert corpus_cells(path) == ["a\0"]
-    with pytest.raises(DataError, match="stands twice"):
+    with pytest.raises(DataError, match="occurs twice"):
         table_cells(path)

@@ -375,7 +375,7 @@ FAULTS = [
     ("a.jsonl", '{"t": "a\\u0000", "l": 1}\n{"t": 2}\n', "NUL byte", ["a.jsonl:1, row 1, column 't'"], [(2, None)]),
     ("a.jsonl", '{"t": 1}\n{"t": }\n', "not JSON", ["not JSON: Expecting value", "a.jsonl:2, row 2"], [(1,)]),
     ("a.jsonl", '{"t": 1}\n"t"\n', "not JSON", ["not a JSON object", "a.jsonl:2, row 2"], [(1,)]),
-    ("a.jsonl", '{"t": 1}\n{"t": 1, "t": 2}\n', "duplicate key", ["'t' stands twice", "a.jsonl:2, row 2"], [(1,)]),
+    ("a.jsonl", '{"t": 1}\n{"t": 1, "t": 2}\n', "duplicate key", ["'t' occurs twice", "a.jsonl:2, row 2"], [(1,)]),
 ]
 
 

@@ -113,7 +113,7 @@ def test_heads_without_a_loss_and_runs_without_a_step(work: Work) -> None:
     assert process.wait() == 0, output(work)
     stdout, stderr = output(work)
     assert stdout == f"{work.run()}\n"
-    assert stderr.count("has done all its 14 steps") == 1
+    assert stderr.count("has completed all 14 steps") == 1
 
 
 def test_tables_are_learned_measured_and_answered_by_two(work: Work) -> None:

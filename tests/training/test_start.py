@@ -262,7 +262,7 @@ def test_a_finished_run_says_so(work: Work) -> None:
     assert work.resume() == [AlreadyFinished(work.run(), 12, early=False)]
     done = CliRunner().invoke(app, ["resume", str(work.run())])
     assert done.exit_code == 0
-    assert "has done all its 12 steps" in done.stderr
+    assert "has completed all 12 steps" in done.stderr
     assert "training.steps=+" in done.stderr
     assert lasting(work.run(), 12) == before
 
