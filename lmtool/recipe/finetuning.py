@@ -74,7 +74,8 @@ def with_rate(recipe: Recipe, tuning: Tuning) -> Recipe:
 
 def recipe_for_text(base: Recipe, other: Recipe) -> Recipe:
     """The recipe that continues to train a run on another text: its model and tokenizer, all else that of `other`."""
-    data = Data(column=other.data.column, documents=other.data.documents, split=other.data.split)
+    kept = {"column", "documents", "split", "valid_fraction", "isolate_documents"}
+    data = Data(**other.data.model_dump(include=kept))
     return other.model_copy(update={"model": base.model, "tokenizer": base.tokenizer, "data": data})
 
 

@@ -202,7 +202,7 @@ def save(
             fix="free some disk space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check this folder",
         ) from error
     try:
-        _prune(folder, {step, best_step}, keep_last)
+        prune(folder, {step, best_step}, keep_last)
     except OSError as error:
         raise ResourceError(
             f"saved step {step}, but cannot remove an older checkpoint: {error.strerror or error}",
@@ -268,7 +268,8 @@ class _Meter:
             yield chunk
 
 
-def _prune(folder: Path, spared: Collection[int | None], keep_last: int) -> None:
+def prune(folder: Path, spared: Collection[int | None], keep_last: int) -> None:
+    """Remove all checkpoints but the last `keep_last` and those of the steps `spared`. Raises OSError."""
     for step, path in listed(folder)[:-keep_last]:
         if step not in spared:
             # First out of sight in one rename: a kill in the middle leaves no half checkpoint.

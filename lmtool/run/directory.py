@@ -220,9 +220,10 @@ class Run:
             raise _unwritable(self.path, error) from error
         remember(self.path)
 
-    def note_validation(self, validated: Mapping[str, object]) -> None:
+    def note_validation(self, validated: Mapping[str, Any], keep_last: int | None = None) -> None:
         """Keep what came of a validation that followed a checkpoint: "step", "best_step" and what the caller needs.
 
+        A checkpoint that was the best until then is removed unless it is among the last `keep_last`; None keeps all.
         Raises ResourceError when it cannot be written.
         """
         self._require_lock()
@@ -230,6 +231,8 @@ class Run:
             self.metrics.sync()
             self.samples.sync()
             durable.replace(self.path / VALIDATED, _encode(dict(validated)))
+            if keep_last is not None:
+                checkpoints.prune(self.path / CHECKPOINTS, {validated["step"], validated["best_step"]}, keep_last)
         except OSError as error:
             raise _unwritable(self.path, error) from error
 

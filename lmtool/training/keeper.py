@@ -160,7 +160,7 @@ class RunKeeper:
         if self._run is None:
             return
         try:
-            self._run.note_validation(state.note(step))
+            self._run.note_validation(state.note(step), self._keep_last)
         except ResourceError as error:
             yield Warned(f"{error.what} ({error.fix}); training continues")
 

@@ -217,6 +217,9 @@ def resume(
     found = find(reference)
     run = found.run
     recipe = load(run.recipe_path, overrides).recipe
+    if recipe.training.steps != load(run.recipe_path).recipe.training.steps:
+        # else steps would follow from epochs again
+        recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update={"epochs": None})})
     compute = resolve(recipe.training.device, recipe.training.precision, local_rank())
     with joined(compute) as world:
         _check(recipe, compute, world, {})
@@ -341,6 +344,9 @@ def _changes(before: Recipe, after: Recipe) -> dict[str, str]:
     """What differs between two recipes, by dotted key."""
     values = [{dotted(path): _value(recipe, path) for path in leaves(recipe)} for recipe in (before, after)]
     keys = dict.fromkeys([*values[0], *values[1]])
+    if after.training.epochs is None:
+        # steps take their place when a run is trained longer
+        keys.pop("training.epochs")
     return {
         key: f"{key} {values[0].get(key)} -> {values[1].get(key)}"
         for key in keys

@@ -226,6 +226,29 @@ def test_figures_of_shorter_training_do_not_stand_for_those_of_longer(
     assert work.resume(long) == [AlreadyFinished(work.run(), 16, early=False)]
 
 
+def test_a_run_of_epochs_is_trained_longer_by_steps(work: Work) -> None:
+    work.pretrain(name="base")
+    (plan,) = (
+        event
+        for event in work.finetune("training.epochs=1", source=work.run("base"), name="run")
+        if isinstance(event, Plan)
+    )
+    assert load(work.run() / "recipe.yaml").recipe.training.epochs is not None
+    longer = f"training.steps={plan.steps + 3}"
+    assert ended(work.resume(longer, stop=after(plan.steps + 1))).reason == "interrupted"
+    assert ended(work.resume()).step == plan.steps + 3
+    training = load(work.run() / "recipe.yaml").recipe.training
+    assert (training.steps, training.epochs) == (plan.steps + 3, None)
+
+
+def test_a_checkpoint_that_was_the_best_goes_when_another_is(work: Work) -> None:
+    """Also where the better one is the last."""
+    work.pretrain("checkpoint.keep_last=1", "evaluation.every=1", "optimizer.lr=0.02")
+    steps = [int(path.name.removeprefix("step-")) for path in (work.run() / "checkpoints").iterdir()]
+    best = json.loads((work.run() / "validated.json").read_text())["best_step"]
+    assert set(steps) == {best, 12}
+
+
 # Heads without a loss
 
 BERT = "model={kind: transformer, shape: encoder, n_layers: 1, d_model: 16, n_heads: 2, context: 16, dropout: 0.1, %s}"
