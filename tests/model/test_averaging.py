@@ -127,7 +127,7 @@ def test_it_gives_vectors_of_words_and_writes_nothing() -> None:
     assert built.embedding is not None
     assert torch.equal(built.layers(batch)[0], built.embedding.weight[batch.tokens_BT])
     assert built.token_vectors().shape == (VOCAB, 5)
-    with pytest.raises(UsageError, match="writes no text"):
+    with pytest.raises(UsageError, match="does not generate text"):
         built.start(batch)
     with pytest.raises(UsageError, match="one_hot"):
         model(one_hot=True, n_layers=0).token_vectors()

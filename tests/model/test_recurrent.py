@@ -230,7 +230,7 @@ def test_dropout_is_of_embeddings_between_layers_and_of_outputs() -> None:
 def test_a_decoder_without_attention_has_no_alignments() -> None:
     model = built(spec())
     assert isinstance(model, RecurrentDecoder)
-    with pytest.raises(ValueError, match="no alignments"):
+    with pytest.raises(ValueError, match="no attention weights"):
         model.alignments(Batch(tokens(1, 2)))
 
 

@@ -157,7 +157,7 @@ def test_a_source_is_needed_and_attention_for_alignments() -> None:
     model, _ = seq2seq()
     with pytest.raises(ValueError, match="source"):
         model(Batch(tokens(1, 3)))
-    with pytest.raises(ValueError, match="no alignments"):
+    with pytest.raises(ValueError, match="no attention weights"):
         model.alignments(Batch(tokens(1, 3), source_BS=tokens(1, 3)))
 
 
