@@ -214,5 +214,5 @@ def test_details_of_the_tokens_are_those_of_the_model():
 
 def test_a_search_with_nothing_left_to_choose_is_an_error():
     model = TableModel([[0.5, 0.5]] * 2)
-    with pytest.raises(UsageError, match="no token to choose"):
+    with pytest.raises(UsageError, match="filters exclude every token"):
         search(model, [[0]], Beam(num_beams=2, no_repeat_ngram=1, max_new_tokens=4, min_new_tokens=4), end_ids={1})

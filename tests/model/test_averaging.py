@@ -101,16 +101,16 @@ def test_every_parameter_gets_a_gradient() -> None:
 
 
 def test_what_has_no_use_is_refused() -> None:
-    with pytest.raises(ValidationError, match="n_layers 2 do not stand above one_hot"):
+    with pytest.raises(ValidationError, match="n_layers 2 has no effect with one_hot"):
         Averaging(kind="averaging", one_hot=True)
     with pytest.raises(ValidationError, match="log_ratios are weights of single words"):
         Averaging(kind="averaging", log_ratios=True, word_dropout=0.0)
-    with pytest.raises(ValidationError, match=r"word_dropout 0.3 is for means, which log_ratios do not take"):
+    with pytest.raises(ValidationError, match=r"word_dropout 0.3 is for means, which log_ratios do not compute"):
         Averaging(kind="averaging", one_hot=True, n_layers=0, log_ratios=True)
     one_hot = Averaging(kind="averaging", one_hot=True, n_layers=0)
     for changes, said in (
-        ({"pool": "max", "dropout": 0.0}, "objective.pool max has no use"),
-        ({"layers": "mix", "dropout": 0.0}, "objective.layers mix has no use"),
+        ({"pool": "max", "dropout": 0.0}, "objective.pool max has no effect"),
+        ({"layers": "mix", "dropout": 0.0}, "objective.layers mix has no effect"),
         ({"lm_weight": 0.5, "dropout": 0.0}, "objective.lm_weight 0.5 is for decoders"),
         ({}, "objective.dropout is for vectors"),
     ):

@@ -216,7 +216,7 @@ def test_adapters_need_weights_to_stand_beside(work: Work) -> None:
         (["tuning.freeze=body"], "leaves nothing to learn"),
         (["model={kind: recurrent, d_model: 8, context: 8}", LORA], "adapts the matrices of a Transformer"),
         (["model={kind: ngram}", "tuning.layer_decay=0.5"], "for models with layers"),
-        (["objective.kind=classification", "tuning.freeze=body", LORA], "not under freeze body"),
+        (["objective.kind=classification", "tuning.freeze=body", LORA], "freeze body leaves frozen"),
         (["objective.kind=classification", "tuning.freeze=body", "tuning.unfreeze_every=2"], "would end"),
         (["objective.kind=classification", "tuning.freeze=body", "objective.lm_weight=0.5"], "nothing to teach"),
         (["tuning.lora={targets: []}"], "targets"),
