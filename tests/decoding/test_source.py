@@ -1,4 +1,4 @@
-"""Requests with a source: answers to it, and texts that continue it."""
+"""Requests with a source: targets, and texts that continue it."""
 
 import pytest
 from pydantic import TypeAdapter
@@ -25,7 +25,7 @@ STRATEGIES = [
 
 
 def after(model, prompt):
-    """Logits after the tokens of an answer, whose source the models keep in front of it."""
+    """Logits after the tokens of a target, preceded by its source."""
     before = [*prompt.source, 99] if isinstance(model, AnswerModel) else list(prompt.source)
     return lambda ids: model.logits_after([*before, *ids]).tolist()
 

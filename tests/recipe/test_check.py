@@ -1,4 +1,4 @@
-"""What a wrong recipe is told: every mistake at once, each with its line, in plain words."""
+"""Messages for invalid recipes: every mistake at once, each with its line, in plain words."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -26,7 +26,7 @@ training:
 
 @pytest.fixture
 def refused(tmp_path, monkeypatch):
-    """What loading a text says."""
+    """The messages of loading a text."""
 
     def read(text: str) -> list[str]:
         monkeypatch.chdir(tmp_path)
@@ -160,7 +160,7 @@ def test_missing_keys_and_sizes_that_do_not_fit(refused, old, new, message):
     ],
 )
 def test_prompts_are_for_what_writes(refused, model, objective, message):
-    """Told when the recipe is read, not when the first sample fails."""
+    """Reported when the recipe is read, not when the first sample fails."""
     text = f"training: {{steps: 1, batch_size: 1}}\nmodel: {model}\nobjective: {objective}\n"
     (told,) = refused(text + "evaluation: {prompts: [a]}\n")
     assert told.startswith("r.yaml:4: evaluation.prompts: are for generative models")

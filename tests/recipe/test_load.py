@@ -1,4 +1,4 @@
-"""Finding recipes, laying the command line over them, and where each value came from."""
+"""Finding recipes, command-line overrides, and origins of values."""
 
 import subprocess
 import sys
@@ -281,7 +281,7 @@ def every_spec(spec: type[Spec] = Recipe):
 
 
 def test_defaults_of_parts_are_the_defaults_of_their_fields():
-    # Setting one key of a part that a recipe leaves out must not change the others.
+    # Setting one key of a part that a recipe omits must not change the others.
     defaults = [f.default for spec in every_spec() for f in spec.model_fields.values() if isinstance(f.default, Spec)]
     assert defaults
     assert all(default == type(default)() for default in defaults)
