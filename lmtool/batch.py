@@ -1,4 +1,4 @@
-"""The types that text, models and objectives share: Batch, what a model is fed, and Mask, who may attend to whom.
+"""The types that text, models and objectives share: Batch, the input of a model, and Mask, the attention mask.
 
 Shapes: B rows, T positions of the tokens, Q query positions, S key or source positions, K noise words, C labels.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 IGNORE = -100
-"""Target value of positions that have no loss."""
+"""Target value of positions without a loss."""
 
 
 @dataclass(frozen=True)
@@ -22,19 +22,19 @@ class Batch:
     """One batch of rows, on one device.
 
     tokens_BT: int64 token ids.
-    targets_BT: int64 ids to predict at each position, IGNORE where there is no loss; None when none are wanted.
+    targets_BT: int64 ids to predict at each position, IGNORE where there is no loss; None without targets.
     keep_BT: bool, False at padding; None when every position is text.
-    documents_BT: int64 ordinal of the document that each position belongs to, when rows hold several documents that
-        must not see each other; None when a row is one text.
-    source_BS: int64 ids of the text that `tokens_BT` answers to, for models that read a source; else None.
-    source_keep_BS: bool, False at padding of the source; None when there is none.
-    prefix_B: int64, how many of the first positions every position sees (prefix LM); None when rows have no prefix.
+    documents_BT: int64 document index of each position, when attention must not cross documents packed into a row; None
+        when a row is one text.
+    source_BS: int64 ids of the source, for models that have one; else None.
+    source_keep_BS: bool, False at padding of the source; None without padding.
+    prefix_B: int64, length of each row's prefix, which all positions attend to (prefix LM); None without prefixes.
     segments_BT: int64, 0 for the first text of a row, 1 for the second; None when rows hold one text.
-    draws_BT: float32, where a token is to be the model's own, the number from 0 to 1 by which it is drawn; -1 where the
-        true one stays; None without scheduled sampling.
-    negatives_BK: int64 ids drawn as noise for each row (negative sampling); None without them.
+    draws_BT: float32, where a token is to be sampled from the model, the uniform number to sample it with; -1 for true
+        tokens; None without scheduled sampling.
+    negatives_BK: int64 noise ids of each row (negative sampling); None without them.
     labels_B: int64 class of each row; None without classes.
-    values_BC: float32 answers of each row: 0 or 1 for each label, or one number; None without them.
+    values_BC: float32 targets of each row: 0 or 1 per label, or one number; None without them.
     """
 
     tokens_BT: Tensor
@@ -52,7 +52,7 @@ class Batch:
 
     @property
     def n_targets(self) -> int:
-        """Number of positions that have a loss."""
+        """Number of positions with a loss."""
         return 0 if self.targets_BT is None else int((self.targets_BT != IGNORE).sum())
 
     def to(self, device: torch.device) -> Self:
@@ -63,13 +63,13 @@ class Batch:
         return replace(self, **moved)
 
     def pin(self) -> Self:
-        """The same batch in page-locked memory, from which copies to a GPU run beside its work."""
+        """The same batch in pinned memory, from which copies to a GPU are asynchronous."""
         pinned = {f.name: t.pin_memory() for f in fields(self) if (t := getattr(self, f.name)) is not None}
         return replace(self, **pinned)
 
 
 def padded(rows: Sequence[NDArray[np.int64]], filler: int) -> tuple[Tensor, Tensor | None]:
-    """Rows of ids padded behind to one length (B, T), and which positions are text; None where all are."""
+    """Right-padded rows of ids (B, T), and the padding mask; None without padding."""
     T = max(len(row) for row in rows)
     tokens_BT = torch.full((len(rows), T), filler)
     keep_BT = torch.zeros(len(rows), T, dtype=torch.bool)
@@ -81,20 +81,20 @@ def padded(rows: Sequence[NDArray[np.int64]], filler: int) -> tuple[Tensor, Tens
 
 @dataclass(frozen=True)
 class Mask:
-    """Which keys each query sees, as data. All conditions that are set must hold.
+    """Which keys each query attends to, as data. All conditions that are set must hold.
 
-    Positions count from the first key: when keys are cached, query 0 stands at position S - Q.
+    Positions count from the first key: with cached keys, query 0 is at position S - Q.
 
-    causal: a query sees keys up to its own position, but see prefix_B.
-    window: a query sees only keys less than this many steps away, a step being `dilation` positions, and only keys a
-        whole number of steps away; but see n_global.
-    n_global: the first positions, which see and are seen by all regardless of the window.
-    prefix_B: keys before this position are seen by every query of the row, past or future (prefix LM).
-    keep_BS: bool, False at keys that nobody sees, which is padding.
-    documents_BS: a query sees only keys with its own document's number.
-    seen_BQS: bool, of the last Q queries, False at keys that they do not see for yet another reason.
-    places_PS: int64, for the window and the global positions: where in its text each position stands, for one row or
-        for each; None where that is the position itself.
+    causal: a query attends to keys up to its own position, but see prefix_B.
+    window: a query attends only to keys less than this many steps away, a step being `dilation` positions, and only
+        keys a whole number of steps away; but see n_global.
+    n_global: number of global tokens at the start, which attend to all and are attended by all despite the window.
+    prefix_B: every query of the row attends to keys before this position, past or future (prefix LM).
+    keep_BS: bool, False at padding keys, which no query attends to.
+    documents_BS: a query attends only to keys of its own document.
+    seen_BQS: bool, an additional mask of the last Q queries, False at masked keys.
+    places_PS: int64, for the window and global tokens: position of each key in its text, for all rows or for each; None
+        where that is its position in the row.
     """
 
     causal: bool = False
@@ -109,7 +109,7 @@ class Mask:
 
     @property
     def only_causal(self) -> bool:
-        """True when kernels with a built-in causal mask serve this mask."""
+        """True for the plain causal mask, which kernels have built in."""
         return self.causal and not self._has_rows and self.window is None
 
     @property
@@ -119,7 +119,7 @@ class Mask:
 
     @property
     def begins_BS(self) -> Tensor | None:
-        """True at text of another document than the text before it in its row; None where a row is one text."""
+        """True at the first token of each document after the first of a row; None where a row is one text."""
         if self.documents_BS is None:
             return None
         keep_BS = torch.ones_like(self.documents_BS, dtype=torch.bool) if self.keep_BS is None else self.keep_BS
@@ -136,8 +136,8 @@ class Mask:
     def allowed(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor:
         """Bool mask of the last `n_queries` of `n_keys` positions: (1, Q, S), or (B, Q, S) when rows differ.
 
-        A query that would see nothing at all (padding) sees itself, so that softmax stays finite. Queries may be more
-        than the keys when these are of another text; the first ones then stand at the first key.
+        A fully masked query (padding) attends to itself, so that softmax stays finite. Queries may outnumber the keys
+        when these are of another text; the first ones are then at the position of the first key.
         """
         key_1S = torch.arange(n_keys, device=device)[None]
         query_Q1 = torch.arange(n_keys - n_queries, n_keys, device=device).clamp(min=0)[:, None]
@@ -147,7 +147,7 @@ class Mask:
         return allowed | (~allowed.any(-1, keepdim=True) & (key_1S == query_Q1))
 
     def between(self, query: Tensor, key: Tensor) -> Tensor:
-        """Whether queries see keys, both given by position, in shapes that broadcast to one: (1 or B, that shape)."""
+        """Whether queries attend to keys, both given by position in broadcastable shapes: (1 or B, broadcast shape)."""
         allowed = torch.ones_like(query == key)[None]
         if self.causal:
             past = (key <= query)[None]

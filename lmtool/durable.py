@@ -1,15 +1,15 @@
-"""Files that survive a crash: written whole under another name, forced to disk, then renamed into place."""
+"""Files that survive a crash: written under a temporary name, synced to disk, then renamed into place."""
 
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
 TEMPORARY = ".tmp-"
-"""How names of unfinished files and directories begin."""
+"""Prefix of the names of unfinished files and directories."""
 
 
 def write_new(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
-    """Write a file that does not exist yet, and force it to disk. Raises OSError."""
+    """Write a new file, and sync it to disk. Raises OSError."""
     with path.open("xb") as file:
         for chunk in chunks:
             file.write(chunk)
@@ -18,7 +18,7 @@ def write_new(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
 
 
 def replace(path: Path, content: bytes | memoryview) -> None:
-    """Put `content` in the place of the file `path`, or leave that as it was. One writer at a time. Raises OSError."""
+    """Replace the file `path` by `content` atomically. One writer at a time. Raises OSError."""
     temporary = path.with_name(f"{TEMPORARY}{path.name}")
     try:
         temporary.unlink(missing_ok=True)
@@ -31,7 +31,7 @@ def replace(path: Path, content: bytes | memoryview) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Force the names in a directory to disk. Raises OSError."""
+    """Sync the entries of a directory to disk. Raises OSError."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)

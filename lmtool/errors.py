@@ -1,13 +1,13 @@
-"""What can go wrong, as a person reads it: what happened, where, and what to do; and the exit code of each kind."""
+"""Errors for users: what happened, where, and how to fix it; with an exit code for each kind."""
 
 from typing import ClassVar
 
 
 class LmtoolError(Exception):
-    """Base of every error that lmtool raises on purpose.
+    """Base of all errors of lmtool.
 
-    `what` says what is wrong, `where` names the file, line, column or key, `fix` what to do about it. Printed as at
-    most three lines. The subclass decides the exit code.
+    `what` is wrong, `where` is the file, line, column or key, `fix` is what to do about it. Printed as at most three
+    lines. The subclass sets the exit code.
     """
 
     exit_code: ClassVar[int] = 1
@@ -27,13 +27,13 @@ class LmtoolError(Exception):
 
 
 class UsageError(LmtoolError):
-    """The command line asks for something that does not exist or contradicts itself."""
+    """The command line names something that does not exist, or contradicts itself."""
 
     exit_code = 2
 
 
 class RecipeError(LmtoolError):
-    """A recipe is not valid. Holds one line for each mistake, so that all are mended in one go."""
+    """A recipe is not valid. Has one line per mistake, so that all can be fixed at once."""
 
     exit_code = 2
 
@@ -58,7 +58,7 @@ class CheckpointError(LmtoolError):
 
 
 class ResourceError(LmtoolError):
-    """The environment cannot do it: device, memory, disk or permission."""
+    """A resource is unavailable: device, memory, disk or permission."""
 
     exit_code = 5
 

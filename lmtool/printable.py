@@ -1,16 +1,15 @@
-"""Text from outside as it may be printed: what would move a terminal's cursor or change its colours is escaped."""
+"""Escapes control characters of untrusted text, which would move a terminal's cursor or change its colours."""
 
 import unicodedata
 
 
 def plain(text: str, *, lines: bool = False) -> str:
-    """`text` on one line and as it is: control characters, line ends and lone surrogates are escaped as in Python.
+    """`text` on one line, with control characters, line ends and lone surrogates escaped as in Python.
 
-    With `lines`, for texts of several lines, newline and tab stay, and all that is no control character: the joiners
-    inside emoji, for example.
+    With `lines`, for multi-line texts, newline, tab and all non-control characters, such as emoji joiners, are kept.
     """
     if lines:
-        # By its code, as the other control characters: `\r` beside real line ends would read as one of them.
+        # By its code, as other control characters: `\r` could be mistaken for a line end.
         text = text.replace("\r", r"\x0d")
 
     def stays(character: str) -> bool:

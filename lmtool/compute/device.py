@@ -1,4 +1,4 @@
-"""Where and in which number type to compute."""
+"""The device and precision to compute with."""
 
 import contextlib
 from contextlib import AbstractContextManager
@@ -11,14 +11,14 @@ from lmtool.errors import ResourceError
 from lmtool.recipe.spec import DeviceName, PrecisionName
 
 InferenceName = PrecisionName | Literal["bf16", "int8"]
-"""Precisions of a model that only reads: bf16 is short for bfloat16, int8 that of the weights of its matrices."""
+"""Precisions for inference: bf16 is short for bfloat16; int8 is weight quantization."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.float32}
 
 
 @dataclass(frozen=True)
 class Compute:
-    """A device, and the type of its matrix products; norms, losses and the weights in training stay float32."""
+    """A device, and the dtype of its matrix products; norms, losses and master weights stay float32."""
 
     device: torch.device
     precision: str
@@ -35,24 +35,24 @@ class Compute:
 
     @property
     def sum_dtype(self) -> torch.dtype:
-        """The widest type that the device adds in."""
+        """The widest floating-point dtype of the device."""
         return torch.float32 if self.device.type == "mps" else torch.float64
 
     @property
     def scales_gradients(self) -> bool:
-        """True where small gradients would vanish without a scale: float16."""
+        """Whether gradients need loss scaling against underflow: float16."""
         return self.dtype == torch.float16
 
     def describe(self) -> str:
-        """One phrase for people: device and precision."""
+        """Device and precision, for display."""
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else str(self.device)
         return f"{name}, {self.precision}"
 
 
 def resolve(device: DeviceName, precision: InferenceName, local_rank: int = 0) -> Compute:
-    """The device and precision that a recipe asks for, or the best there are for `auto`.
+    """The device and precision of a recipe; the best available for `auto`.
 
-    Raises ResourceError when a device is asked for that is not there.
+    Raises ResourceError when the device is not available.
     """
     found = torch.device(_resolve_device(device))
     if found.type == "cuda":
@@ -84,7 +84,7 @@ def _auto_precision(device: torch.device) -> str:
         case "cuda":
             return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
         case "cpu":
-            # torch before 2.12 cannot tell
+            # torch before 2.12 does not report it
             known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
             return "bfloat16" if known.get("avx512_bf16") or known.get("amx_bf16") else "float32"
     return "float32"

@@ -1,4 +1,4 @@
-"""How much memory there is."""
+"""Available memory."""
 
 import os
 from collections.abc import Iterator
@@ -6,9 +6,9 @@ from pathlib import Path
 
 
 def machine_memory(root: Path = Path("/")) -> int | None:
-    """Bytes of memory that this process may use: the machine's, or its control group's where less; None if unknown.
+    """Memory limit of this process in bytes: the machine's, or its control group's if lower; None if unknown.
 
-    root: where the system's files are.
+    root: of the system's files.
     """
     try:
         sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
@@ -23,7 +23,7 @@ def machine_memory(root: Path = Path("/")) -> int | None:
 
 
 def _limit_files(root: Path) -> Iterator[Path]:
-    """The files that may hold a limit: of the process's control group and of all above it, versions 2 and 1."""
+    """The files that may set a limit: those of the process's control group and its ancestors, versions 2 and 1."""
     try:
         groups = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:

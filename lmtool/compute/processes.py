@@ -1,6 +1,6 @@
-"""One process or many: who this one is among them, and what they tell each other.
+"""Data-parallel processes: ranks and collective communication.
 
-`torchrun` starts the processes and says through the environment who they are; each joins here. Gradients are exchanged
+`torchrun` starts the processes and sets their ranks in the environment; each joins here. Gradients are all-reduced
 by DistributedDataParallel (Li et al. 2020), over nccl between GPUs and gloo between CPUs.
 """
 
@@ -24,12 +24,12 @@ from lmtool.errors import ResourceError
 Made = TypeVar("Made")
 
 PATIENCE = timedelta(hours=6)
-"""How long a process waits for the others, which may have a large corpus to tokenize."""
+"""Timeout of collectives; others may be tokenizing a large corpus."""
 
 
 @dataclass(frozen=True)
 class World:
-    """This process among those of the run. Rank 0 is the one that writes and prints."""
+    """This process's rank in the run. Rank 0 writes files and prints."""
 
     rank: int = 0
     size: int = 1
@@ -39,34 +39,34 @@ class World:
         return self.rank == 0
 
     def wrap(self, module: nn.Module, compute: Compute) -> nn.Module:
-        """The same module, whose backward pass averages gradients over all processes."""
+        """The module wrapped so that its backward pass averages gradients over all processes."""
         if self.size == 1:
             return module
         devices = [compute.device] if compute.device.type == "cuda" else None
         return DistributedDataParallel(module, device_ids=devices, gradient_as_bucket_view=True)
 
     def alone(self, module: nn.Module) -> AbstractContextManager[None]:
-        """A context in which the backward pass of a wrapped module exchanges nothing: gradients pile up here."""
+        """A context in which the backward pass of a wrapped module accumulates local gradients, without all-reduce."""
         return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
 
     def sum(self, values: Sequence[float], compute: Compute) -> list[float]:
-        """The sums over all processes of each value."""
+        """All-reduced sum of each value."""
         if self.size == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=compute.sum_dtype, device=compute.device)
         return [float(value) for value in _all_reduced(tensor).tolist()]
 
     def share(self, n: int) -> range:
-        """Which of n items this process computes."""
+        """This process's share of n items."""
         return range(self.rank, n, self.size)
 
     def gather(
         self, found: Mapping[int, NDArray[Any]], n: int, dtype: DTypeLike, compute: Compute
     ) -> list[NDArray[Any]]:
-        """The arrays of items 0 to n - 1, of which each process has found those of its share; one or two dimensions."""
+        """The arrays of items 0 to n - 1, gathered from the processes' shares; one- or two-dimensional."""
         if self.size == 1 or not n:
             return [found[i] for i in range(n)]
-        # every number is given by one process, so that sums are copies
+        # each entry is non-zero in one process only, so the sum is a copy
         shapes_N2 = np.zeros((n, 2), dtype=np.int64)
         for i, array in found.items():
             shapes_N2[i] = array.shape if array.ndim == 2 else (-1, len(array))
@@ -83,13 +83,13 @@ class World:
         ]
 
     def from_main(self, text: str, compute: Compute) -> str:
-        """The text that the main process has."""
+        """Broadcast the text of the main process."""
         given = {0: np.frombuffer(text.encode(), dtype=np.uint8)} if self.is_main else {}
         (found,) = self.gather(given, 1, np.uint8, compute)
         return found.tobytes().decode()
 
     def main_first(self, make: Callable[[], Made]) -> Made:
-        """What `make` gives: in the main process first, so that the others find in the cache what takes long."""
+        """The result of `make`, called in the main process first, so that the others can use its cache."""
         if not self.is_main:
             self.wait()
         made = make()
@@ -98,32 +98,32 @@ class World:
         return made
 
     def wait(self) -> None:
-        """Go on when all processes have come here."""
+        """Barrier: wait for all processes."""
         if self.size > 1:
             with peers_may_end():
                 dist.barrier()
 
 
 def _all_reduced(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum of a tensor over all processes, in its place."""
+    """All-reduce a tensor to its sum, in place."""
     with peers_may_end():
         dist.all_reduce(tensor)
     return tensor
 
 
 def local_rank() -> int:
-    """The number of this process on its machine, which is the number of its GPU."""
+    """Local rank of this process, which is the index of its GPU."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def is_main() -> bool:
-    """True in the process that writes and prints, also before the processes have joined."""
+    """True in rank 0, also before the processes have joined."""
     return os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager
 def joined(compute: Compute) -> Iterator[World]:
-    """Join the processes that torchrun started, and leave them at the end; alone when there are none."""
+    """Join the process group of torchrun, and leave it at the end; a single process without torchrun."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield World()
         return
@@ -136,7 +136,7 @@ def joined(compute: Compute) -> Iterator[World]:
 
 @contextmanager
 def peers_may_end() -> Iterator[None]:
-    """Say plainly that another process is gone, when talking to it fails."""
+    """Report that another process has ended when communication with it fails."""
     try:
         yield
     except dist.DistError as error:
@@ -150,5 +150,5 @@ def peers_may_end() -> Iterator[None]:
 def _peer_ended() -> ResourceError:
     return ResourceError(
         "another process of this run has ended, so this one ends too",
-        fix="read the first error above; then go on with `lmtool resume`, also with fewer processes",
+        fix="read the first error above; then continue with `lmtool resume`, also with fewer processes",
     )

@@ -1,4 +1,4 @@
-"""Beam search: several hypotheses of a request at a time, each a row; diverse groups of them.
+"""Beam search and diverse beam search; each hypothesis of a request is a row.
 
 Shapes: B rows, V vocabulary, L live hypotheses of one group.
 """
@@ -26,7 +26,7 @@ from lmtool.decoding.settings import Beam
 
 @dataclass(frozen=True)
 class _LiveHypothesis(Hypothesis):
-    """A hypothesis that is continued. total: the sum of its log-probabilities, after filters."""
+    """A live hypothesis. total: the sum of its log-probabilities, after filters."""
 
     events: tuple[TokenEvent, ...] = ()
     total: float = 0.0
@@ -34,7 +34,7 @@ class _LiveHypothesis(Hypothesis):
 
 @dataclass(frozen=True)
 class _FinishedHypothesis:
-    """A hypothesis that has ended."""
+    """A finished hypothesis."""
 
     events: tuple[TokenEvent, ...]
     score: float
@@ -43,7 +43,7 @@ class _FinishedHypothesis:
 
 @dataclass
 class _Group:
-    """n_live: how many hypotheses of the request are its own. finished: the best ones that have ended."""
+    """n_live: number of the request's live hypotheses in this group. finished: the best finished ones."""
 
     n_live: int = 1
     finished: list[_FinishedHypothesis] = field(default_factory=list)
@@ -52,9 +52,9 @@ class _Group:
 class BeamSearch(Strategy):
     """`Beam`: keeps the best hypotheses of each request.
 
-    At each step every live hypothesis has as many candidates as there are tokens. The best are looked at, in order: one
-    that ends is finished if it is among the first `num_beams`, the others are continued (as in Transformers).
-    ends: whether a hypothesis ends with the ids written so far, for a reason of the caller.
+    At each step every live hypothesis is expanded by every token. The best candidates are taken in order: one that ends
+    is finished if it is among the first `num_beams`, the others stay live (as in Transformers). ends: the caller's
+    stopping criterion on the ids generated so far.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class BeamSearch(Strategy):
     def _advance(
         self, request: Request, logprobs_LV: Tensor, steered_LV: Tensor, removed: list[float] | None
     ) -> list[int]:
-        """One step of all groups; gives the request its new hypotheses, and returns the parent of each."""
+        """One step of all groups; sets the request's new hypotheses, and returns the parent of each."""
         late = request.is_late(self._settings.max_time)
         request.n_steps += 1
         if request.n_steps == self._settings.max_new_tokens or late:
@@ -148,7 +148,7 @@ class BeamSearch(Strategy):
         return parents
 
     def _best(self, totals_LV: Tensor) -> list[tuple[int, int]]:
-        """(row, token) of the best candidates, enough that a whole group can be continued; equal ones in order."""
+        """(row, token) of the best candidates, enough to fill a group; ties in order."""
         n = min((1 + max(1, len(self._end_ids))) * self._width, totals_LV.numel())
         flat = totals_LV.flatten()
         least = flat.topk(n).values[-1]
@@ -183,7 +183,7 @@ class BeamSearch(Strategy):
         return cut
 
     def _is_done(self, group: _Group, live: list[_LiveHypothesis]) -> bool:
-        """Whether no better hypothesis is to come, or it is not waited for; see `Beam.early_stopping`."""
+        """Whether the search is done; see `Beam.early_stopping`."""
         if not live:
             return True
         if len(group.finished) < self._width:

@@ -1,4 +1,4 @@
-"""Greedy choice and sampling: each request is one hypothesis, and each step adds one token to it.
+"""Greedy decoding and sampling: each request is one hypothesis, extended by one token per step.
 
 Shapes: B rows, V vocabulary.
 """

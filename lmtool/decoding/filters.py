@@ -1,9 +1,9 @@
-"""Logit filters, pure functions from logits to logits with -inf for tokens that may not be chosen; and the draw.
+"""Logit filters, pure functions from logits to logits with -inf at excluded tokens; and sampling.
 
-They are applied in the order of Hugging Face Transformers. First those of every strategy that writes from left to right
-(`steer`): bias, repetition penalty, repeated n-grams, the end token before its time. Then those of sampling (`apply`),
-in the order of the fields of `Sampling`: so top-p measures probability at the given temperature, among the tokens that
-top-k left. Among equal logits the lowest ids stay.
+They are applied in the order of Hugging Face Transformers. First those of every left-to-right strategy (`steer`): bias,
+repetition penalty, no-repeat n-grams, minimum length. Then those of sampling (`apply`), in the order of the fields of
+`Sampling`: so top-p uses probabilities at the given temperature, among the tokens that top-k kept. Ties are broken in
+favour of the lowest ids.
 
 Shapes: B rows, V vocabulary.
 """
@@ -26,7 +26,7 @@ def steer(
 ) -> Tensor:
     """The filters of `Limits`, in the documented order.
 
-    texts: the ids of each row so far, prompt and all. n_written: how many of them are new.
+    texts: the ids of each row so far, prompt included. n_written: number of new ones.
     """
     if settings.logit_bias:
         logits_BV = logit_bias(logits_BV, settings.logit_bias, texts)
@@ -41,7 +41,7 @@ def steer(
 
 
 def apply(logits_BV: Tensor, settings: Sampling) -> Tensor:
-    """The filters of sampling that are set, in the order of the fields of `Sampling`."""
+    """The active filters of sampling, in the order of the fields of `Sampling`."""
     for field in fields(Sampling):
         value = getattr(settings, field.name)
         match field.name:
@@ -63,9 +63,9 @@ def apply(logits_BV: Tensor, settings: Sampling) -> Tensor:
 
 
 def logit_bias(logits_BV: Tensor, biases: LogitBias, texts: Sequence[Sequence[int]] | None = None) -> Tensor:
-    """Each bias added to the logit of the last id of its sequence, in the rows that end with the ids before it.
+    """Each bias added to the logit of the last id of its sequence, in rows that end with the preceding ids.
 
-    texts: the ids of each row so far; not needed for sequences of one id.
+    texts: the ids of each row so far; not used for sequences of one id.
     """
     added_BV = torch.zeros_like(logits_BV)
     for ids, bias in biases:
@@ -89,7 +89,7 @@ def repetition_penalty(logits_BV: Tensor, penalty: float, texts: Sequence[Sequen
 
 
 def no_repeat_ngram(logits_BV: Tensor, n: int, texts: Sequence[Sequence[int]]) -> Tensor:
-    """Without tokens that would make the last n ones a sequence that the text holds already (Paulus et al. 2018)."""
+    """Excludes tokens that would repeat an n-gram of the text (Paulus et al. 2018)."""
     repeated = []
     for i, text in enumerate(texts):
         last = list(text[len(text) - n + 1 :])
@@ -99,22 +99,21 @@ def no_repeat_ngram(logits_BV: Tensor, n: int, texts: Sequence[Sequence[int]]) -
 
 
 def temperature(logits_BV: Tensor, t: float) -> Tensor:
-    """Logits divided by `t`, so that softmax gives softmax(u / t); shifted so that the highest is 0.
+    """Logits divided by `t`; shifted so that the highest is 0.
 
-    As t goes to 0 the most probable token takes everything; at 0 only the one with the lowest id stays.
+    As t goes to 0 sampling becomes greedy; at 0 only the most probable token is kept, the lowest id among ties.
     """
     if t == 0:
         return torch.full_like(logits_BV, -torch.inf).scatter(-1, logits_BV.argmax(-1, keepdim=True), 0.0)
     highest_B1 = logits_BV.amax(-1, keepdim=True)
-    # The shift keeps a tiny t from giving inf - inf; a t below the type's smallest normal number would divide by 0.
+    # The shift avoids inf - inf for a tiny t; a t below the dtype's smallest normal number would divide by 0.
     return (logits_BV - highest_B1) / max(t, torch.finfo(logits_BV.dtype).tiny)
 
 
 def top_k(logits_BV: Tensor, k: int) -> Tensor:
     """The k highest logits of each row, exactly k of them (Fan et al. 2018).
 
-    Transformers keeps all tokens that tie with the k-th; here the lowest ids of them fill the k places, so that k = 1
-    is greedy.
+    Transformers keeps all ties with the k-th token; here only the lowest ids among them, so that k = 1 is greedy.
     """
     if k >= logits_BV.shape[-1]:
         return logits_BV
@@ -123,12 +122,12 @@ def top_k(logits_BV: Tensor, k: int) -> Tensor:
 
 
 def top_p(logits_BV: Tensor, p: float) -> Tensor:
-    """The smallest set of most probable tokens whose probability reaches p (Holtzman et al. 2020); never empty."""
-    if p == 1:  # rounding would drop tokens from the far tail
+    """Nucleus: the fewest most probable tokens with total probability p (Holtzman et al. 2020); never empty."""
+    if p == 1:  # rounding would drop tokens from the tail
         return logits_BV
     mass_BV = logits_BV.softmax(-1, dtype=torch.float64)
     vocab_size = logits_BV.shape[-1]
-    for n_sorted in (64, 4096, vocab_size):  # few suffice mostly, and sorting them all can take longer than the model
+    for n_sorted in (64, 4096, vocab_size):  # usually few suffice, and a full sort can take longer than the model
         sorted_BK = mass_BV.topk(min(n_sorted, vocab_size)).values
         total_BK = sorted_BK.cumsum(-1)
         if (total_BK[:, -1] >= p).all():
@@ -139,15 +138,15 @@ def top_p(logits_BV: Tensor, p: float) -> Tensor:
 
 
 def min_p(logits_BV: Tensor, p: float) -> Tensor:
-    """The tokens at least p times as probable as the most probable one (Nguyen et al. 2025)."""
+    """Tokens at least p times as probable as the most probable one (Nguyen et al. 2025)."""
     mass_BV = logits_BV.softmax(-1, dtype=torch.float64)
     return logits_BV.masked_fill(mass_BV < p * mass_BV.amax(-1, keepdim=True), -torch.inf)
 
 
 def typical_p(logits_BV: Tensor, p: float) -> Tensor:
-    """The smallest set of tokens whose probability reaches p and whose -log p is nearest to the entropy; never empty.
+    """The smallest set of tokens with -log p nearest to the entropy and total probability p; never empty.
 
-    Locally typical sampling (Meister et al. 2023). Of tokens equally near the lowest ids stay.
+    Locally typical sampling (Meister et al. 2023). Ties are broken in favour of the lowest ids.
     """
     if p == 1:
         return logits_BV
@@ -156,23 +155,23 @@ def typical_p(logits_BV: Tensor, p: float) -> Tensor:
     entropy_B1 = -torch.where(mass_BV > 0, mass_BV * logprobs_BV, 0.0).sum(-1, keepdim=True)
     near_BV, order_BV = (logprobs_BV + entropy_B1).abs().sort(dim=-1, stable=True)
     sorted_BV = mass_BV.gather(-1, order_BV)
-    # A token of probability 0 is infinitely far from the entropy, and comes last.
+    # A token of probability 0 is infinitely far from the entropy, so it is last.
     keep_BV = (sorted_BV.cumsum(-1) - sorted_BV < p) & near_BV.isfinite()
     return logits_BV.masked_fill(~keep_BV.scatter(-1, order_BV, keep_BV), -torch.inf)
 
 
 def draw(logits_BV: Tensor, uniform_B: Tensor) -> Tensor:
-    """Ids (B,) drawn from softmax(logits) by inverting its distribution function at float64 `uniform_B` in [0, 1).
+    """Ids (B,) sampled from softmax(logits) by inverse CDF at float64 `uniform_B` in [0, 1).
 
-    Each row takes one number and looks at nothing but its own logits. A token of probability 0 is never drawn.
+    Each row uses one number and depends on its own logits only. Tokens of probability 0 are never sampled.
     """
     mass_BV = logits_BV.softmax(-1, dtype=torch.float64)
-    total_BV = mass_BV.cumsum(-1)  # which a GPU adds up in an order that can make it rise where the mass is 0
+    total_BV = mass_BV.cumsum(-1)  # a GPU's cumulative sum can rise, by rounding, where the probability is 0
     return ((total_BV > uniform_B[:, None] * total_BV[:, -1:]) & (mass_BV > 0)).int().argmax(-1)
 
 
 def _highest(scores_BV: Tensor, lowest_B1: Tensor, n: Tensor | int) -> Tensor:
-    """Where the n highest scores of each row are, of which `lowest_B1` is the lowest; lower ids first among ties."""
+    """Mask of the n highest scores of each row, of which `lowest_B1` is the lowest; lower ids first among ties."""
     above_BV = scores_BV > lowest_B1
     tied_BV = scores_BV == lowest_B1
     room_B1 = n - above_BV.sum(-1, keepdim=True)
@@ -180,7 +179,7 @@ def _highest(scores_BV: Tensor, lowest_B1: Tensor, n: Tensor | int) -> Tensor:
 
 
 def _without(logits_BV: Tensor, places: Sequence[tuple[int, int]]) -> Tensor:
-    """-inf at these (row, token)."""
+    """Sets these (row, token) to -inf."""
     if not places:
         return logits_BV
     rows_N, tokens_N = torch.tensor(places, device=logits_BV.device).T

@@ -1,6 +1,6 @@
-"""How a model saw text in training, which is how it must see any text: the one place that puts marks around texts.
+"""Adds special tokens to texts, always in the format that the model was trained on.
 
-Made once from recipe and tokenizer. Samples while training, `generate`, `predict` and `embed` all go through it.
+Made once from recipe and tokenizer. Used by samples during training, `generate`, `predict` and `embed`.
 """
 
 from collections.abc import Sequence
@@ -20,13 +20,12 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Framing:
-    """Which special tokens stand before, between and after texts, whether a model answers a text or continues it, and
-    where what it writes ends.
+    """Special tokens before, between and after texts, whether the text is a prompt or a source, and the end tokens.
 
-    reads: see `lmtool.recipe.spec.Reads`. before, between, after: ids around the texts of a row that is read whole.
-    documents: a text that is written stands between [BOS] and [EOS]. answers: what is written answers a source, which
-        stands alone, and is between [BOS] and [EOS]. shares_row: source and answer stand in one row.
-    context: most tokens of a row; None where there is no limit. has_segments: tokens know which text they belong to.
+    reads: see `lmtool.recipe.spec.Reads`. before, between, after: ids around the texts of a complete row. documents:
+        generated text is between [BOS] and [EOS]. answers: generated text is the target of a source without special
+        tokens, between [BOS] and [EOS]. shares_row: source and target share one row. context: maximum tokens of a row;
+        None for no limit. has_segments: tokens have segment ids.
     """
 
     tokenizer: Tokenizer
@@ -42,11 +41,11 @@ class Framing:
 
     @classmethod
     def of(cls, recipe: Recipe, tokenizer: Tokenizer) -> Self:
-        """The framing of a resolved recipe, whose data say whether the text was documents or one stream.
+        """The framing of a resolved recipe; its data settings determine whether the text was documents or one stream.
 
         Rows of labelled tables are [CLS] A [SEP] B [SEP] for encoders (Devlin et al. 2019), and [BOS] A [SEP] B [CLS]
-        for models that read the past, whose head reads the last token, GPT's [EXTRACT] (Radford et al. 2018). Models
-        of words read A [SEP] B: there is no place for tokens that are no words.
+        for left-to-right models, whose head is on the last token, GPT's [EXTRACT] (Radford et al. 2018). Bag-of-words
+        models read A [SEP] B.
         """
         t, model = tokenizer, recipe.model
         before: tuple[int, ...] = ()
@@ -60,7 +59,7 @@ class Framing:
             case Classification(), "past":
                 before, after, documents = (t.bos_id,), (t.cls_id,), True
             case ((Classification() | Seq2Seq()), _):
-                pass  # words alone, or a source alone
+                pass  # words only, or a source only
             case _ if documents:
                 before, after = (t.bos_id,), (t.eos_id,)
         return cls(
@@ -78,14 +77,13 @@ class Framing:
 
     @property
     def end_ids(self) -> set[int]:
-        """The tokens that end what is written."""
+        """The tokens that end generation."""
         return {self.tokenizer.eos_id} if self.documents or self.answers else set()
 
     def prompt(self, text: str, prefix: str = "") -> Prompt:
-        """What the model reads before it writes. It must read something: without any token that is [BOS], or [EOS]
-        alone where the text is a source.
+        """The model's input before generation, never empty: [BOS] for an empty prompt, or [EOS] for an empty source.
 
-        prefix: how what is written has to begin. Raises UsageError when a text has bytes that are not UTF-8.
+        prefix: forced beginning of the generated text. Raises UsageError when a text has bytes that are not UTF-8.
         """
         if self.answers:
             return self.answer_to(self._encode(text), self._encode(prefix))
@@ -97,11 +95,11 @@ class Framing:
         return Prompt((ids[-1],), tuple(ids[:-1]), joined=True)
 
     def answer_to(self, source: Sequence[int], begun: Sequence[int] = ()) -> Prompt:
-        """What the model reads before it answers a source, of which the answer has begun so."""
+        """The model's input for a source whose target begins with these ids."""
         return Prompt((self.tokenizer.bos_id, *begun), tuple(source) or (self.tokenizer.eos_id,))
 
     def masks(self, text: str, *, placeholder: str | None, length: int) -> tuple[int, ...]:
-        """A text with [MASK] for each placeholder, and for `length` tokens behind it.
+        """A text with [MASK] for each placeholder, and `length` masks after it.
 
         Byte-level tokens begin with the space before a word, so a space in front of a placeholder is part of it.
 
@@ -114,7 +112,7 @@ class Framing:
         if len(parts) == 1 and not length:
             what = "no mask to fill" if placeholder is None else f"no {placeholder!r:.40} to fill"
             raise UsageError(
-                f"the prompt has {what}", fix="mark places with --mask TEXT, or ask for new text with --length N"
+                f"the prompt has {what}", fix="mark positions with --mask TEXT, or ask for new text with --length N"
             )
         ids: list[int] = []
         for i, part in enumerate(parts):
@@ -127,10 +125,10 @@ class Framing:
         return (t.cls_id, *ids, t.sep_id)
 
     def row(self, texts: Sequence[Ids]) -> tuple[Ids, Ids | None, bool]:
-        """Texts in one row that is read whole: ids, the number of the text that each belongs to (0 or 1) where the
-        model knows segments, and whether texts were cut.
+        """Texts as one complete row: ids, segment ids (0 or 1) where the model has segments, and whether texts were
+        truncated.
 
-        Texts too long for the context are cut at their ends, the longest first. A row is never empty.
+        Texts too long for the context are truncated at the end, the longest first. A row is never empty.
         """
         marks = len(self.before) + len(self.between) * (len(texts) - 1) + len(self.after)
         fitted = list(texts) if self.context is None else fit(texts, self.context - marks)
@@ -147,10 +145,11 @@ class Framing:
         return tokens, np.array(segments, dtype=np.int64) if self.has_segments else None, is_cut
 
     def pair(self, source: Ids, answer: Ids | None) -> tuple[Ids, Ids | None, bool]:
-        """Source and answer as ids, [EOS] for an empty source and at the end of the answer; and whether they were cut.
+        """Source and target as ids, [EOS] for an empty source and at the end of the target; and whether they were
+        truncated.
 
-        Each has the whole context of an encoder-decoder. A prefix LM reads both in one row, where the longer one is cut
-        first; an answer that is not known yet may take up to `room_to_answer` of it.
+        An encoder-decoder has the full context for each. In a prefix LM both share one row, where the longer one is
+        truncated first; `room_to_answer` is reserved for a target not yet generated.
         """
         end = np.array([self.tokenizer.eos_id])
         whole = [source if len(source) else end, end if answer is None else np.concatenate((answer, end))]
@@ -166,7 +165,7 @@ class Framing:
         return fitted[0], None if answer is None else fitted[1], is_cut
 
     def room_to_answer(self, n_source: int) -> int:
-        """Most tokens of an answer to a source: three times its tokens and 30 more, as far as the context goes."""
+        """Maximum target length for a source: three times its tokens plus 30, within the context."""
         wanted = 3 * n_source + 30
         if self.context is None:
             return wanted
@@ -174,7 +173,7 @@ class Framing:
 
     @staticmethod
     def _reserved(n_source: int, context: int) -> int:
-        """Of a shared row, what is kept free for an answer that is not known yet."""
+        """Part of a shared row reserved for a target not yet generated."""
         return min(3 * n_source + 30, context // 2)
 
     def _encode(self, text: str) -> list[int]:
@@ -183,13 +182,13 @@ class Framing:
         except UnicodeEncodeError as error:
             raise UsageError(
                 f"the prompt is not UTF-8 at character {error.start}",
-                fix="save it as UTF-8, or mend the terminal's locale",
+                fix="save it as UTF-8, or fix the terminal's locale",
             ) from None
         return self.tokenizer.encode(text)
 
 
 def fit(texts: Sequence[Ids], room: int) -> list[Ids]:
-    """The texts cut at their ends until they have `room` tokens together, from the longest first."""
+    """The texts truncated at the end, the longest first, to `room` tokens in total."""
     sizes = [len(text) for text in texts]
     while sum(sizes) > room:
         longest = max(range(len(sizes)), key=lambda i: sizes[i])

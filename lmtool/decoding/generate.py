@@ -1,4 +1,4 @@
-"""Prompts of token ids in, tokens out, one event for each: prefill, cached steps, and rows that come and go.
+"""Token ids in, one event per generated token out: prefill, cached decoding steps, continuous batching.
 
 Shapes: B rows, V vocabulary.
 """
@@ -36,32 +36,32 @@ def generate(
     max_rows: int = 16,
     details: bool = False,
 ) -> "Generation":
-    """Continue each prompt `n` times; an iterator of events, in which the requests take turns.
+    """Continue each prompt `n` times; an iterator of events, interleaved over requests.
 
-    The tokens of a request are a function of the model, the settings, the prompt and the number of the sample. Other
-    requests, their order and `max_rows`, the most rows in work at once, change nothing but the rounding of sums. With
-    `max_rows` 1 each request is alone, and they do not change even that. A prompt that stands k times in `prompts` is
-    a prompt with k * n samples. A beam search has one sample, whose hypotheses come when it is done, best first.
+    The tokens of a request are a function of the model, the settings, the prompt and the sample number. Other requests,
+    their order and `max_rows`, the maximum batch size, affect only the rounding of sums; with `max_rows` 1 not even
+    that. A prompt given k times in `prompts` has k * n samples. A beam search has one sample, whose hypotheses are
+    returned at the end, best first.
 
-    A model reads at most `model.context` tokens. When prompt and written tokens outgrow it, the older ones are
-    dropped and the last half of the context is read anew, so that text can be of any length.
+    The input is at most `model.context` tokens. When prompt and generated tokens exceed it, the oldest are dropped and
+    the last half of the context is prefilled again, so that text can be of any length.
 
     prompts: ids alone are a prompt without a source.
-    first: the number of the first sample.
-    end_ids: tokens that end a request. They are events too.
-    banned_ids: tokens that are never chosen.
-    ends: of a beam search, whether a hypothesis of the prompt of this number ends with these ids written.
-    overflow: what becomes of prompts longer than the context; see `Reader.fit`.
-    details: give events their rank, and what the filters removed.
+    first: number of the first sample.
+    end_ids: tokens that end a request; they are events too.
+    banned_ids: tokens that are never generated.
+    ends: of a beam search, the stopping criterion, given the prompt's index and the generated ids.
+    overflow: how to treat prompts longer than the context; see `Reader.fit`.
+    details: add ranks and the probability removed by filters to events.
 
     The model is in evaluation mode while the iterator runs.
 
     Raises UsageError when the model has no next token, and as `Reader.fit` does. Iterating raises NumericalError when
-    the model's logits are not finite, and UsageError when the filters leave no token to choose.
+    the model's logits are not finite, and UsageError when the filters exclude all tokens.
     """
     if model.reads == "both":
         raise UsageError(
-            f"a model that reads both sides has no next token, which {settings.name} needs",
+            f"a bidirectional model has no next token, which {settings.name} needs",
             fix="fill masks with --strategy mask-predict",
         )
     if n < 1 or max_rows < 1:
@@ -82,7 +82,7 @@ def generate(
 
 
 def _requests(prompts: list[Prompt], seed: int, n: int, first: int) -> Iterator[Request]:
-    """All requests in order; equal prompts share one count of samples."""
+    """All requests in order; sample numbers continue over equal prompts."""
     seen: Counter[tuple[int, ...]] = Counter()
     for i, prompt in enumerate(prompts):
         ids = (*(prompt.source or ()), *prompt.tokens)
@@ -93,7 +93,7 @@ def _requests(prompts: list[Prompt], seed: int, n: int, first: int) -> Iterator[
 
 
 class Generation(Iterator[TokenEvent]):
-    """The events of `generate`, in the order in which they come about."""
+    """The events of `generate`, in the order of generation."""
 
     def __init__(
         self, model: LanguageModel, reader: Reader, strategy: Strategy, requests: Iterator[Request], max_rows: int
@@ -108,7 +108,7 @@ class Generation(Iterator[TokenEvent]):
         return next(self._events)
 
     def stop(self, prompt: int, sample: int) -> None:
-        """End a request whose last event has just come, or that has not begun: no more events of it follow."""
+        """Cancel a request: no more events of it follow. Its last event was just returned, or it has not started."""
         self._stopped.add((prompt, sample))
 
     def _is_stopped(self, request: Request | TokenEvent) -> bool:
@@ -118,8 +118,8 @@ class Generation(Iterator[TokenEvent]):
         was_training = self._model.training
         self._model.eval()
         try:
-            reading: list[Request] = []  # their hypotheses are the rows of `state`, which lacks the last token of each
-            unread: list[Request] = []  # the windows of their hypotheses are new
+            reading: list[Request] = []  # their hypotheses are the rows of `state`, without the last token of each
+            unread: list[Request] = []  # their hypotheses need a new prefill
             state: DecodeState | None = None
             while True:
                 for request in islice(filterfalse(self._is_stopped, waiting), at_once - len(reading) - len(unread)):
@@ -154,9 +154,10 @@ class Generation(Iterator[TokenEvent]):
 
 
 def _chosen(states: Sequence[DecodeState], rows: Sequence[int]) -> DecodeState | None:
-    """The state of these rows, which are counted through all states and stand in that order; None of no rows.
+    """The state of these rows, numbered through all states, in that order; None for no rows.
 
-    They are chosen before states are joined, so that hypotheses of a beam search share a line from their first step on.
+    Rows are selected before states are joined, so that hypotheses of a beam search share a cache line from the first
+    step.
     """
     chosen, first = [], 0
     for state in states:

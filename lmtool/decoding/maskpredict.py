@@ -1,6 +1,6 @@
-"""Mask-predict: tokens for the masks of a text, by a model that reads both sides of them.
+"""Mask-predict: fills the masks of a text with a bidirectional model.
 
-Shapes: B rows, T positions, N positions asked for, V vocabulary.
+Shapes: B rows, T positions, N requested positions, V vocabulary.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ from lmtool.model.language_model import LanguageModel
 
 @dataclass(frozen=True)
 class Choice:
-    """One token in place of a mask. rank, removed: as in `TokenEvent`, when it was chosen."""
+    """One token in place of a mask. rank, removed: as in `TokenEvent`, at the step when it was selected."""
 
     token: int
     logprob: float
@@ -31,10 +31,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Filled:
-    """A text whose masks are filled.
+    """A text with filled masks.
 
-    prompt, sample: which request. draw: the number of the sample as it enters the randomness.
-    choices: one for each mask, in their order. steps: how many times the model read the text.
+    prompt, sample: which request. draw: sample number used to seed randomness. choices: one for each mask, in order.
+    steps: number of forward passes.
     """
 
     prompt: int
@@ -45,7 +45,7 @@ class Filled:
 
 
 _Search = Generator[tuple[list[int], list[int]], Tensor, list[Choice]]
-"""Yields a text and the positions whose logits (N, V) it wants, is sent them, and returns the choices."""
+"""Yields a text and the positions to score, is sent their logits (N, V), and returns the choices."""
 
 
 def fill(
@@ -59,25 +59,25 @@ def fill(
     banned_ids: Collection[int] = (),
     max_rows: int = 16,
 ) -> Iterator[Filled]:
-    """Fill the masks of each text `n` times; results as they are done.
+    """Fill the masks of each text `n` times; results in order of completion.
 
-    A result is a function of the model, the settings, the text and the number of the sample, as in `generate`. Texts
-    of one length are computed together, so that no padding ever enters.
+    A result is a function of the model, the settings, the text and the sample number, as in `generate`. Texts are
+    batched by length, without padding.
 
-    first: the number of the first sample. banned_ids: tokens that are never chosen; the mask itself never is.
+    first: number of the first sample. banned_ids: tokens that are never predicted; [MASK] never is.
 
-    Raises UsageError when the model does not read both sides, and when a text has no mask or is longer than the
-    context. Iterating raises NumericalError when the model's logits are not finite.
+    Raises UsageError when the model is not bidirectional, and when a text has no mask or is longer than the context.
+    Iterating raises NumericalError when the model's logits are not finite.
     """
     if model.reads != "both":
         raise UsageError(
-            "mask-predict is for models that read both sides, and this one does not",
+            "mask-predict is for bidirectional models, which this one is not",
             fix="leave --strategy out, or choose greedy, sample or beam",
         )
     for i, ids in enumerate(texts, 1):
         where = f"prompt {i} of {len(texts)}" if len(texts) > 1 else ""
         if mask_id not in ids:
-            raise UsageError("the prompt has no mask to fill", where=where, fix="put a mask where a token is wanted")
+            raise UsageError("the prompt has no mask to fill", where=where, fix="put a mask at each position to fill")
         if model.context is not None and len(ids) > model.context:
             raise UsageError(
                 f"the prompt has {len(ids)} tokens with its masks, but the model's context is {model.context}",
@@ -150,7 +150,7 @@ def _run(
 
 @torch.inference_mode()
 def _read(model: LanguageModel, works: Sequence[_Work], device: torch.device) -> list[Tensor]:
-    """The logits (N, V) that each of them wants; their texts have one length."""
+    """The requested logits (N, V) of each; their texts have the same length."""
     tokens_BT = torch.tensor([work.ids for work in works], device=device)
     hidden_BTD = model(Batch(tokens_BT)).hidden_BTD
     wanted = [hidden_BTD[i, torch.tensor(work.wanted, device=device)] for i, work in enumerate(works)]
@@ -165,7 +165,7 @@ def _read(model: LanguageModel, works: Sequence[_Work], device: torch.device) ->
 def _by_confidence(
     ids: list[int], places: list[int], mask_id: int, settings: MaskPredict, banned_ids: Sequence[int]
 ) -> _Search:
-    """Ghazvininejad et al. 2019: round t of T masks the N (T - t) / T least probable tokens anew and predicts them."""
+    """Ghazvininejad et al. 2019: round t of T re-masks and predicts the N (T - t) / T least confident tokens."""
     chosen: dict[int, Choice] = {}
     masked = places
     for done in range(settings.rounds):
@@ -187,7 +187,7 @@ def _by_confidence(
 def _gibbs(
     ids: list[int], places: list[int], mask_id: int, settings: MaskPredict, banned_ids: Sequence[int], key: bytes
 ) -> _Search:
-    """Wang and Cho 2019: a token at a time, drawn given all others; each round every mask once, in a random order."""
+    """Wang and Cho 2019: Gibbs sampling, one token at a time given all others; each round in random order."""
     chosen: dict[int, Choice] = {}
     n_drawn = 0
     for _ in range(settings.rounds):
@@ -205,7 +205,7 @@ def _gibbs(
 
 
 def _allowed(logits_NV: Tensor, settings: MaskPredict, banned_ids: Sequence[int]) -> Tensor:
-    """The logits with -inf for what may not be chosen."""
+    """The logits with -inf at excluded tokens."""
     allowed_NV = logits_NV.index_fill(-1, torch.tensor(banned_ids, device=logits_NV.device), -torch.inf)
     if settings.logit_bias:
         allowed_NV = filters.logit_bias(allowed_NV, settings.logit_bias)

@@ -1,4 +1,4 @@
-"""Prompts: where they come from."""
+"""Reads prompts from the command line, a file or standard input."""
 
 import sys
 from collections.abc import Sequence
@@ -8,25 +8,25 @@ from lmtool.errors import DataError, ResourceError, UsageError
 
 
 def gather_prompts(given: Sequence[str], path: str | None) -> list[str]:
-    """The prompts given one by one or in a file; a single empty one when there are none.
+    """The prompts of the command line or of a file; a single empty one if neither is given.
 
     Raises UsageError when there are both, and what `read_prompts` raises.
     """
     if given and path is not None:
-        raise UsageError("prompts come both from the command line and from a file", fix="leave out one of them")
+        raise UsageError("prompts are given both on the command line and in a file", fix="leave out one of them")
     return read_prompts(path) if path is not None else list(given) or [""]
 
 
 def read_prompts(path: str) -> list[str]:
     """The lines of a UTF-8 file, or of standard input when `path` is "-"; an empty line is an empty prompt.
 
-    Raises DataError when the file is missing, empty or not UTF-8, and ResourceError when it may not be read.
+    Raises DataError when the file is missing, empty or not UTF-8, and ResourceError when it is not readable.
     """
     where = "standard input" if path == "-" else path
     try:
         data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except PermissionError:
-        raise ResourceError("the prompt file may not be read", where=where, fix="change its permissions") from None
+        raise ResourceError("the prompt file is not readable", where=where, fix="change its permissions") from None
     except OSError as error:
         raise DataError(
             f"the prompt file cannot be read: {error.strerror}", where=where, fix="name a file, or - for standard input"

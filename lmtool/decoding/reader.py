@@ -1,4 +1,4 @@
-"""What a model reads before it writes, and the reading: prompts, windows that fit the context, prefill and steps.
+"""Inputs of decoding: prompts, windows that fit the context, prefill and decoding steps.
 
 Shapes: B rows, T positions of a window, S positions of a source, D model width, V vocabulary.
 """
@@ -19,11 +19,11 @@ from lmtool.model.language_model import DecodeState, LanguageModel
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a request starts from.
+    """The input of a request.
 
-    tokens: ids that the model reads from left to right, at least one; what is written continues them.
-    source: ids that it sees from all sides; None for models that read only the past.
-    joined: the tokens continue the source, as of a text cut in two; else they begin an answer to it.
+    tokens: ids read left to right, at least one; generated text continues them. source: ids with bidirectional
+        attention; None for models without a source. joined: the tokens continue the source, as one text; else they
+        begin its target.
     """
 
     tokens: tuple[int, ...]
@@ -32,11 +32,11 @@ class Prompt:
 
     @property
     def text(self) -> tuple[int, ...]:
-        """The ids that what is written belongs to."""
+        """The ids that generated text continues."""
         return (*(self.source or ()), *self.tokens) if self.joined else self.tokens
 
     def end(self, n: int) -> "Prompt":
-        """The last n ids; of an answer to a source all of the source and the last n."""
+        """The last n ids; for a target, the whole source and the last n."""
         if not self.joined:
             return replace(self, tokens=self.tokens[-n:])
         *source, last = self.text[-n:]
@@ -44,7 +44,7 @@ class Prompt:
 
 
 class Reader:
-    """A model and the ways in which decoding has it read: whole windows, or one more token of each row."""
+    """A model as used by decoding: prefill of whole windows, or one more token per row."""
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
@@ -53,36 +53,36 @@ class Reader:
     @cached_property
     @torch.inference_mode()
     def _source_counts(self) -> bool:
-        """Whether a source takes up the context together with the tokens, as in a prefix LM."""
+        """Whether source and tokens share the context, as in a prefix LM."""
         if self._model.reads != "source":
             return False
         one_11 = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
         return self._model.start(Batch(one_11, source_BS=one_11)).length > 0
 
     def room(self, window: Prompt) -> int | None:
-        """Most positions that `tokens` may take, or all of `text` where it is joined; None for no limit."""
+        """Maximum length of `tokens`, or of `text` if joined; None for no limit."""
         if self._model.context is None or window.joined or not self._source_counts:
             return self._model.context
         return self._model.context - len(window.source or ())
 
     def has_room(self, window: Prompt) -> bool:
-        """True when the model can read this window."""
+        """Whether the window fits the context."""
         room = self.room(window)
         return room is None or len(window.text if self._source_counts else window.tokens) <= room
 
     def slid(self, window: Prompt) -> Prompt:
-        """The last half of what has room."""
+        """The last half of the available context."""
         room = self.room(window)
         return window if room is None else window.end(max(1, room // 2))
 
     def fit(self, prompt: Prompt, overflow: Overflow, where: str) -> Prompt:
-        """The prompt as the model can read it.
+        """The prompt, fitted to the context.
 
-        "cut" leaves as many ids as have room, the last of a text and the first of a source that is answered. "slide"
-        leaves of a text the last half of that.
+        "cut" keeps as many ids as fit, the last ones of a text or the first ones of a source. "slide" keeps the last
+        half of the context of a text.
 
-        Raises UsageError when it has no tokens, when it has ids that the model does not know, and when it is longer
-        than the context and overflow is "refuse", or no room is left for an answer.
+        Raises UsageError when it has no tokens, when it has ids outside the vocabulary, and when it is longer than the
+        context and overflow is "refuse", or no room is left for a target.
         """
         ids = (*(prompt.source or ()), *prompt.tokens)
         if not prompt.tokens or (prompt.source == () and not prompt.joined):
@@ -105,7 +105,7 @@ class Reader:
             n_left = context - (len(prompt.tokens) if self._source_counts else 0)
             if n_left < 1:
                 raise UsageError(
-                    f"the answer begins with {len(prompt.tokens)} tokens, but the model's context is {context}",
+                    f"the target begins with {len(prompt.tokens)} tokens, but the model's context is {context}",
                     where=where,
                     fix="shorten it",
                 )
@@ -119,9 +119,9 @@ class Reader:
     def read(
         self, last: Sequence[int], state: DecodeState | None, windows: Sequence[Prompt]
     ) -> tuple[Tensor, list[DecodeState]]:
-        """Logits (B, V) of the next token of the rows of `state` and then of `windows`, and the state of each of both.
+        """Next-token logits (B, V) of the rows of `state`, then of `windows`, and the new state of each of both.
 
-        last: the token that each row of `state` reads now. Windows are read whole.
+        last: input token of each row of `state`. Windows are prefilled.
         """
         hiddens, states = [], []
         if state is not None:
@@ -132,13 +132,13 @@ class Reader:
             hidden_BD, state = self._prefill(windows)
             hiddens.append(hidden_BD)
             states.append(state)
-        # In bfloat16 many logits would be equal, and rounding would choose among them.
+        # In bfloat16 many logits would tie, and rounding would choose among them.
         with torch.autocast(self.device.type, enabled=False):
             logits_BV = self._model.logits(torch.cat(hiddens)).float()
-        return logits_BV.cpu() if logits_BV.device.type == "mps" else logits_BV, states  # it has no float64
+        return logits_BV.cpu() if logits_BV.device.type == "mps" else logits_BV, states  # no float64
 
     def _prefill(self, windows: Sequence[Prompt]) -> tuple[Tensor, DecodeState]:
-        """Read whole windows: equal ones once, and those of one length together, so that no padding ever enters."""
+        """Prefill windows: equal ones once, batched by length without padding."""
         distinct = sorted(dict.fromkeys(windows), key=_lengths)
         hiddens, states = [], []
         for _, equal in groupby(distinct, key=_lengths):
@@ -154,7 +154,7 @@ class Reader:
             return hiddens[0], states[0]
         index = {window: i for i, window in enumerate(distinct)}
         rows = [index[window] for window in windows]
-        # samples of one prompt have little in common for long, so they do not share a line
+        # samples of one prompt soon diverge, so they do not share a cache line
         return torch.cat(hiddens)[torch.tensor(rows, device=self.device)], DecodeState.join(states).pick(
             rows, apart=True
         )

@@ -1,7 +1,7 @@
-"""How the next token is chosen, and for how long: one frozen dataclass for each strategy.
+"""Decoding settings: one frozen dataclass for each strategy.
 
-A setting is one field, whose type brings along its `Help` and its `Range`. The options of `lmtool generate`, what they
-refuse, and which strategy takes which of them follow from the fields.
+A setting is one field, annotated with its `Help` and `Range`. The options of `lmtool generate`, their validation, and
+which strategy takes which of them are derived from the fields.
 """
 
 import math
@@ -16,19 +16,19 @@ StrategyName = Literal["greedy", "sample", "beam", "mask-predict"]
 EarlyStopping = Literal["yes", "no", "never"]
 Order = Literal["confidence", "gibbs"]
 Overflow = Literal["refuse", "cut", "slide"]
-"""What becomes of a prompt longer than the context: it is an error; it loses what is too much; or it is read as a text
-that outgrew the context while it was written. See `Reader.fit`."""
+"""What to do with a prompt longer than the context: raise an error, truncate it, or slide the window as for text that
+exceeds the context during generation. See `Reader.fit`."""
 LogitBias = tuple[tuple[tuple[int, ...], float], ...]
-"""Sequences of ids, and what is added to the logit of the last id of each where the others stand right before it."""
+"""Sequences of ids, with the bias added to the logit of the last id where the others directly precede it."""
 
 
 @dataclass(frozen=True)
 class Help:
-    """How a command line asks for a setting.
+    """The command-line option of a setting.
 
-    text: one sentence. metavar: what stands for a value; None where the type lists all of them.
-    flag: the option, where it is not the field's name. default: what is shown as the default; None for the field's own
-        unless that is 0 or None, "" for nothing.
+    text: one sentence. metavar: placeholder of the value; None where the type lists all values.
+    flag: the option, if not the field's name. default: the default to display; None for the field's own unless that is
+        0 or None, "" for none.
     """
 
     text: str
@@ -39,9 +39,9 @@ class Help:
 
 @dataclass(frozen=True)
 class Range:
-    """Which values a setting may have, beside None where its type has that.
+    """Valid values of a setting, besides None for optional ones.
 
-    holds: whether a value is one of them. fix: which to take, for a person; {name} stands for the field's name.
+    holds: whether a value is valid. fix: valid values, for error messages; {name} is the field's name.
     """
 
     holds: Callable[[Any], bool]
@@ -49,16 +49,16 @@ class Range:
 
 
 def described(kind: type) -> dict[str, tuple[Any, Help]]:
-    """Type and `Help` of each setting of a strategy that a command line asks for as it is, by name."""
+    """Type and `Help` of each setting of a strategy that is a command-line option, by name."""
     parts = {field.name: get_args(field.type) for field in fields(kind) if get_origin(field.type) is Annotated}
     return {name: (type_, help) for name, (type_, help, *_) in parts.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Common:
-    """What every strategy has. panel: the heading of a strategy's own settings in the help of a command.
+    """Settings of every strategy. panel: heading of a strategy's own settings in command help.
 
-    seed: decides every random choice; kept with the result even where nothing is random.
+    seed: of all randomness; recorded with the result even for deterministic strategies.
     logit_bias: see `LogitBias`.
     """
 
@@ -67,7 +67,7 @@ class Common:
 
     seed: Annotated[
         int,
-        Help("Makes the result repeatable; a random one when left out.", "N", default=""),
+        Help("Makes the result reproducible; random by default.", "N", default=""),
         Range(lambda seed: seed >= 0, "take a seed of 0 or more"),
     ] = 1
     logit_bias: LogitBias = ()
@@ -82,33 +82,33 @@ class Common:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits(Common):
-    """What strategies that write from left to right have. Its filters come before those of `Sampling`.
+    """Settings of left-to-right strategies. Its filters are applied before those of `Sampling`.
 
-    max_new_tokens: the end token is one of them.
-    max_time: a text ends with the token at which the time is over; None for no such limit.
+    max_new_tokens: includes the end token.
+    max_time: a text ends with the first token after this time; None for no limit.
     repetition_penalty: positive logits of tokens in the text are divided by it, negative ones multiplied (Keskar et al.
-        2019); 1 changes nothing.
-    no_repeat_ngram: Paulus et al. 2018; 0 allows all.
+        2019); 1 has no effect.
+    no_repeat_ngram: Paulus et al. 2018; 0 for no filter.
     """
 
     max_new_tokens: Annotated[
-        int, Help("Most tokens written for each text.", "N"), Range(lambda n: n >= 1, "ask for at least 1 token")
+        int, Help("Maximum new tokens of each text.", "N"), Range(lambda n: n >= 1, "ask for at least 1 token")
     ] = 200
-    min_new_tokens: Annotated[int, Help("No end token before so many tokens.", "N")] = 0
+    min_new_tokens: Annotated[int, Help("Minimum new tokens before the end token.", "N")] = 0
     max_time: Annotated[
         float | None,
-        Help("End each text after this time.", "SECONDS"),
+        Help("Time limit for each text.", "SECONDS"),
         Range(lambda seconds: seconds > 0, "take a number of seconds above 0"),
     ] = None
     repetition_penalty: Annotated[
         float,
-        Help("Above 1 avoids tokens that the text holds.", "X", default=""),
-        Range(lambda x: 0 < x < math.inf, "take a number above 0; 1 changes nothing"),
+        Help("Above 1 discourages tokens already in the text.", "X", default=""),
+        Range(lambda x: 0 < x < math.inf, "take a number above 0; 1 has no effect"),
     ] = 1.0
     no_repeat_ngram: Annotated[
         int,
-        Help("No N tokens in a row come twice.", "N"),
-        Range(lambda n: n >= 0, "take a length of 1 or more; 0 is none"),
+        Help("No n-gram of N tokens occurs twice.", "N"),
+        Range(lambda n: n >= 0, "take a length of 1 or more; 0 for no filter"),
     ] = 0
 
     def __post_init__(self) -> None:
@@ -127,12 +127,12 @@ class Limits(Common):
 
 @dataclass(frozen=True, kw_only=True)
 class Greedy(Limits):
-    """The most probable token each time; of equally probable ones the lowest id."""
+    """The most probable token at each step; the lowest id among ties."""
 
     name = "greedy"
 
 
-_UP_TO_1 = Range(lambda p: 0 < p <= 1, "take a number above 0 and at most 1; without {name} all stay")
+_UP_TO_1 = Range(lambda p: 0 < p <= 1, "take a number above 0 and at most 1; without {name} all are kept")
 
 Temperature = Annotated[
     float,
@@ -143,10 +143,10 @@ Temperature = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Each field is a filter of the distribution that is drawn from; they are applied in this order. None is no filter.
+    """Each field is a filter of the sampling distribution; they are applied in this order. None for no filter.
 
-    top_k: Fan et al. 2018. top_p: the nucleus (Holtzman et al. 2020). min_p: Nguyen et al. 2025.
-    typical_p: the tokens nearest to the entropy (Meister et al. 2023).
+    top_k: Fan et al. 2018. top_p: nucleus sampling (Holtzman et al. 2020). min_p: Nguyen et al. 2025.
+    typical_p: locally typical sampling (Meister et al. 2023).
     """
 
     panel: ClassVar[str] = "Sampling"
@@ -154,34 +154,32 @@ class Sampling:
     temperature: Temperature = 0.8
     top_k: Annotated[
         int | None,
-        Help("Choose among the K most probable tokens.", "K"),
+        Help("Sample from the K most probable tokens.", "K"),
         Range(lambda k: k >= 1, "keep at least 1 token; leave top_k out to keep all"),
     ] = None
-    top_p: Annotated[
-        float | None, Help("Choose among the fewest tokens whose probability reaches P.", "P"), _UP_TO_1
-    ] = None
-    min_p: Annotated[float | None, Help("Choose among tokens P times as probable as the first.", "P"), _UP_TO_1] = None
+    top_p: Annotated[float | None, Help("Sample from the fewest tokens with probability P.", "P"), _UP_TO_1] = None
+    min_p: Annotated[float | None, Help("Sample from tokens P times as probable as the top one.", "P"), _UP_TO_1] = None
     typical_p: Annotated[float | None, Help("Choose among the most typical tokens that reach P.", "P"), _UP_TO_1] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample(Sampling, Limits):
-    """A random token from the model's distribution, after all filters."""
+    """A token sampled from the model's distribution, after all filters."""
 
     name: ClassVar[StrategyName] = "sample"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Beam(Limits):
-    """The best hypotheses that a search of bounded width finds (Lowerre 1976; Vijayakumar et al. 2018 for groups).
+    """Beam search (Lowerre 1976), optionally with diverse groups (Vijayakumar et al. 2018).
 
-    A hypothesis scores its log-probability divided by (number of its tokens) ** length_penalty.
+    The score of a hypothesis is its log-probability divided by (number of its tokens) ** length_penalty.
 
     length_penalty: above 1 favours long texts.
-    early_stopping: "yes" ends the search with num_beams finished hypotheses; "no" when the best unfinished one scores
-        no higher than the worst of them as it stands; "never" when it could not whatever followed.
-    groups: each avoids the tokens that those before it chose.
-    diversity: what a candidate loses for each hypothesis of an earlier group that takes the same token at this step.
+    early_stopping: "yes" ends the search with num_beams finished hypotheses; "no" when the current score of the best
+        live one is not above the worst of these; "never" when no continuation could exceed it.
+    groups: each is penalised for tokens that earlier groups chose.
+    diversity: penalty of a candidate for each hypothesis of an earlier group with the same token at this step.
     """
 
     name = "beam"
@@ -196,15 +194,15 @@ class Beam(Limits):
         Range(math.isfinite, "take a finite number; 1 is the mean"),
     ] = 1.0
     early_stopping: Annotated[
-        EarlyStopping, Help("End with K finished hypotheses; when no better one seems possible; or is.")
+        EarlyStopping, Help("Stop at K finished hypotheses; when a better one is unlikely; or impossible.")
     ] = "no"
     num_return: Annotated[int, Help("Hypotheses returned, best first.", "N")] = 1
     groups: Annotated[
-        int, Help("Groups of beams that differ from one another.", "G", "--beam-groups", "one a beam with --diversity")
+        int, Help("Groups of beams for diverse beam search.", "G", "--beam-groups", "one per beam with --diversity")
     ] = 1
     diversity: Annotated[
         float,
-        Help("How strongly groups avoid each other's tokens.", "X"),
+        Help("Penalty for tokens chosen by earlier groups.", "X"),
         Range(lambda x: 0 <= x < math.inf, "take a finite number of 0 or more"),
     ] = 0.0
 
@@ -218,7 +216,7 @@ class Beam(Limits):
         if self.groups < 1 or self.num_beams % self.groups:
             raise UsageError(
                 f"groups is {self.groups}, which does not divide num_beams {self.num_beams}",
-                fix="let every group have as many beams",
+                fix="choose groups of equal size",
             )
         if (self.groups > 1) != (self.diversity > 0):
             raise UsageError(
@@ -229,44 +227,44 @@ class Beam(Limits):
 
 @dataclass(frozen=True, kw_only=True)
 class MaskPredict(Sampling, Common):
-    """Tokens for the masks of a text, by a model that reads both sides; all other tokens stay.
+    """Fills the masks of a text with a bidirectional model; all other tokens are unchanged.
 
-    The filters of sampling are for "gibbs". A bias is of single ids only.
+    The sampling filters apply to "gibbs". Biases must be of single ids.
 
-    by: "confidence" takes the most probable token of every mask, then masks the least probable ones again, fewer each
-        round (Ghazvininejad et al. 2019). "gibbs" draws them one at a time, each round once in a random order, from
-        the distribution that all others give (Wang and Cho 2019).
-    rounds: by confidence 1 fills all masks at once.
+    by: "confidence" predicts every mask greedily, then masks the least confident tokens again, fewer each round
+        (Ghazvininejad et al. 2019). "gibbs" samples them one at a time, in random order each round, conditioned on all
+        others (Wang and Cho 2019).
+    rounds: by confidence, 1 fills all masks at once.
     """
 
     name: ClassVar[StrategyName] = "mask-predict"
     panel = "Mask-predict"
 
     temperature: Temperature = 1.0
-    by: Annotated[Order, Help("Keep the most confident tokens first, or draw one at a time.")] = "confidence"
-    rounds: Annotated[int, Help("How often masks are filled.", "N"), Range(lambda n: n >= 1, "take at least 1")] = 10
+    by: Annotated[Order, Help("Keep the most confident tokens first, or sample one at a time.")] = "confidence"
+    rounds: Annotated[int, Help("Rounds over the masks.", "N"), Range(lambda n: n >= 1, "take at least 1")] = 10
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if any(len(ids) != 1 for ids, _ in self.logit_bias):
             raise UsageError(
-                "logit_bias of several tokens in a row is not for mask-predict",
-                fix="give a text that is one token: lmtool tokenize --show tells",
+                "mask-predict takes logit_bias of single tokens only",
+                fix="give a text of one token, as shown by lmtool tokenize --show",
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What is asked for beside prompts and settings.
+    """Options besides prompts and settings.
 
-    n: samples of each prompt. first: the number of the first one.
-    stop: strings that end a text and are cut off it. The first to be complete counts.
-    prefix: how every text has to begin.
-    overflow: what becomes of prompts longer than the context; see `Reader.fit`. Of mask-predict, "cut" fills fewer
-        tokens behind the prompt.
-    mask: a text that stands for a mask in prompts. length: masks behind the prompt. Both for mask-predict.
-    details: tell ranks, and what the filters removed.
-    max_rows: most rows computed together; with 1 not even rounding depends on other requests.
+    n: samples of each prompt. first: number of the first one.
+    stop: strings that end a text and are removed from it; the first complete one counts.
+    prefix: forced beginning of every text.
+    overflow: how to treat prompts longer than the context; see `Reader.fit`. For mask-predict, "cut" fills fewer
+        tokens after the prompt.
+    mask: placeholder of a mask in prompts. length: number of masks after the prompt. Both for mask-predict.
+    details: report ranks and the probability removed by filters.
+    max_rows: maximum batch size; with 1 not even rounding depends on other requests.
     """
 
     n: int = 1
@@ -302,15 +300,15 @@ def choose(
     seed: int | None = None,
     **options: Any,
 ) -> Settings:
-    """The settings that a command line asks for, of the strategy that is named or implied, else of `Sample`.
+    """The settings given on a command line, for the strategy that is named or implied, else `Sample`.
 
-    strategy: its name. masked: masks are asked for, which implies mask-predict. reads_both: the model reads both sides,
-        and does mask-predict where it would sample.
-    n: samples of each prompt. options: fields of strategies; None where the command line says nothing.
-    Without a seed one is drawn, so that the result can be had again from the seed it carries.
+    strategy: its name. masked: masks are requested, which implies mask-predict. reads_both: the model is bidirectional,
+        with mask-predict by default.
+    n: samples of each prompt. options: fields of strategies; None if not given.
+    Without a seed a random one is drawn and recorded, so that the result is reproducible.
 
     Raises UsageError when a value is out of range, when options contradict the strategy or one another, and when
-    several samples of a strategy without chance are asked for.
+    several samples of a deterministic strategy are requested.
     """
     given = {name: value for name, value in options.items() if value is not None}
     seed = secrets.randbelow(2**32) if seed is None else seed
@@ -326,16 +324,16 @@ def choose(
     if wrong:
         raise UsageError(f"{contradicted} contradicts {_listed(wrong)}", fix="leave out one or the other")
     if name == "beam" and given.get("diversity") and "groups" not in given:
-        given["groups"] = given.get("num_beams", Beam.num_beams)  # one beam each, where the paper found most variety
+        given["groups"] = given.get("num_beams", Beam.num_beams)  # one beam each, the most diverse in the paper
     settings = STRATEGIES[name](seed=seed, **given)
     if n > 1 and not _has_chance(settings):
-        fix = "return several with --num-return" if name == "beam" else "leave -n out, or sample above temperature 0"
-        raise UsageError(f"{n} samples of a choice without chance would all be the same", fix=fix)
+        fix = "return several with --num-return" if name == "beam" else "omit -n, or sample above temperature 0"
+        raise UsageError(f"{n} samples of a deterministic strategy would all be the same", fix=fix)
     return settings
 
 
 def _implied(given: Mapping[str, Any]) -> StrategyName | None:
-    """The strategy that alone has one of the settings that are given."""
+    """The strategy implied by a setting that only it has."""
     takers = {option: [name for name, taken in _TAKES.items() if option in taken] for option in given}
     alone = {option: names[0] for option, names in takers.items() if len(names) == 1}
     if len(set(alone.values())) > 1:
@@ -361,18 +359,18 @@ def to_record(settings: Settings) -> dict[str, Any]:
 
 
 def from_record(record: Mapping[str, Any]) -> Settings:
-    """The settings of a record of `to_record`, also after JSON. Raises UsageError when it is none."""
+    """The settings from `to_record`, also after JSON. Raises UsageError when it is invalid."""
     options = dict(record)
     try:
         kind = STRATEGIES[options.pop("strategy")]
         options["logit_bias"] = tuple((tuple(ids), float(bias)) for ids, bias in options.pop("logit_bias"))
         return kind(**options)
     except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"these are no settings of this version: {error}") from None
+        raise UsageError(f"these are not settings of this version: {error}") from None
 
 
 def within(settings: Settings, steps: int) -> Settings:
-    """Settings that stop after `steps` tokens, where a time limit stopped before."""
+    """Settings that stop after `steps` tokens instead of a time limit."""
     if isinstance(settings, MaskPredict) or settings.max_time is None:
         return settings
     least = min(settings.min_new_tokens, steps)

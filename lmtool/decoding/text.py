@@ -1,4 +1,4 @@
-"""Prompts in, text out: tokens decoded as they come, stop strings cut off, one record for each request."""
+"""Prompts in, text out: streaming detokenization, stop strings, one record per request."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,19 +18,18 @@ FinishReason = Literal["end", "stop", "length", "time", "filled"]
 
 @dataclass(frozen=True)
 class Completion:
-    """What became of one request.
+    """The completion of one request.
 
-    prompt: its text. sample: which sample of the prompt, from 0; of a beam search the rank of the hypothesis.
-    draw: the number of the sample as it enters the randomness: a prompt that comes again continues the count.
-    text: what follows the prompt or answers it, without special tokens, up to a stop string; it begins with the prefix.
-        Of mask-predict the whole text, prompt and all.
-    tokens: all ids written, an end token and those that spell a stop string included; of mask-predict those of the
-        masks.
-    logprobs: their natural log-probabilities under the model's own distribution, before any temperature or filter.
-    ranks: place of each token in that distribution, from 1. removed: the probability there of all tokens that the
-        filters removed. Both None unless they are asked for.
-    score: of a beam search, what hypotheses are ranked by; else None.
-    steps: how many tokens the model was asked for, or how often it read a text with masks.
+    prompt: its text. sample: index of the sample, from 0; for beam search the rank of the hypothesis.
+    draw: sample number used to seed randomness, which continues over equal prompts.
+    text: the generated text, without special tokens, up to a stop string; it begins with the prefix. For mask-predict
+        the whole text, prompt included.
+    tokens: all generated ids, including an end token and those of a stop string; for mask-predict those of the masks.
+    logprobs: their natural log-probabilities under the model's distribution, before temperature and filters.
+    ranks: rank of each token in that distribution, from 1. removed: its total probability of tokens excluded by
+        filters. Both None unless requested.
+    score: for beam search, the score of the hypothesis; else None.
+    steps: number of decoding steps, or of forward passes for mask-predict.
     seed: as in the settings.
     finish_reason: "end" for an end token, "stop" for a stop string, "length" for max_new_tokens, "time" for max_time,
         "filled" for masks.
@@ -52,9 +51,9 @@ class Completion:
 
 @dataclass(frozen=True)
 class Piece:
-    """More text of one request, perhaps none; with its completion when it is the last.
+    """More text of one request, possibly empty; with its completion when it is the last.
 
-    request: its number, sample 0 of prompt 0 first, then sample 1 of prompt 0.
+    request: its index, sample 0 of prompt 0 first, then sample 1 of prompt 0.
     """
 
     request: int
@@ -69,12 +68,12 @@ def write(
     settings: Settings,
     options: Options | None = None,
 ) -> Iterator[Piece]:
-    """Continue or answer each prompt, or fill its masks; text as it comes about, the requests in turns.
+    """Continue each prompt, generate its target or fill its masks; streams text, interleaved over requests.
 
-    Pieces hold whole characters, and never a part of what may become a stop string. Special tokens other than the end
-    are never chosen, nor ids that the tokenizer does not have. Beam search and mask-predict give whole texts.
+    Pieces hold whole characters, and never part of a possible stop string. Special tokens other than end tokens are
+    never generated, nor ids that the tokenizer does not have. Beam search and mask-predict return whole texts.
 
-    prompts: texts; or what the model reads, as `framing` makes it, of which completions do not show the text.
+    prompts: texts; or inputs built by `framing`, whose text is not in completions.
 
     Raises UsageError as `generate` and `fill` do, and when options contradict the strategy.
     """
@@ -96,8 +95,8 @@ def _write(
 ) -> Iterator[Piece]:
     if options.mask is not None or options.length:
         raise UsageError(
-            f"masks are not for {settings.name}, which writes from left to right",
-            fix="leave --mask and --length out, or choose --strategy mask-predict",
+            f"masks are not for {settings.name}, which generates from left to right",
+            fix="omit --mask and --length, or choose --strategy mask-predict",
         )
     framed = [p if isinstance(p, Prompt) else framing.prompt(p, options.prefix) for p in prompts]
     end_ids = framing.end_ids
@@ -147,8 +146,8 @@ def _fill(
 ) -> Iterator[Piece]:
     if options.stop or options.prefix:
         raise UsageError(
-            "mask-predict does not write from left to right: it takes no stop string and no prefix",
-            fix="leave them out",
+            "mask-predict does not generate from left to right: it takes no stop string and no prefix",
+            fix="omit them",
         )
     texts = []
     tokenizer = framing.tokenizer
@@ -197,12 +196,12 @@ def _fill(
 
 
 def _shown(prompt: str | Prompt) -> str:
-    """The text of a prompt; none of ids."""
+    """The text of a prompt; empty for ids."""
     return prompt if isinstance(prompt, str) else ""
 
 
 def complete(pieces: Iterable[Piece]) -> Iterator[Completion]:
-    """The completions among `pieces` in the order of their requests, each as soon as all before it are done."""
+    """The completions among `pieces` in request order, each as soon as all before it are done."""
     done: dict[int, Completion] = {}
     following = 0
     for piece in pieces:
@@ -211,14 +210,14 @@ def complete(pieces: Iterable[Piece]) -> Iterator[Completion]:
         while following in done:
             yield done.pop(following)
             following += 1
-    # A beam search of a tiny vocabulary may have found fewer hypotheses than were asked for, which leaves gaps.
+    # A beam search of a tiny vocabulary may find fewer hypotheses than requested, which leaves gaps.
     yield from (done[request] for request in sorted(done))
 
 
 class StopStrings:
-    """Text that comes in pieces, cut before the first stop string to be complete, however the pieces divide it.
+    """Streamed text, truncated before the first complete stop string, for any split into pieces.
 
-    stopped: a stop string has come.
+    stopped: a stop string was found.
     """
 
     def __init__(self, stop: Sequence[str]) -> None:
@@ -227,7 +226,7 @@ class StopStrings:
         self.stopped = False
 
     def push(self, text: str) -> str:
-        """The text that is safe to show now. What may be the beginning of a stop string is held back."""
+        """The text that is safe to show now. A possible beginning of a stop string is held back."""
         self._held += text
         found = [(start + len(stop), start) for stop in self._stop if (start := self._held.find(stop)) >= 0]
         if found:
@@ -239,18 +238,18 @@ class StopStrings:
         return shown
 
     def flush(self) -> str:
-        """What was held back when the text ended without a stop string; nothing when it ended with one."""
+        """The held-back text if the text ended without a stop string, else nothing."""
         return "" if self.stopped else self._held
 
     def _beginning(self, stop: str) -> int:
-        """Length of the longest beginning of `stop` that the held text ends with."""
+        """Length of the longest prefix of `stop` that the held text ends with."""
         longest = min(len(stop) - 1, len(self._held))
         return next((k for k in range(longest, 0, -1) if self._held.endswith(stop[:k])), 0)
 
 
 @dataclass
 class _Writer:
-    """One request while it is written."""
+    """One request during generation."""
 
     prompt: str
     seed: int
@@ -272,7 +271,7 @@ class _Writer:
         return shown
 
     def completion(self) -> Completion | None:
-        """The whole, when its last token or a stop string ends it."""
+        """The completion, when its last token or a stop string ends it."""
         last = self.events[-1]
         reason = "stop" if self.stop.stopped else last.finish
         if reason is None:

@@ -1,4 +1,4 @@
-"""Models: tokens to hidden states to logits. They know nothing of data, training or files."""
+"""Models: tokens to hidden states to logits. Independent of data, training and files."""
 
 from lmtool.model.averaging import AveragingModel
 from lmtool.model.bidirectional import BidirectionalModel

@@ -1,7 +1,7 @@
-"""Multi-head attention, and the one place that chooses the kernel which computes it.
+"""Multi-head attention, and the choice of the kernel that computes it.
 
 Shapes: B rows, T queries, S keys, N heads, K heads of keys and values, H head width, D model width, P is B or 1 where
-all rows have the same positions. Under a window: C blocks of Q queries, with W keys for each; R is 1, B, C or B C.
+all rows have the same positions. Sliding window: C blocks of Q queries, with W keys each; R is 1, B, C or B C.
 """
 
 from abc import ABC, abstractmethod
@@ -19,24 +19,25 @@ from lmtool.model.positions import AttentionPositions, rotated
 from lmtool.model.scores import Score
 
 PLAIN_LIMIT = 512
-"""Most keys for which training on a CPU goes through plain matrix products; the fused kernel's backward is slower."""
+"""Up to this many keys, CPU training uses plain matrix products; the fused kernel's backward pass is slower."""
 
 BLOCK = 64
-"""Fewest queries that are computed together under a window."""
+"""Minimum number of queries per block of sliding-window attention."""
 
 STEP = 16
-"""Of what the keys of a block are a multiple; matrix products of odd sizes are slow."""
+"""The keys per block are a multiple of this; matrix products of odd sizes are slow."""
 
 
 class Attend:
-    """softmax(score(q, k) + mask) v under one mask: made once for a forward pass and used by all layers of a stack.
+    """softmax(score(q, k) + mask) v under one mask: built once per forward pass and shared by all layers of a stack.
 
-    What it takes to attend is computed when a layer first does. Layers that do not attend learn from it what their
-    positions are, which are its queries: `keep_BT` and `begins_BT`.
+    Masks, biases and rotations are computed lazily, on first use. Layers without attention read padding and document
+    boundaries of their positions, the queries, from it: `keep_BT` and `begins_BT`.
 
-    mask: who sees whom. positions_PS: positions of all keys, the last `n_queries` being the queries'; counted from 0
-    when None. rule: how positions take part; not at all when None. source: attention to a source, for layers that have
-    it. width: how many rows share a line, on which their queries stand behind each other; see `Branches`.
+    mask: which keys each query attends to. positions_PS: positions of all keys, the last `n_queries` being the
+        queries'; 0, 1, ... when None. rule: positional encoding inside attention; None for none. source:
+        cross-attention, for layers that have it. width: number of rows that share a cache line, with their queries
+        concatenated; see `Branches`.
     """
 
     def __init__(
@@ -66,23 +67,23 @@ class Attend:
 
     @property
     def keep_BT(self) -> Tensor | None:
-        """False at queries that are padding; None where all are text."""
+        """False at padding queries; None without padding."""
         return None if self.mask.keep_BS is None else self.mask.keep_BS[:, self._n_keys - self._n_queries :]
 
     @property
     def begins_BT(self) -> Tensor | None:
-        """True at queries that begin a document which may not see the text before it; None where a row is one text."""
+        """True at the first query of each isolated document; None where a row is one text."""
         if self._begins_BT is None and (begins_BS := self.mask.begins_BS) is not None:
             self._begins_BT = begins_BS[:, self._n_keys - self._n_queries :]
         return self._begins_BT
 
     @property
     def in_blocks(self) -> bool:
-        """Whether attention is computed for blocks of queries, not for all pairs of positions."""
-        return self._n_queries == self._n_keys and _Windows.pay(self.mask, self._n_keys)
+        """Whether attention is computed block by block, not for all query-key pairs."""
+        return self._n_queries == self._n_keys and _Windows.applies(self.mask, self._n_keys)
 
     def rotate(self, x_BNTH: Tensor) -> Tensor:
-        """Queries and new keys of all heads, placed at the positions of the queries."""
+        """Queries and new keys of all heads, rotated to the positions of the queries."""
         if self._rule is None:
             return x_BNTH
         if x_BNTH.dtype not in self._rotations:
@@ -93,9 +94,9 @@ class Attend:
     def __call__(
         self, q_BNTH: Tensor, keys_BKSH: Tensor, v_BKSH: Tensor, dropout: float, score: Score | None = None
     ) -> Tensor:
-        """Mix the values: (B, N, T, H). Groups of N / K query heads share a head of keys and values.
+        """The weighted sums of the values: (B, N, T, H). Groups of N / K query heads share a key-value head.
 
-        keys_BKSH: what `score.keys` gave. score: the scaled dot product when None.
+        keys_BKSH: output of `score.keys`. score: the scaled dot product when None.
         """
         score = score or Score(q_BNTH.shape[-1] ** -0.5)
         q_BNTH = score.queries(q_BNTH)
@@ -115,10 +116,10 @@ class Attend:
 
 
 class _Kernel:
-    """softmax(score(q, k) + addend) v for all queries and keys that it is given.
+    """softmax(score(q, k) + addend) v for all queries and keys.
 
-    allowed_RTS: which keys a query sees, all when None. bias_RNTS: added to scores. causal: queries and keys are the
-    same positions, and a query sees those up to its own.
+    allowed_RTS: which keys each query attends to, all when None. bias_RNTS: added to the scores. causal: queries and
+        keys are the same positions, under the causal mask.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class _Kernel:
         self._addends: dict[tuple[torch.dtype, int], Tensor] = {}
 
     def __call__(self, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, dropout: float, score: Score) -> Tensor:
-        """Mix the values. q_BNTH and k_BKSH: what `score` makes of queries and keys."""
+        """The weighted sums of the values. q_BNTH and k_BKSH: queries and keys as transformed by `score`."""
         if score.scale is None:
             score_BNTS = score.compare(q_BNTH, k_BKSH)
             weights = (score_BNTS + self._addend(score_BNTS.dtype, len(q_BNTH))).softmax(-1)
@@ -169,7 +170,7 @@ class _Kernel:
         return drop(score_BNTS.softmax(-1), dropout) @ v_BNSH
 
     def _addend(self, dtype: torch.dtype, n_rows: int) -> Tensor:
-        """Positions, and -inf where nothing is seen: (1 or n_rows, 1 or N, T or 1, S or 1)."""
+        """Positional bias, and -inf at masked keys: (1 or n_rows, 1 or N, T or 1, S or 1)."""
         if (dtype, n_rows) not in self._addends:
             addend = torch.zeros(1, 1, 1, 1, dtype=dtype, device=self._device)
             if self._bias_RNTS is not None:
@@ -184,12 +185,12 @@ class _Kernel:
 
 
 def _rows(t: Tensor, n_rows: int) -> Tensor:
-    """The tensor for so many rows; one that is the same for all stays as it is."""
+    """The tensor repeated for `n_rows` rows; unchanged if it broadcasts."""
     return t if len(t) in (1, n_rows) else t.repeat(n_rows // len(t), *(1,) * (t.ndim - 1))
 
 
 def _grouped(q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values with a head for each head of the queries."""
+    """Keys and values repeated to one head per query head."""
     groups = q_BNTH.shape[1] // k_BKSH.shape[1]
     if groups == 1:
         return k_BKSH, v_BKSH
@@ -197,10 +198,10 @@ def _grouped(q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor) -> tuple[Tensor, Te
 
 
 class _Windows:
-    """Attention under a window, in blocks of queries that are rows of their own; so its memory is linear in the length.
+    """Sliding-window attention in blocks of queries, each a batch row of its own, so memory is linear in the length.
 
-    Positions a whole number of steps apart are brought together, so that a window with dilation is one without. Q
-    queries see the keys of their block, those within reach of it, and the global ones. Global queries see all keys.
+    Positions a whole number of steps apart are regrouped, which turns a dilated window into a plain one. Q queries
+    attend to the keys of their block, those within the window, and the global ones. Global queries attend to all keys.
     """
 
     def __init__(
@@ -211,11 +212,11 @@ class _Windows:
         self._before, self._n_queries = _reach(mask)
         self._after = 0 if mask.causal and mask.prefix_B is None else self._before
         self._n_global = min(mask.n_global, length)
-        # blocks of one group: what a whole number of steps lies between
+        # blocks per group of positions a whole number of steps apart
         self._n_blocks = -(-length // (mask.dilation * self._n_queries))
         places_T = torch.arange(self._n_blocks * self._n_queries * mask.dilation, device=device)
         query_CQ = self._query_blocks(places_T[None, None, :, None])[:, 0, :, 0]
-        # places outside of the row are -1 here
+        # positions outside the row are -1 here
         key_CW = self._key_blocks(places_T[None, None, :, None] + 1)[:, 0, :, 0] - 1
         local = (key_CW >= self._n_global) & (key_CW < length)
         global_G = torch.arange(self._n_global, device=device)
@@ -223,7 +224,7 @@ class _Windows:
         real = F.pad(local, (0, self._n_global), value=True)
         query_CQ1, key_C1W = query_CQ.clamp(max=length - 1)[:, :, None], key_CW.clamp(0, length - 1)[:, None]
         allowed = mask.between(query_CQ1, key_C1W) & real[:, None]
-        # a query that sees nothing sees itself, also behind the row, so that softmax stays finite
+        # a fully masked query attends to itself, also past the end of the row, so that softmax stays finite
         own = query_CQ[:, :, None] == key_CW[:, None]
         allowed_RQW = (allowed | (~allowed.any(-1, keepdim=True) & own)).flatten(0, 1)
         bias = None
@@ -240,8 +241,8 @@ class _Windows:
             self._of_global = _Kernel(allowed, bias, False, length, device)
 
     @staticmethod
-    def pay(mask: Mask, length: int) -> bool:
-        """Whether a row is so long that blocks take less than all pairs of positions; its text must stand in place."""
+    def applies(mask: Mask, length: int) -> bool:
+        """Whether a row is long enough for blocks to be cheaper than dense attention; needs contiguous positions."""
         if mask.window is None or mask.places_PS is not None:
             return False
         return length > 2 * mask.dilation * _reach(mask)[1]
@@ -257,7 +258,7 @@ class _Windows:
         return torch.cat((rows, mixed_BNTH[:, :, self._n_global :]), 2)
 
     def _steps(self, t_BNTH: Tensor) -> Tensor:
-        """(B, N, steps, dilation, H), filled up with zeros to whole blocks."""
+        """(B, N, steps, dilation, H), zero-padded to whole blocks."""
         B, N, T, H = t_BNTH.shape
         steps = self._n_blocks * self._n_queries
         return F.pad(t_BNTH, (0, 0, 0, steps * self._dilation - T)).reshape(B, N, steps, self._dilation, H)
@@ -269,7 +270,7 @@ class _Windows:
         return blocks.permute(0, 4, 2, 1, 3, 5).flatten(0, 2)
 
     def _key_blocks(self, t_BKSH: Tensor) -> Tensor:
-        """The keys of each block, and those within reach of it: (B C, K, W, H)."""
+        """The keys of each block and those within its window: (B C, K, W, H)."""
         padded = F.pad(self._steps(t_BKSH), (0, 0, 0, 0, self._before, self._after))
         blocks = padded.unfold(2, self._before + self._n_queries + self._after, self._n_queries)
         return blocks.permute(0, 3, 2, 1, 5, 4).flatten(0, 2)
@@ -289,17 +290,17 @@ class _Windows:
 
 
 def _reach(mask: Mask) -> tuple[int, int]:
-    """How many steps back a block sees, at least the window's, and how many queries make a block."""
+    """How many steps back a block attends, at least the window's, and the number of queries per block."""
     assert mask.window is not None
     reach = -(-(mask.window - 1) // STEP) * STEP
     return reach, max(BLOCK, reach)
 
 
 class Mixed(NamedTuple):
-    """What a mixer gives back.
+    """Output of a mixer.
 
-    x_BTD: what joins the residual stream. now: what to remember, which may be None where nothing was remembered.
-    auxiliary_B: as in `Output`.
+    x_BTD: added to the residual stream. now: the updated cache, which may be None without a cache. auxiliary_B: as in
+        `Output`.
     """
 
     x_BTD: Tensor
@@ -308,33 +309,33 @@ class Mixed(NamedTuple):
 
 
 Adaptable = tuple[tuple[str, tuple[str, ...]], ...]
-"""Linear maps by name, each with what its parts are called as targets of adapters."""
+"""Linear maps by name, each with the names of its parts as adapter targets."""
 
 
 class Mixer(nn.Module, ABC):
-    """What a sublayer computes before it joins the residual stream; `out` is its projection into the stream."""
+    """A sublayer's function, without the residual connection; `out` is its projection into the residual stream."""
 
     out: nn.Linear
 
     def projections(self) -> Sequence[nn.Linear]:
-        """Its maps into the stream: `out`, or those of the mixers that it is made of."""
+        """Its projections into the residual stream: `out`, or those of the mixers it is composed of."""
         return (self.out,)
 
     @abstractmethod
     def start(self, n_rows: int) -> LayerState:
-        """What is kept before the first token, but see `CrossAttention.read`."""
+        """The cache before the first token, but see `CrossAttention.read`."""
 
     @abstractmethod
     def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> Mixed:
-        """The output for x, which follows what `past` remembers; and what to remember, unless `past` is None.
+        """The output for x, which continues the cached `past`; and the updated cache, unless `past` is None.
 
-        `past` is None where whole rows are read at once; only then is there an auxiliary loss. `attend` knows which
-        positions are text, and where documents begin that see nothing of the text before them. A mixer that keeps a
-        plain tuple is given the rows that share a line apart; all others are given the line.
+        `past` is None in a full forward pass; only then is there an auxiliary loss. `attend` holds the padding mask and
+        the boundaries of isolated documents. A mixer whose cache is a plain tuple gets rows that share a cache line
+        separately; all others get the whole line.
         """
 
     def adaptable(self) -> Adaptable:
-        """Its linear maps that may have adapters."""
+        """Its linear maps that can have adapters."""
         return ()
 
 
@@ -366,7 +367,7 @@ class SelfAttention(Mixer):
         self.out = nn.Linear(d_model, d_model, bias=bias)
 
     def start(self, n_rows: int) -> KeyValue:
-        """Keys and values of no positions."""
+        """An empty KV cache."""
         none = self.qkv.weight.new_empty(n_rows, self.n_kv_heads, 0, self.head_width)
         return KeyValue(self.score.keys(none), none)
 
@@ -388,7 +389,7 @@ class SelfAttention(Mixer):
 
 
 class CrossAttention(Mixer):
-    """Attention to a source: queries from the decoder, keys and values from the encoder's last layer."""
+    """Cross-attention: queries from the decoder, keys and values from the encoder's last layer."""
 
     def __init__(
         self, d_model: int, n_heads: int, n_kv_heads: int, bias: bool, dropout: float, score: Score | None = None
@@ -403,7 +404,7 @@ class CrossAttention(Mixer):
         self.out = nn.Linear(d_model, d_model, bias=bias)
 
     def start(self, n_rows: int) -> LayerState:
-        raise RuntimeError("attention to a source starts by reading one")
+        raise RuntimeError("cross-attention starts by reading a source")
 
     def read(self, source_BSD: Tensor) -> Memory:
         """Keys and values of a source."""
@@ -425,16 +426,16 @@ class CrossAttention(Mixer):
 
 
 def mixers_of(model: nn.Module) -> list[Mixer]:
-    """All mixers of a model, in its order; also those that others are made of."""
+    """All mixers of a model, in module order, nested ones included."""
     return [module for module in model.modules() if isinstance(module, Mixer)]
 
 
 def linears_of(model: nn.Module) -> list[nn.Linear]:
-    """The linear maps in the mixers of a model, each once, in its order."""
+    """The linear maps in the mixers of a model, each once, in module order."""
     linears = (part for mixer in mixers_of(model) for part in mixer.modules() if isinstance(part, nn.Linear))
     return list(dict.fromkeys(linears))
 
 
 def widths_of(linear: nn.Linear) -> tuple[int, ...]:
-    """Output widths of the maps that a linear map computes as one; its own where it is one."""
+    """Output widths of the maps that a linear map computes jointly; else its own."""
     return linear.widths if isinstance(linear, JoinedLinear) else (linear.out_features,)

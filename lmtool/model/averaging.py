@@ -1,4 +1,4 @@
-"""Classifiers that know no order: the deep averaging network and, without vectors and layers, the linear classifier.
+"""Bag-of-words classifiers: the deep averaging network and, without embeddings and layers, the linear classifier.
 
 Shapes: B texts, T positions, F features of a text, D model width, C classes or labels.
 """
@@ -16,14 +16,14 @@ from lmtool.model.language_model import Output, Parts, SilentModel
 from lmtool.recipe.spec import Averaging, Reads
 
 MERSENNE = 2**31 - 1
-"""A prime below which hashes are kept, so that no product of one leaves 64 bits."""
+"""A prime modulus for hashes, so that their products do not overflow 64 bits."""
 
 
 class RatioHead(nn.Linear):
-    """A linear classifier that begins as naive Bayes (Wang and Manning 2012, Baselines and Bigrams).
+    """A linear classifier initialised as naive Bayes (Wang and Manning 2012, Baselines and Bigrams).
 
-    The score of class c is b_c + sum of v_cf r_cf over the features f of a text. v is trained, and 1 at first. r is
-    given by `count`: the logarithm of how much likelier f is in texts of c than in the others.
+    The score of class c is b_c + sum of v_cf r_cf over the features f of a text. v is trained, initially 1. r is set by
+    `count`: the log ratio of the probabilities of f in texts of c and in the others.
     """
 
     ratios_CF: Tensor
@@ -36,11 +36,11 @@ class RatioHead(nn.Linear):
 
     @torch.no_grad()
     def count(self, body: "AveragingModel", batches: Sequence[Batch]) -> None:
-        """Set r_cf = log((p_cf / sum of p_c) / (q_cf / sum of q_c)) / s from labelled texts in the CPU's memory.
+        """Set r_cf = log((p_cf / sum of p_c) / (q_cf / sum of q_c)) / s from labelled texts in CPU memory.
 
-        p_cf is 1 and the number of texts of class c with feature f, q_cf of the texts of other classes. Features that
-        no text has are left out of sums and count nothing. s makes the mean square of all scores of these texts 1, so
-        that one learning rate suits texts of all lengths.
+        p_cf is 1 plus the number of texts of class c with feature f, q_cf the same over the other classes. Features
+        that no text has are excluded and get 0. s makes the mean square of all scores of these texts 1, so that one
+        learning rate suits texts of all lengths.
         """
         counts_CF = torch.zeros(2, *self.ratios_CF.shape, dtype=torch.float64)
         for batch in batches:
@@ -61,7 +61,7 @@ class RatioHead(nn.Linear):
 
 
 def _members(batch: Batch, n_classes: int) -> Tensor:
-    """1 where a text is of a class, else 0, (B, C)."""
+    """1 where a text belongs to a class, else 0, (B, C)."""
     if batch.labels_B is not None:
         return F.one_hot(batch.labels_B, n_classes).double()
     assert batch.values_BC is not None
@@ -73,13 +73,13 @@ class AveragingModel(SilentModel):
 
         x = mean of E[f] over the features f of a text;  h_i = f(W_i h_{i-1} + b_i), h_0 = x
 
-    The features are its tokens and, with `ngrams` n, its sequences of 2 to n neighbouring tokens, hashed into `buckets`
-    rows of E (Joulin et al. 2017, Bag of Tricks). Word dropout leaves each out of the mean with the given probability
-    in training; a text that would lose all of them keeps them. With one_hot, E is the identity: x has the share of each
-    feature, and a head is a linear classifier; with log_ratios too, x is 1 for each feature that the text has, and the
-    head a RatioHead.
+    The features are its tokens and, with `ngrams` n, its token n-grams of orders 2 to n, hashed into `buckets`
+    rows of E (Joulin et al. 2017, Bag of Tricks). Word dropout drops each from the mean with the given probability in
+    training; a text that would lose all of them keeps them. With one_hot, E is the identity: x holds relative
+    frequencies of features, and the head is a linear classifier; with log_ratios too, x is 1 for each feature present
+    in the text, and the head is a RatioHead.
 
-    width: of what a head reads.
+    width: input width of a head.
     """
 
     reads: Reads = "words"
@@ -99,18 +99,18 @@ class AveragingModel(SilentModel):
         self.dense = nn.ModuleList(nn.Linear(spec.d_model, spec.d_model) for _ in range(spec.n_layers))
         self.activation = torch.relu if spec.activation == "relu" else torch.tanh
         if self.embedding is not None:
-            # small, so that words which hardly occur in training hardly count
+            # small, so that words rare in training have little weight
             nn.init.normal_(self.embedding.weight, std=1 / spec.d_model)
 
     def scores(self, batch: Batch, head: nn.Linear, dropout: float) -> Tensor:
-        """What a head says of each text (B, C). dropout: of the vector that it reads, unless words are one_hot.
+        """The head's scores of each text (B, C). dropout: on the head's input vector, unless words are one_hot.
 
-        Positions outside `keep_BT` count nothing; an empty text is zeros below the layers.
+        Padding (False in `keep_BT`) is ignored; the mean of an empty text is zero.
         """
         features_BF, share_BF = self.features(batch, head.weight.dtype)
         if self.embedding is None:
             weight_CF = head.weight * head.ratios_CF if isinstance(head, RatioHead) else head.weight
-            # the rows of the words in place of a product with a vector as long as the vocabulary
+            # row look-ups instead of a product with a vector as long as the vocabulary
             scores_BC = F.embedding_bag(features_BF, weight_CF.T.contiguous(), per_sample_weights=share_BF, mode="sum")
             return scores_BC + head.bias
         x_BD = F.embedding_bag(features_BF, self.embedding.weight, per_sample_weights=share_BF, mode="sum")
@@ -120,13 +120,13 @@ class AveragingModel(SilentModel):
         return found
 
     def features(self, batch: Batch, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The features of each text, and what each counts in x; both (B, F)."""
+        """The features of each text, and the weight of each in x; both (B, F)."""
         tokens_BT = batch.tokens_BT
         keep_BT = torch.ones_like(tokens_BT, dtype=torch.bool) if batch.keep_BT is None else batch.keep_BT
         features, keeps = [tokens_BT], [keep_BT]
         hash_BT, keep_BF = tokens_BT, keep_BT
         for n in range(2, self.ngrams + 1):
-            # multiplied by a prime, so that all tokens move the remainder
+            # polynomial hash: a prime multiplier makes it depend on all tokens
             hash_BT = (hash_BT[:, :-1] * 1_000_003 ^ tokens_BT[:, n - 1 :]) % MERSENNE
             keep_BF = keep_BF[:, :-1] & keep_BT[:, n - 1 :]
             features.append(self.vocab_size + hash_BT % self.buckets)
@@ -141,16 +141,16 @@ class AveragingModel(SilentModel):
         return features_BF, keep_BF.to(dtype) / keep_BF.sum(1, keepdim=True).clamp(min=1)
 
     def forward(self, batch: Batch) -> Output:
-        """The vectors of the tokens (B, T, D), which nothing around them changes. Raises UsageError with one_hot."""
+        """Context-independent embeddings of the tokens (B, T, D). Raises UsageError with one_hot."""
         return Output(self.token_vectors()[batch.tokens_BT])
 
     def token_vectors(self) -> Tensor:
         if self.embedding is None:
-            raise UsageError("this model has no vectors of tokens: its words are one_hot", fix="name a run of a dan")
+            raise UsageError("this model has no token embeddings: its words are one_hot", fix="name a run of a dan")
         return self.embedding.weight[: self.vocab_size]
 
     def layers(self, batch: Batch) -> list[Tensor]:
-        """The vectors of the tokens; the layers above are of whole texts."""
+        """The token embeddings; the layers above them are of whole texts."""
         return [self(batch).hidden_BTD]
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -160,7 +160,7 @@ class AveragingModel(SilentModel):
         return ()
 
     def refusal(self) -> UsageError:
-        return UsageError("an averaging model writes no text", fix="ask what it has learnt with lmtool predict")
+        return UsageError("an averaging model does not generate text", fix="classify texts with lmtool predict")
 
     def parts(self) -> Parts:
         return [(self.embedding,), *zip(self.dense)]
@@ -170,7 +170,7 @@ class AveragingModel(SilentModel):
 
 
 def _once(features_BF: Tensor, keep_BF: Tensor) -> tuple[Tensor, Tensor]:
-    """Each feature of a text once: the features in order, and where one is to be counted; both (B, F)."""
+    """Deduplicated features of each text: sorted features, and True at the first of equal ones; both (B, F)."""
     sorted_BF = features_BF.masked_fill(~keep_BF, -1).sort(1).values
     is_new_BF = F.pad(sorted_BF[:, 1:] != sorted_BF[:, :-1], (1, 0), value=True)
     return sorted_BF.clamp(min=0), is_new_BF & (sorted_BF >= 0)

@@ -15,8 +15,8 @@ from lmtool.recipe.spec import Recurrent
 class BidirectionalModel(RecurrentModel):
     """Two language models that share embedding and head (Peters et al. 2018, Deep contextualized word representations).
 
-    As a language model it is its forward half, so it is measured, and writes, like any other. `backward` gives the
-    other half, and `layers` the states of both, which are what the model is for.
+    As a language model it is its forward half, so evaluation and generation are those of any other. `backward` gives
+    the other half, and `layers` the contextual embeddings of both.
     """
 
     def __init__(self, spec: Recurrent, vocab_size: int) -> None:
@@ -24,11 +24,11 @@ class BidirectionalModel(RecurrentModel):
         self.forth, self.back = Layers(spec), Layers(spec, backwards=True)
 
     def backward(self, batch: Batch) -> Output:
-        """States (B, T, D) that have read each text from its end to the position; they predict the token before."""
+        """Right-to-left hidden states (B, T, D), which predict the token before each position."""
         return Output(self.hidden(self.back.read(self.embed(batch.tokens_BT), find_texts(batch))[-1], None))
 
     def layers(self, batch: Batch) -> list[Tensor]:
-        """The embeddings, twice beside each other, and the states of both halves of each layer; (B, T, 2 D) each."""
+        """The embeddings, concatenated with themselves, and both halves' states of each layer; (B, T, 2 D) each."""
         embedded, texts = self.embed(batch.tokens_BT), find_texts(batch)
         halves = [half.read(embedded, texts) for half in (self.forth, self.back)]
         return [torch.cat(pair, -1) for pair in [(embedded, embedded), *zip(*halves, strict=True)]]

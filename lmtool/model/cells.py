@@ -1,6 +1,6 @@
-"""Recurrent layers: Elman networks, GRU and LSTM, over whole rows, over packed texts, or step by step.
+"""Recurrent layers: Elman networks, GRU and LSTM, over whole rows, packed texts, or step by step.
 
-Shapes: B rows, T positions, I input width, D state width, G gates times D, M positions that hold text, R texts.
+Shapes: B rows, T positions, I input width, D state width, G gates times D, M non-padding positions, R texts.
 """
 
 from abc import ABC, abstractmethod
@@ -17,20 +17,19 @@ from torch.nn.utils.rnn import PackedSequence
 from lmtool.recipe.spec import CELLS, CellName, Nonlinearity
 
 CellState = tuple[Tensor, ...]
-"""(h_BD,), or (h_BD, c_BD) of an LSTM."""
+"""(h_BD,), or (h_BD, c_BD) for an LSTM."""
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Where the texts of a batch stand, when they do not fill their rows: padding, or several documents in a row.
+    """The layout of a batch's texts when they do not fill their rows: padding, or several documents in a row.
 
-    A text is all that is kept of one document of one row, so padding between its tokens does not divide it. A
-    recurrence reads position `order_M[i]` (of B * T) of the longest text first, then of the others, then on to their
-    second tokens: the order of torch's PackedSequence, by which no padding ever enters.
+    A text is all non-padding tokens of one document of one row, so padding between them does not split it. `order_M`
+    gives positions (of B * T) in the order of torch's PackedSequence, without padding: the first tokens of all texts,
+    longest text first, then their second tokens, and so on.
 
-    flat_M: where each kept position stands in the batch. rank_M: which text it belongs to, texts numbered from the
-    longest on. place_M: its place in the text. first_B, last_B: the first and last text of each row, or R for a row
-    without any. length: T.
+    flat_M: index of each kept position in the flat batch. rank_M: rank of its text by length, longest first. place_M:
+    its position in the text. first_B, last_B: the first and last text of each row, or R for an empty row. length: T.
     """
 
     flat_M: Tensor
@@ -43,13 +42,13 @@ class Texts:
 
     @classmethod
     def find(cls, tokens_BT: Tensor, keep_BT: Tensor | None, documents_BT: Tensor | None) -> Self | None:
-        """The texts of a batch; None when each fills its row."""
+        """The layout of a batch; None when each text fills its row."""
         if documents_BT is None and (keep_BT is None or bool(keep_BT.all())):
             return None
         B, T = tokens_BT.shape
         keep_BT = torch.ones_like(tokens_BT, dtype=torch.bool) if keep_BT is None else keep_BT
         flat_M = keep_BT.flatten().nonzero()[:, 0]
-        # a text begins where the row or the document is another one than that of the kept position before
+        # a text begins where the row or document differs from that of the previous kept position
         marks = [flat_M // T] if documents_BT is None else [flat_M // T, documents_BT.flatten()[flat_M]]
         begins_M = torch.ones_like(flat_M, dtype=torch.bool)
         begins_M[1:] = torch.stack([mark[1:] != mark[:-1] for mark in marks]).any(0)
@@ -58,7 +57,7 @@ class Texts:
         lengths_R = torch.bincount(text_M, minlength=n_texts)
         starts_R = lengths_R.cumsum(0) - lengths_R
         rank_R = lengths_R.argsort(descending=True, stable=True).argsort()
-        # texts are numbered in the order of their rows at first
+        # texts are first numbered in row order
         none_B = torch.full((B,), n_texts, device=flat_M.device)
         first_B, last_B = (
             F.pad(rank_R, (0, 1), value=n_texts)[
@@ -71,38 +70,38 @@ class Texts:
 
     @cached_property
     def reversed(self) -> "Texts":
-        """The same texts, each read from its end."""
+        """The same texts, each reversed."""
         lengths_R = torch.bincount(self.rank_M, minlength=self.n_texts)
         return replace(self, place_M=lengths_R[self.rank_M] - 1 - self.place_M)
 
     @cached_property
     def order_M(self) -> Tensor:
-        """The position that is read at each turn."""
+        """The position read at each step of the packed order."""
         return self.flat_M[(self.place_M * self.n_texts + self.rank_M).argsort()]
 
     @cached_property
     def sizes(self) -> Tensor:
-        """How many texts have a token at each place; on the CPU, where PackedSequence wants it."""
+        """Number of texts with a token at each position; on the CPU, as PackedSequence requires."""
         return torch.bincount(self.place_M).cpu()
 
     def spread(self, out_MD: Tensor) -> Tensor:
-        """What was computed in this order, at its positions (B, T, D), and zeros at padding."""
+        """Packed outputs scattered to their positions (B, T, D), zeros at padding."""
         out = out_MD.new_zeros(len(self.last_B) * self.length, out_MD.shape[1])
         return out.index_copy(0, self.order_M, out_MD).view(len(self.last_B), self.length, -1)
 
     def begin(self, state_BD: Tensor) -> Tensor:
-        """The first states of all texts (R, D): the row's for the first text of a row, zeros for the others."""
+        """Initial states of all texts (R, D): the row's for the first text of a row, zeros for the others."""
         state_RD = state_BD.new_zeros(self.n_texts + 1, state_BD.shape[1])
         return state_RD.index_copy(0, self.first_B, state_BD)[:-1]
 
     def end(self, state_RD: Tensor, state_BD: Tensor) -> Tensor:
-        """The last states of all rows (B, D): those of the last texts, or `state_BD` as it was for rows without any."""
+        """Final states of all rows (B, D): those of the last texts; `state_BD` for empty rows."""
         last_BD = torch.cat((state_RD, state_RD.new_zeros(1, state_RD.shape[1])))[self.last_B]
         return torch.where((self.last_B == self.n_texts)[:, None], state_BD, last_BD)
 
 
 class StepWeights(nn.Module):
-    """Weights of a recurrence that torch has no kernel for, with the names and first values of those that it has."""
+    """Weights of a recurrence without a torch kernel, named and initialised as those of torch's."""
 
     def __init__(self, n_gates: int, d_in: int, d_out: int) -> None:
         super().__init__()
@@ -114,16 +113,16 @@ class StepWeights(nn.Module):
 
     @property
     def all_weights(self) -> list[list[Tensor]]:
-        """Of one layer: of inputs, of states, and their biases."""
+        """Input weights, recurrent weights and their biases of one layer."""
         return [list(self.parameters())]
 
 
 class Cell(nn.Module, ABC):
-    """One recurrent layer: `step` says what it computes; torch's kernel of the same, where there is one, computes rows.
+    """One recurrent layer: `step` defines it; whole rows use the equivalent torch kernel where there is one.
 
-    A recurrence is computed in the type of its weights also under autocast, because rounding adds up over its steps.
+    Computed in the dtype of its weights also under autocast, because rounding accumulates over steps.
 
-    kind: its name in recipes; `CELLS` has its sizes. kernel: torch's, whose weights are then the cell's.
+    kind: its name in recipes; `CELLS` has its sizes. kernel: torch's, which then holds the cell's weights.
     """
 
     kind: ClassVar[CellName]
@@ -136,7 +135,7 @@ class Cell(nn.Module, ABC):
 
     @abstractmethod
     def step(self, gates_BG: Tensor, state: CellState) -> CellState:
-        """The state after one input, which is given as `project` makes it."""
+        """The state after one input, already projected by `project`."""
 
     def start(self, n_rows: int) -> CellState:
         """The state before the first token: zeros."""
@@ -144,10 +143,10 @@ class Cell(nn.Module, ABC):
         return tuple(weight.new_zeros(n_rows, self.d_out) for _ in range(self.n_parts))
 
     def forward(self, x_BTI: Tensor, state: CellState, texts: Texts | None = None) -> tuple[Tensor, CellState]:
-        """States (B, T, D) after each input, and the one after the last; `state` is the one before the first.
+        """Hidden states (B, T, D) at each position, and the final state; `state` is the initial one.
 
-        texts: read these, of which the first of each row goes on from `state` and the others start from zeros; padding
-        gets zeros.
+        texts: the layout; the first text of each row continues from `state`, the others start from zeros; padding gets
+            zeros.
         """
         with torch.autocast(x_BTI.device.type, enabled=False):
             x_BTI = x_BTI.to(self._weights()[0].dtype)
@@ -171,7 +170,7 @@ class Cell(nn.Module, ABC):
             return texts.spread(out_MD), ends
 
     def backwards(self, x_BTI: Tensor, state: CellState, texts: Texts | None) -> tuple[Tensor, CellState]:
-        """The same, reading each row or text from its end: the state at t has read t and all after it."""
+        """The same right to left: the state at t depends on t and all later positions."""
         if texts is not None:
             out_BTD, last = self(x_BTI, state, texts.reversed)
             return out_BTD, last
@@ -179,22 +178,22 @@ class Cell(nn.Module, ABC):
         return out_BTD.flip(1), last
 
     def project(self, x: Tensor) -> Tensor:
-        """The part of the gates that depends on inputs alone (..., G), for `step`."""
+        """The input part of the gates (..., G), for `step`."""
         weight, _, bias, _ = self._weights()
         return F.linear(x, weight, bias)
 
     def past(self, state: CellState) -> Tensor:
-        """The part of the gates that depends on the state alone (B, G)."""
+        """The recurrent part of the gates (B, G)."""
         _, weight, _, bias = self._weights()
         return F.linear(state[0], weight, bias)
 
     def _weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of inputs (G, I), of states (G, D), and the bias of each."""
+        """Input weights (G, I), recurrent weights (G, D), and their biases."""
         weight_in, weight_past, bias_in, bias_past = self.kernel.all_weights[0]
         return weight_in, weight_past, bias_in, bias_past
 
     def _run(self, gates: Sequence[Tensor], state: CellState) -> tuple[list[Tensor], CellState]:
-        """The states h after each step, whose rows may become fewer from the end, and the last ones of all rows."""
+        """The hidden states of each step, whose batch may shrink from the end, and the final ones of all rows."""
         steps, ended = [], []
         for gates_BG in gates:
             ended.append(tuple(part[len(gates_BG) :] for part in state))
@@ -210,7 +209,7 @@ class Elman(Cell):
     kind = "rnn"
 
     def __init__(self, nonlinearity: Nonlinearity, d_in: int, d_out: int) -> None:
-        # torch has no sigmoid
+        # torch's kernel has no sigmoid
         known = None if nonlinearity == "sigmoid" else nn.RNN(d_in, d_out, nonlinearity=nonlinearity, batch_first=True)
         super().__init__(d_in, d_out, known)
         self.nonlinearity = nonlinearity
@@ -220,7 +219,7 @@ class Elman(Cell):
 
 
 class Gru(Cell):
-    """The gated recurrent unit (Cho et al. 2014), the reset gate inside the bracket of U as in torch."""
+    """The gated recurrent unit (Cho et al. 2014), with the reset gate applied after U, as in torch."""
 
     kind = "gru"
 
@@ -242,7 +241,7 @@ class Lstm(Cell):
 
     def __init__(self, d_in: int, d_out: int) -> None:
         super().__init__(d_in, d_out, nn.LSTM(d_in, d_out, batch_first=True))
-        # remember by default (Jozefowicz et al. 2015); the other bias is added to this one
+        # forget bias 1 (Jozefowicz et al. 2015); the other bias is added to this one
         nn.init.ones_(self._weights()[3][d_out : 2 * d_out])
 
     def step(self, gates_BG: Tensor, state: CellState) -> CellState:
@@ -252,7 +251,7 @@ class Lstm(Cell):
 
 
 def build_cell(kind: CellName, nonlinearity: Nonlinearity, d_in: int, d_out: int) -> Cell:
-    """The recurrent layer of a name. nonlinearity: of an Elman network."""
+    """The recurrent layer of this kind. nonlinearity: for an Elman network."""
     match kind:
         case "rnn":
             return Elman(nonlinearity, d_in, d_out)
@@ -263,7 +262,7 @@ def build_cell(kind: CellName, nonlinearity: Nonlinearity, d_in: int, d_out: int
 
 
 def _to_kernel(state: CellState) -> Tensor | tuple[Tensor, Tensor]:
-    """The state with torch's dimension of layers in front; alone, or a pair of an LSTM."""
+    """The state with torch's leading layer dimension; a pair for an LSTM."""
     parts = [part[None].contiguous() for part in state]
     return parts[0] if len(parts) == 1 else (parts[0], parts[1])
 

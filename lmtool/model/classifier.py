@@ -1,6 +1,6 @@
-"""A head on a language model's body that answers labelled rows.
+"""A classification or regression head on a language model's body.
 
-Shapes: B rows, T positions, D width of the states, C classes, labels or 1 number, L layers.
+Shapes: B rows, T positions, D width of hidden states, C classes, labels or 1 number, L layers.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,10 +22,10 @@ Pooling = Literal["first", "last", "mean", "max", "attention"]
 
 
 class Pool(nn.Module):
-    """The states of a text as one vector; padding has no part in it.
+    """Pools the hidden states of a text to one vector; padding is ignored.
 
-    first: of the first position (BERT's [CLS]). last: of the last one (GPT's [EXTRACT]). mean, max: over all.
-    attention: their average weighted by softmax(v' tanh(W h)), which is trained (Yang et al. 2016).
+    first: the first position (BERT's [CLS]). last: the last one (GPT's [EXTRACT]). mean, max: over all. attention:
+        learned average with weights softmax(v' tanh(W h)) (Yang et al. 2016).
     """
 
     def __init__(self, kind: Pooling, d_model: int) -> None:
@@ -58,9 +58,9 @@ class Pool(nn.Module):
 
 
 class ScalarMix(nn.Module):
-    """gamma * sum_j softmax(s)_j h_j: one vector for each position from all layers, as a task wants them mixed.
+    """gamma * sum_j softmax(s)_j h_j: a learned scalar mix of all layers at each position.
 
-    All layers weigh the same at first (Peters et al. 2018, equation 1).
+    Uniform at initialisation (Peters et al. 2018, equation 1).
     """
 
     def __init__(self, n_layers: int) -> None:
@@ -69,16 +69,16 @@ class ScalarMix(nn.Module):
         self.gamma = nn.Parameter(torch.ones(()))
 
     def forward(self, layers: Sequence[Tensor]) -> Tensor:
-        """The mix (B, T, D) of L layers, each (B, T, D)."""
+        """The scalar mix (B, T, D) of L layers, each (B, T, D)."""
         shares_L = self.scalars_L.softmax(0)
         mixed: Tensor = self.gamma * torch.stack([share * h for share, h in zip(shares_L, layers, strict=True)]).sum(0)
         return mixed
 
 
 class Answer(NamedTuple):
-    """What a head says of rows.
+    """Output of a head.
 
-    scores_BC: in float32. hidden_BTD: the states that they come from, if there are any. auxiliary_B: as in `Output`.
+    scores_BC: in float32. hidden_BTD: the hidden states below the head, if any. auxiliary_B: as in `Output`.
     """
 
     scores_BC: Tensor
@@ -87,10 +87,10 @@ class Answer(NamedTuple):
 
 
 class Classifier(Wrapper):
-    """A language model with a head: y = W dropout(pool(h_1..h_T)) + b. It still is the language model that it was.
+    """A language model with a head: y = W dropout(pool(h_1..h_T)) + b. Still usable as the language model.
 
-    h are the states of the body's last layer, of both halves where it reads in two directions; or a mix of all layers.
-    An averaging body pools by itself.
+    h are the hidden states of the body's last layer (of both halves if bidirectional), or a scalar mix of all layers.
+    An averaging body does its own pooling.
     """
 
     def __init__(self, body: LanguageModel, spec: Classification, model: Model) -> None:
@@ -110,7 +110,7 @@ class Classifier(Wrapper):
         if isinstance(body, AveragingModel) and body.log_ratios:
             if spec.task == "number":
                 raise UsageError(
-                    "log ratios are of classes or labels, and this table has numbers",
+                    "log ratios need classes or labels, and this table has numbers",
                     where="model.log_ratios",
                     fix="take -s model.log_ratios=false, or --labels class",
                 )
@@ -124,15 +124,15 @@ class Classifier(Wrapper):
                 parameter.requires_grad_(False)
 
     def count_features(self, batches: Iterable[Batch]) -> None:
-        """Let a fresh head that begins as naive Bayes count; another has nothing to count and leaves the batches alone.
+        """Initialise a naive Bayes head from counts; a no-op for other heads, which do not read the batches.
 
-        batches: all labelled texts to learn from, in the CPU's memory.
+        batches: all labelled training texts, in CPU memory.
         """
         if isinstance(self.body, AveragingModel) and isinstance(self.head, RatioHead):
             self.head.count(self.body, list(batches))
 
     def answer(self, batch: Batch) -> Answer:
-        """Scores of the rows, and what a loss needs beside them."""
+        """Scores of the rows, with the hidden states and auxiliary losses."""
         if isinstance(self.body, AveragingModel):
             return Answer(self.body.scores(batch, self.head, self.dropout).float())
         assert self.pool is not None
@@ -147,7 +147,7 @@ class Classifier(Wrapper):
         return Output(layers[-1] if self.mix is None else self.mix(layers), auxiliary_B)
 
     def _beside_states(self) -> list[nn.Parameter]:
-        """The body's parameters that states do not depend on: of a head of its own, which learns nothing here."""
+        """The body's parameters that do not affect the hidden states: those of its own head, not trained here."""
         parameters = list(self.body.parameters())
         was_training = self.training
         self.eval()
@@ -158,12 +158,12 @@ class Classifier(Wrapper):
 
 
 def _probe(body: LanguageModel) -> Batch:
-    """Two tokens to be read, to see what comes of them."""
+    """A batch of two tokens, to probe output shapes."""
     return Batch(torch.zeros(1, 2, dtype=torch.int64, device=next(body.parameters()).device))
 
 
 def pooling(spec: Classification, model: Model) -> Pooling:
-    """The pooling that a recipe asks for; auto takes what the papers take for this kind of body."""
+    """The pooling of a recipe; auto follows the papers for this kind of body."""
     if spec.pool != "auto":
         return spec.pool
     if isinstance(model, Transformer):

@@ -1,4 +1,4 @@
-"""The one interface of every model family.
+"""The interface of all model families.
 
 Shapes: B rows, T new positions, D model width, V vocabulary.
 """
@@ -19,11 +19,11 @@ __all__ = ["DecodeState", "KeyValue", "LanguageModel", "LayerState", "Memory", "
 
 
 class Output(NamedTuple):
-    """What a forward pass gives back.
+    """Output of a forward pass.
 
     hidden_BTD: hidden states of all positions.
-    auxiliary_B: what a model asks of itself beside its targets, a loss of each row, from nothing but the row's own
-        text; None where it asks nothing. Objectives add it where they train, and never where they measure.
+    auxiliary_B: an auxiliary loss per row, which depends on that row alone; None without one. Objectives add it in
+        training, never in evaluation.
     """
 
     hidden_BTD: Tensor
@@ -31,28 +31,28 @@ class Output(NamedTuple):
 
 
 def summed(auxiliaries: Iterable[Tensor | None]) -> Tensor | None:
-    """The sum of those auxiliary losses that there are (B,); None where there are none."""
+    """The sum of the auxiliary losses that are not None (B,); None if all are."""
     found = [auxiliary_B for auxiliary_B in auxiliaries if auxiliary_B is not None]
     return torch.stack(found).sum(0) if found else None
 
 
 Parts = list[Sequence[nn.Module | None]]
-"""What stands at each depth of a model; None for what its recipe leaves out."""
+"""The modules at each depth of a model; None for those its recipe omits."""
 
 
 class LanguageModel(nn.Module, ABC):
     """A model that turns tokens into hidden states, and hidden states into logits.
 
-    The two are apart so that losses can work in chunks and never hold all logits at once.
+    The two are separate so that losses can be computed in chunks, without all logits in memory at once.
 
-    vocab_size: number of logits. context: positions it is meant to read, or None where there is no limit. longest: most
-        positions it can read, however well, or None where there is no limit.
-    reads: what the prediction at a position may depend on. Where that is a "source", `start` reads it; where it is
-        "both" sides or "words", there is no next token, so `start` and `advance` are not for the model.
-    recurrent: each position is computed from the one before, so that reading token by token is no more work.
-    step_threads: as many threads compute a step of training fastest, where its steps are small; None for all there are.
-    any_length: names of tensors that are as long as what was learnt; all others have one shape.
-    counts_V: how often each id stands in the training text, for models that keep it, and zeros until it is known.
+    vocab_size: number of logits. context: training context length, or None for no limit. longest: maximum number of
+        positions it can process, or None for no limit.
+    reads: what the prediction at a position may depend on. With "source", `start` encodes it; "both" (bidirectional)
+        and "words" (bag of words) have no next token, so no `start` and `advance`.
+    recurrent: each position is computed from the one before, so token-by-token decoding costs no more.
+    step_threads: fastest number of threads for a training step, if steps are small; None for all threads.
+    any_length: names of tensors whose length depends on the training data; all others have a fixed shape.
+    counts_V: count of each id in the training text, for models that keep it; zeros until it is known.
     """
 
     vocab_size: int
@@ -70,63 +70,63 @@ class LanguageModel(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, batch: Batch) -> Output:
-        """All positions at once: their hidden states (B, T, D), and the auxiliary losses of the rows, if it has any."""
+        """All positions at once: hidden states (B, T, D), and the auxiliary losses of the rows, if any."""
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores (..., V) of the next token for hidden states (..., D)."""
+        """Logits (..., V) of the next token for hidden states (..., D)."""
 
     @abstractmethod
     def head_parameters(self) -> tuple[Tensor, ...]:
         """The parameters that `logits` uses."""
 
     def token_vectors(self) -> Tensor:
-        """The vector of each token before it has any context (V, D). Raises UsageError where a model has none."""
-        raise UsageError("this model has no vectors of tokens: it counts them", fix="name a run of another family")
+        """The context-independent embedding of each token (V, D). Raises UsageError where a model has none."""
+        raise UsageError("this model has no token embeddings: it counts n-grams", fix="name a run of another family")
 
     def layers(self, batch: Batch) -> list[Tensor]:
         """The embeddings, then the output of each layer, each (B, T, D); all from one pass over `batch.tokens_BT`.
 
-        A model with an encoder reads the tokens with that. Raises UsageError where a model has no vectors.
+        An encoder-decoder uses its encoder. Raises UsageError where a model has no embeddings.
         """
-        raise UsageError("this model has no vectors of tokens: it counts them", fix="name a run of another family")
+        raise UsageError("this model has no token embeddings: it counts n-grams", fix="name a run of another family")
 
     def layers_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
-        """What `layers` gives, and the auxiliary losses (B,) of the same pass, if there are any."""
+        """The output of `layers`, and the auxiliary losses (B,) of the same pass, if any."""
         return self.layers(batch), None
 
     @abstractmethod
     def start(self, batch: Batch) -> DecodeState:
-        """The state before the first token, for as many rows as `batch` has, on its device.
+        """The initial decoding state for the rows of `batch`, on its device.
 
-        Models that read a source read `batch.source_BS` here; of `batch.tokens_BT` only the number of rows counts.
+        Models with a source encode `batch.source_BS` here; of `batch.tokens_BT` only the number of rows matters.
         """
 
     @abstractmethod
     def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
-        """Read T >= 1 more tokens of each row: their hidden states (B, T, D), and the state after them.
+        """Process T >= 1 more tokens of each row: their hidden states (B, T, D), and the new state.
 
-        Equal to the same positions of `forward` on all tokens at once, however they are cut into calls.
+        Equals the same positions of `forward` on all tokens at once, for any split into calls.
         """
 
     @abstractmethod
     def parts(self) -> Parts:
-        """Embeddings and positions, then each layer from the bottom up; heads are left out.
+        """Embeddings and positions, then each layer from the bottom up, without heads.
 
-        The layers of a decoder stand above those of its encoder.
+        The layers of a decoder come after those of its encoder.
         """
 
     @abstractmethod
     def describe(self) -> str:
-        """A few words for lists: the family, and its layers and width."""
+        """A short description for lists: family, layers and width."""
 
 
 class SilentModel(LanguageModel):
-    """A model that has no next token, so that it does not write."""
+    """A model without a next-token distribution, which cannot generate text."""
 
     @abstractmethod
     def refusal(self) -> UsageError:
-        """Why not, and what it can be asked instead."""
+        """Why not, and what to use instead."""
 
     def start(self, batch: Batch) -> DecodeState:
         raise self.refusal()
@@ -136,9 +136,9 @@ class SilentModel(LanguageModel):
 
 
 class CountingModel(LanguageModel):
-    """A model that has no gradient: it learns by counting, in one pass through the text, in its order.
+    """A model estimated from counts, not by gradients, in one pass over the text in order.
 
-    width: how many tokens before one it is predicted from. n_read: tokens of the text that are counted.
+    width: context tokens of a prediction. n_read: number of tokens counted so far.
     """
 
     width: int
@@ -146,18 +146,18 @@ class CountingModel(LanguageModel):
 
     @abstractmethod
     def count(self, batches: Iterable[Batch], n_tokens: int) -> None:
-        """Count every target of the batches behind the tokens before it. n_tokens: of the text, that these cover.
+        """Count every target of the batches with its preceding tokens. n_tokens: tokens of the text that they cover.
 
-        Batches come in the order of the text. Until all are read, the model predicts as before.
+        Batches come in text order. Predictions change only once all are counted.
         """
 
     @abstractmethod
     def log_p(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """What `logits` gives for one token (...) at each position (..., D), without computing that of any other."""
+        """The `logits` entry of one token (...) at each position (..., D), without computing the others."""
 
 
 class Wrapper(LanguageModel):
-    """A model around another one, its body: all that a subclass does not do itself is the body's."""
+    """A wrapper around another model, its body; delegates to it what a subclass does not override."""
 
     def __init__(self, body: LanguageModel) -> None:
         super().__init__()
@@ -198,6 +198,6 @@ class Wrapper(LanguageModel):
 
 
 def topped(layers: Iterable[Sequence[nn.Module | None]], *above: nn.Module | None) -> Parts:
-    """Layers, and with the last one what stands above them all."""
+    """Layers, the last one together with the modules above it."""
     *below, last = layers
     return [*below, (*last, *above)]

@@ -1,4 +1,4 @@
-"""Low-rank adapters: what a Transformer learns beside weights that stay (Hu et al. 2022, LoRA).
+"""Low-rank adapters beside a Transformer's frozen weights (Hu et al. 2022, LoRA).
 
 Shapes: I input width, O output width, R rank.
 """
@@ -19,12 +19,12 @@ from lmtool.recipe.spec import Lora
 class AdaptedLinear(JoinedLinear):
     """W x + b + (alpha / rank) B A x, with an A and a B for each adapted part of a joined matrix.
 
-    A is normal with a variance of 1 / I, B zero, so that it starts as the linear map that it takes the weights of. They
-    keep their names; only A and B learn. adapted: for each part of the output, whether it has an adapter.
+    A is normal with variance 1 / I, B zero, so that initially it equals the linear map whose weights it takes over,
+    names included. Only A and B are trained. adapted: for each part of the output, whether it has an adapter.
     """
 
     def __init__(self, linear: nn.Linear, adapted: tuple[bool, ...], spec: Lora) -> None:
-        nn.Module.__init__(self)  # no weights of its own
+        nn.Module.__init__(self)  # takes over existing weights
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.widths = widths_of(linear)
         self.weight, self.bias = linear.weight, linear.bias
@@ -45,7 +45,7 @@ class AdaptedLinear(JoinedLinear):
         return self.weight + self.scale * self._joined(self.down_RI, 0)
 
     def _joined(self, low: Tensor, dim: int) -> Tensor:
-        """Each part's B times its own rows of `low`, zeros for parts without an adapter; parts stand along `dim`."""
+        """Each part's B times its rows of `low`, zeros for parts without an adapter; concatenated along `dim`."""
         lows, ups = iter(torch.split(low, self.rank, dim)), iter(torch.split(self.up_OR, self._chosen))
         parts = []
         for width, has in zip(self.widths, self.adapted, strict=True):
@@ -61,9 +61,9 @@ class AdaptedLinear(JoinedLinear):
 
 
 def adapt(model: nn.Module, spec: Lora) -> None:
-    """Give a model adapters, in place, and let no other of its weights learn.
+    """Add adapters to a model, in place, and freeze all its other weights.
 
-    Raises UsageError when it has no matrix of the kinds that get them.
+    Raises UsageError when no matrix is of the targeted kinds.
     """
     for parameter in model.parameters():
         parameter.requires_grad_(False)
@@ -81,11 +81,11 @@ def adapt(model: nn.Module, spec: Lora) -> None:
 
 
 def merge(model: nn.Module) -> None:
-    """Add all adapters to the weights that they stand beside, in place: the same function, without adapters."""
+    """Merge all adapters into the weights they adapt, in place: the same function, without adapters."""
     for mixer in mixers_of(model):
         for name, linear in list(mixer.named_children()):
             if isinstance(linear, AdaptedLinear):
-                with torch.device("meta"):  # its weights are there already
+                with torch.device("meta"):  # its weights are set already
                     plain = JoinedLinear(linear.in_features, linear.widths, linear.bias is not None)
                 plain.weight = nn.Parameter(linear.merged_weight().detach())
                 plain.bias = linear.bias
@@ -100,7 +100,7 @@ def adapters(model: nn.Module) -> Iterator[str]:
 
 
 def kept(model: nn.Module) -> dict[str, Tensor]:
-    """What of a model is to be kept, by name: all of it; of one with adapters, these and the head on its body."""
+    """The tensors to save, by name: all; with adapters, only these and the head on the body."""
     state: dict[str, Tensor] = model.state_dict()
     names = set(adapters(model))
     if not names:

@@ -1,4 +1,4 @@
-"""Attention of a recurrent network over a memory of states: their scores, and the context that is chosen by them.
+"""Attention of a recurrent network over a memory of states.
 
 Shapes: B rows, T queries, S states in memory, D their width.
 """
@@ -12,9 +12,9 @@ from lmtool.recipe.spec import Attention
 
 
 class MemoryAttention(nn.Module):
-    """The context of each query from a memory: c_t = sum_s w_ts m_s, with weights chosen by a score of query and m_s.
+    """The context of each query from a memory: c_t = sum_s w_ts m_s, with weights w from a score of query and m_s.
 
-    Computed in the type of the weights also under autocast: near ties would be decided by rounding.
+    Computed in the dtype of the weights also under autocast: rounding would decide near ties.
     """
 
     def __init__(self, spec: Attention, width: int) -> None:
@@ -25,11 +25,11 @@ class MemoryAttention(nn.Module):
         self.score = None if spec.select in ("sum", "mean") else build_score(spec.score, 1, width, rank)
 
     def keys(self, states_BSD: Tensor) -> Tensor:
-        """What the score needs of states, computed once: (B, 1, S, ...)."""
+        """The states as transformed by the score, computed once: (B, 1, S, ...)."""
         return states_BSD[:, None] if self.score is None else self.score.keys(states_BSD[:, None])
 
     def forward(self, query_BTD: Tensor, memory: KeyValue | Memory, allowed_BTS: Tensor) -> tuple[Tensor, Tensor]:
-        """The contexts (B, T, D), zeros where no state is allowed, and the weights (B, T, S)."""
+        """The context vectors (B, T, D), zeros where all states are masked, and the attention weights (B, T, S)."""
         with torch.autocast(query_BTD.device.type, enabled=False):
             if self.score is None:
                 score_BTS = query_BTD.new_zeros(*query_BTD.shape[:2], allowed_BTS.shape[-1])
@@ -40,14 +40,13 @@ class MemoryAttention(nn.Module):
 
 
 def choose(score_BTS: Tensor, allowed_BTS: Tensor, select: str, k: int) -> Tensor:
-    """The weight of each state in each context (B, T, S); rows that allow none are zero.
+    """Attention weights (B, T, S); fully masked rows are zero.
 
-    "soft": softmax of the scores. "sum": 1. "mean": 1 / how many are allowed. "hard": 1 at the best score.
-    "multi-hot": 1/k at the k best, or at all when fewer are allowed.
+    "soft": softmax of the scores. "sum": 1. "mean": 1 / number of unmasked states. "hard": 1 at the best score.
+    "multi-hot": 1/k at the k best, or at all if fewer are unmasked.
 
-    The weights of "hard" and "multi-hot" do not change with small changes of the scores, so their gradient is zero and
-    the score would never learn. The gradient of the softmax stands in for it: the straight-through estimator (Bengio,
-    Leonard and Courville 2013).
+    "hard" and "multi-hot" are piecewise constant, so their gradient is zero. The backward pass uses the gradient of the
+    softmax instead: the straight-through estimator (Bengio, Leonard and Courville 2013).
     """
     allowed = allowed_BTS.expand_as(score_BTS)
     if select in ("sum", "mean"):
@@ -66,9 +65,9 @@ def choose(score_BTS: Tensor, allowed_BTS: Tensor, select: str, k: int) -> Tenso
 def earlier(
     n_queries: int, n_states: int, keep_BS: Tensor | None, documents_BS: Tensor | None, device: torch.device
 ) -> Tensor:
-    """Which states each of the last `n_queries` positions has behind it, itself not counted: (1 or B, T, S).
+    """Strictly causal mask of the last `n_queries` positions, which excludes the position itself: (1 or B, T, S).
 
-    keep_BS: False at padding. documents_BS: only states of its own document count.
+    keep_BS: False at padding. documents_BS: restricts each position to its own document.
     """
     slots_S = torch.arange(n_states, device=device)
     allowed = (slots_S < slots_S[n_states - n_queries :, None])[None]

@@ -1,7 +1,7 @@
 """The n-gram language model: counts of token sequences, smoothed by interpolated modified Kneser-Ney.
 
-Shapes: B rows, T positions, C tokens of context, M positions that are scored, V vocabulary, N order, G n-grams of one
-order, X their contexts. A context that begins in the text has NONE in front.
+Shapes: B rows, T positions, C tokens of context, M scored positions, V vocabulary, N order, G n-grams of one
+order, X their contexts. A context shorter than C is left-padded with NONE.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,23 +18,23 @@ from lmtool.model.language_model import CountingModel, DecodeState, Output, Part
 from lmtool.recipe.spec import NGram
 
 NONE = -1
-"""Stands for the tokens before a text."""
+"""Padding id before the start of a text."""
 
 FALLBACK = (0.5, 1.0, 1.5)
-"""Discounts of counts 1, 2 and 3 or more where a text is too small to estimate them; KenLM falls back to the same."""
+"""Discounts of counts 1, 2 and 3 or more if a text is too small to estimate them; KenLM has the same fallback."""
 
 MERGE_ROWS = 1 << 20
-"""At least so many n-grams are gathered before they are merged with what was counted before."""
+"""Minimum number of n-grams to buffer before merging them into the counts."""
 
 IntArray = NDArray[np.int64]
 
 
 class _Order(NamedTuple):
-    """The n-grams of one order above 1, ordered by context, then token.
+    """The n-grams of one order above 1, sorted by context, then token.
 
-    keys_G: number of the context times V, plus the token. mass_G: what the n-gram has of its context's probability,
-    its discount taken off. starts_X: where the n-grams of each context begin, and behind the last one their end.
-    backoff_X: the share that a context leaves to the order below; 1 where nothing followed it.
+    keys_G: context index times V, plus the token. mass_G: discounted probability of the n-gram given its context.
+        starts_X: offset of each context's first n-gram, plus the end offset. backoff_X: backoff weight of each context;
+        1 for unseen contexts.
     """
 
     keys_G: Tensor
@@ -45,26 +45,26 @@ class _Order(NamedTuple):
 
 @dataclass(frozen=True)
 class _Smoothed:
-    """Probabilities of the unigrams, and the tables of the orders from 2 on that have n-grams."""
+    """Unigram probabilities, and the tables of the non-empty orders from 2 on."""
 
     unigram_V: Tensor
     orders: tuple[_Order, ...]
 
 
 class NGramModel(CountingModel):
-    """Interpolated modified Kneser-Ney (Chen and Goodman 1999), learnt by `count` instead of by gradients.
+    """Interpolated modified Kneser-Ney (Chen and Goodman 1999), estimated by `count` instead of by gradients.
 
         p(w | h) = (a(hw) - D(a(hw))) / a(h.) + backoff(h) p(w | h without its first token)
 
-    a is the count of an n-gram for the highest order; for the others, the number of different tokens that it was seen
-    behind, plus how often it began a document, where nothing stands before it. The last order mixes with 1 / V. D is
-    one of three discounts of each order, from its counts of counts. Where h was never seen, p is that of the shorter h.
+    a is the count of an n-gram for the highest order; for the others its continuation count, the number of distinct
+    preceding tokens, plus the number of documents it begins. Unigrams are interpolated with 1 / V. D is one of three
+    discounts of each order, from its counts of counts. An unseen h backs off to the shorter h.
 
-    The hidden state of a position is the last C = max(1, N - 1) tokens themselves, as int64 ids (B, T, C).
+    The hidden state of a position is its last C = max(1, N - 1) token ids, int64 (B, T, C).
 
-    What is kept and saved are the distinct n-grams of the highest order with their counts (4 N + 8 bytes each), from
-    which all else follows. So memory grows with the distinct n-grams, never with the length of the text; while
-    counting there is besides one batch and as many n-grams again.
+    Only the distinct n-grams of the highest order and their counts are stored (4 N + 8 bytes each); all else is
+    derived. So memory grows with the distinct n-grams, not with the length of the text; counting takes one batch and as
+    many n-grams again.
     """
 
     any_length = frozenset(("grams_GN", "counts_G"))
@@ -84,21 +84,21 @@ class NGramModel(CountingModel):
     counts_G: Tensor
 
     def forward(self, batch: Batch) -> Output:
-        """The tokens up to each position (B, T, C), of its own document only; padding is passed over."""
+        """The last C tokens up to each position (B, T, C), within its document; padding is skipped."""
         return Output(self._read(batch))
 
     def _read(self, batch: Batch) -> Tensor:
         tokens_BT, documents_BT = batch.tokens_BT, batch.documents_BT
         if batch.keep_BT is None:
             return self._windows(tokens_BT, documents_BT)
-        # padding goes behind the text, and each position back to its place
+        # padding is moved after the text, and each position back to its place
         order_BT = (~batch.keep_BT).long().argsort(dim=1, stable=True)
         documents_BT = None if documents_BT is None else documents_BT.gather(1, order_BT)
         packed_BTC = self._windows(tokens_BT.gather(1, order_BT), documents_BT)
         return packed_BTC.gather(1, order_BT.argsort(1)[..., None].expand_as(packed_BTC))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """log p of every token: they sum to 1 as they are. float64, where the device has it."""
+        """Normalised log p of every token. float64, where the device has it."""
         smoothed = self._smoothed()
         context_MC = hidden.reshape(-1, self.width)
         share_M = torch.ones(len(context_MC), dtype=smoothed.unigram_V.dtype, device=hidden.device)
@@ -143,7 +143,7 @@ class NGramModel(CountingModel):
         return hidden_BTC, DecodeState(length, state.padding_B, ((hidden_BTC[:, -1].clone(),),))
 
     def count(self, batches: Iterable[Batch], n_tokens: int) -> None:
-        # in the order of the text, so that an n-gram is never counted before its own beginning
+        # in text order, so that no n-gram is counted before its own prefix
         own = (self.grams_GN.cpu().numpy(), self.counts_G.cpu().numpy())
         new, n_new = [], 0
         for batch in batches:
@@ -158,7 +158,7 @@ class NGramModel(CountingModel):
         self._cached = None
 
     def _windows(self, tokens_BT: Tensor, documents_BT: Tensor | None, past_BC: Tensor | None = None) -> Tensor:
-        """The last C tokens at each position, which follow `past_BC`: (B, T, C)."""
+        """The last C tokens at each position, continuing `past_BC`: (B, T, C)."""
         C = self.width
         if past_BC is None:
             past_BC = tokens_BT.new_full((len(tokens_BT), C), NONE)
@@ -169,7 +169,7 @@ class NGramModel(CountingModel):
         return window_BTC.contiguous()
 
     def _grams(self, batch: Batch) -> tuple[NDArray[np.int32], IntArray]:
-        """Every target behind the N - 1 tokens before it, and a count of 1 for each."""
+        """The n-gram of every target and its N - 1 preceding tokens, each with count 1."""
         if batch.targets_BT is None:
             raise ValueError("a batch without targets has nothing to count")
         context_BTC = self._read(batch)[..., self.width - (self.order - 1) :]
@@ -177,7 +177,7 @@ class NGramModel(CountingModel):
         return grams_MN.to("cpu", torch.int32).numpy(), np.ones(len(grams_MN), dtype=np.int64)
 
     def _contexts(self, context_MC: Tensor, orders: tuple[_Order, ...]) -> Iterator[tuple[Tensor, Tensor]]:
-        """For each order from 2 on, the number of the context of each row, and whether it was ever seen; 0 if not."""
+        """For each order from 2 on, the context index of each row, 0 if unseen, and whether it was seen."""
         C = self.width
         for n in range(2, len(orders) + 2):
             index_M = context_MC[:, C - n + 1].contiguous()
@@ -188,7 +188,7 @@ class NGramModel(CountingModel):
             yield index_M.where(seen_M, 0), seen_M
 
     def _smoothed(self) -> _Smoothed:
-        """The tables for the present counts, on the model's device."""
+        """The tables for the current counts, on the model's device."""
         if self._cached is None:
             self._cached = self._smooth()
         return self._cached
@@ -220,12 +220,12 @@ class NGramModel(CountingModel):
         return _Smoothed(table(_unigrams(adjusted_V)), tuple(_Order(*map(table, order)) for order in orders))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """torch comes by here to move a model to another device."""
+        """torch calls this to move a model to another device."""
         self._cached = None
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Take tables of any length."""
+        """Accept tables of any length."""
         self._cached = None
         for name in self.any_length:
             if prefix + name in state_dict:
@@ -241,9 +241,9 @@ class NGramModel(CountingModel):
 
 
 def discounts(counts: IntArray) -> NDArray[np.float64]:
-    """What is taken off counts of 0, 1, 2, and 3 or more, for n-grams of one order (Chen and Goodman 1999, eq. 26).
+    """Discounts of counts 0, 1, 2, and 3 or more, for n-grams of one order (Chen and Goodman 1999, eq. 26).
 
-    FALLBACK where counts of 1 to 4 do not all occur, or are so odd that a discount would not be positive.
+    FALLBACK if not all counts from 1 to 4 occur, or a discount would not be positive.
     """
     n1, n2, n3, n4 = (int((counts == c).sum()) for c in (1, 2, 3, 4))
     if min(n1, n2, n3, n4) == 0:
@@ -266,7 +266,7 @@ def _discounted(
 
 
 def _unigrams(counts_V: IntArray) -> NDArray[np.float64]:
-    """p of each token without context; all alike when nothing was counted."""
+    """Unigram probabilities; uniform when nothing was counted."""
     V = len(counts_V)
     if not counts_V.any():
         return np.full(V, 1 / V)
@@ -276,12 +276,12 @@ def _unigrams(counts_V: IntArray) -> NDArray[np.float64]:
 
 
 def _shorter(grams_GN: NDArray[np.int32], counts_G: IntArray, vocab_size: int) -> tuple[NDArray[np.int32], IntArray]:
-    """The n-grams without their first tokens; each counts once for each token before it, and as often as none was."""
+    """The n-grams without their first tokens, with continuation counts: distinct preceding tokens, plus text starts."""
     return _merge([(grams_GN[:, 1:], np.where(grams_GN[:, 0] == NONE, counts_G, 1))], vocab_size)
 
 
 def _merge(parts: list[tuple[NDArray[np.int32], IntArray]], vocab_size: int) -> tuple[NDArray[np.int32], IntArray]:
-    """The distinct n-grams of all parts in order, and the sums of their counts."""
+    """The sorted distinct n-grams of all parts, and the sums of their counts."""
     grams_GN, counts_G = (np.concatenate(column) for column in zip(*parts, strict=True))
     if not len(grams_GN):
         return grams_GN, counts_G
@@ -293,7 +293,7 @@ def _merge(parts: list[tuple[NDArray[np.int32], IntArray]], vocab_size: int) -> 
 
 
 def _pack(grams_GN: NDArray[np.int32], base: int) -> list[IntArray]:
-    """n-grams as numbers of 63 bits that are ordered alike, in as few as hold them, the first tokens first."""
+    """n-grams packed into as few 63-bit integers as possible, which sort in the same order; first tokens first."""
     digits = 1
     while base ** (digits + 1) < 2**63:
         digits += 1
@@ -307,6 +307,6 @@ def _pack(grams_GN: NDArray[np.int32], base: int) -> list[IntArray]:
 
 
 def _find(keys_G: Tensor, wanted_M: Tensor) -> tuple[Tensor, Tensor]:
-    """Where each wanted key stands among the sorted keys, and whether it is there; some place where it is not."""
+    """Index of each wanted key among the sorted keys, arbitrary if absent, and whether it is present."""
     place_M = torch.searchsorted(keys_G, wanted_M).clamp_(max=len(keys_G) - 1)
     return place_M, keys_G[place_M] == wanted_M

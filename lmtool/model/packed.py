@@ -1,4 +1,4 @@
-"""Matrices in the form and number type in which a model that only reads multiplies by them fastest.
+"""Weight matrices repacked in the layout and dtype that are fastest for inference.
 
 Shapes: I input width, O output width, R rows of a product.
 """
@@ -14,15 +14,15 @@ from lmtool.model.attention import linears_of
 from lmtool.model.language_model import LanguageModel
 
 Product = Callable[[Tensor, Tensor | None], Tensor]
-"""W x + b of inputs (..., I) and a bias (O,) or none."""
+"""W x + b of inputs (..., I), with bias (O,) or none."""
 
 
 ROWS = 16
-"""For how many rows of inputs the layout of a matrix is chosen; any number can be computed from it."""
+"""Number of input rows that the layout is optimised for; any number works."""
 
 
 class PackedMatrix(nn.Parameter):
-    """A weight whose products are left to `product`; to all functions but `F.linear` it is what it was made of."""
+    """A weight whose products are computed by `product`; a plain tensor to all functions but `F.linear`."""
 
     product: Product
 
@@ -40,13 +40,13 @@ class PackedMatrix(nn.Parameter):
 
 
 def pack(model: nn.Module, precision: str, device: torch.device) -> None:
-    """Pack the matrices of attention, feed-forward layers and head, in place; the model can only read from then on.
+    """Pack the matrices of attention, feed-forward layers and head, in place; for inference only from then on.
 
-    float32: the same numbers in the order in which the CPU's kernel reads them. bfloat16, float16: rounded to
-    these, as are the inputs of each product; the stream between the layers stays float32. int8: see `quantized`. The
-    head gives float32 logits in all of them: in bfloat16 many would be equal, and rounding would choose among them.
+    float32: the same values in the memory layout of the CPU kernel. bfloat16, float16: rounded to these, as are the
+        inputs of each product; the residual stream stays float32. int8: see `quantized`. The head always gives float32
+        logits: in bfloat16 many would tie, and rounding would choose among them.
 
-    A head that is the embedding too is kept twice, since single rows are looked up there. Recurrences stay as they are.
+    A tied head is stored twice, as the embedding needs single rows. Recurrent layers are unchanged.
     """
     for linear in linears_of(model):
         linear.weight = PackedMatrix(_shape_of(linear.weight), _product(linear.weight.detach(), precision, device))
@@ -62,7 +62,7 @@ def pack(model: nn.Module, precision: str, device: torch.device) -> None:
 
 
 def _shape_of(weight: Tensor) -> Tensor:
-    """One number that pretends to be the matrix, which is kept in its packed form only."""
+    """A one-element placeholder with the shape of the matrix, which is kept in packed form only."""
     return torch.full((), torch.nan, dtype=weight.dtype, device=weight.device).expand(weight.shape)
 
 
@@ -85,7 +85,7 @@ def _head_product(weight: Tensor, precision: str, device: torch.device) -> Produ
 
 
 class _Plain:
-    """A product in the weight's type."""
+    """A product in the weight's dtype."""
 
     def __init__(self, weight: Tensor) -> None:
         self.weight = weight
@@ -96,7 +96,7 @@ class _Plain:
 
 
 class _OneDnn:
-    """The same by oneDNN, from a weight laid out in its blocks."""
+    """The same by oneDNN, with a weight in its blocked layout."""
 
     def __init__(self, weight: Tensor) -> None:
         self.dtype = weight.dtype
@@ -104,14 +104,14 @@ class _OneDnn:
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         bias = None if bias is None else bias.to(self.dtype)
-        # the overload by name, since finding it takes as long as a small product
+        # the overload by name, as resolving it takes as long as a small product
         multiply = torch.ops.mkldnn._linear_pointwise.default
         product: Tensor = multiply(x.to(self.dtype), self.weight, bias, "none", [], "")
         return product
 
 
 class _Half:
-    """A weight in float16 against inputs, sums and outputs in float32."""
+    """A float16 weight with float32 inputs, accumulation and outputs."""
 
     def __init__(self, weight: Tensor) -> None:
         self.packed = torch.ops.quantized.linear_prepack_fp16(weight.float().contiguous(), None)
@@ -122,15 +122,15 @@ class _Half:
 
 
 def quantized(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
-    """Whole numbers from -127 to 127, and what each row of them is multiplied by: its largest number is exact."""
+    """Symmetric int8 values from -127 to 127 and a scale per row (absmax)."""
     scale_O1 = weight_OI.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(weight_OI.dtype).tiny) / 127
     return (weight_OI / scale_O1).round(), scale_O1
 
 
 class _Int8:
-    """8-bit weights, a scale for each output; where there is a kernel for it also 8-bit inputs, a scale for each row.
+    """int8 weights with a scale per output; with kernel support also int8 inputs with a scale per row.
 
-    The scale of a row is its own and sums are exact, so that what stands beside it in a batch changes nothing.
+    Scales are per row and integer sums exact, so results do not depend on other rows of the batch.
     """
 
     def __init__(self, weight: Tensor) -> None:
@@ -157,13 +157,13 @@ class _Int8:
 
 
 def _has_vnni() -> bool:
-    """Whether the CPU adds products of bytes without overflow; torch before 2.12 cannot tell."""
+    """Whether the CPU accumulates int8 products without overflow; torch before 2.12 does not report it."""
     known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     return bool(known.get("avx512_vnni") or known.get("avx_vnni"))
 
 
 LEVELS = 127 if _has_vnni() else 63
-"""Largest whole number that stands for an input; with 7 bits no two products overflow 16."""
+"""Largest quantized input; with 7 bits the sum of two products fits 16 bits."""
 
 MIDDLE = torch.tensor(LEVELS + 1.5)
-"""What makes whole numbers from 1 on of inputs, which the kernel wants; the half makes the cut behind it a rounding."""
+"""Offset that makes quantized inputs positive, as the kernel requires; the half turns truncation into rounding."""

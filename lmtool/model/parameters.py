@@ -1,4 +1,4 @@
-"""What optimizers ask of a model's parameters: how far up each stands, and which are matrices of layers."""
+"""Properties of parameters that optimizers need: depth, and which are matrices of layers."""
 
 from typing import cast
 
@@ -12,7 +12,7 @@ from lmtool.model.language_model import LanguageModel
 def depths(model: LanguageModel) -> dict[Parameter, int]:
     """0 for embeddings and positions, 1 to L for the layers from the bottom up, L + 1 for heads.
 
-    A matrix that is embedding and head is an embedding.
+    A tied matrix is an embedding.
     """
     parts = model.parts()
     found = dict.fromkeys(model.parameters(), len(parts))
@@ -22,9 +22,9 @@ def depths(model: LanguageModel) -> dict[Parameter, int]:
 
 
 def layer_matrices(model: nn.Module) -> dict[Parameter, list[int]]:
-    """Weights of the linear maps inside layers, each with the rows of its parts; no embeddings, no heads."""
+    """Weights of the linear maps inside layers, each with the row counts of its parts; no embeddings or heads."""
     blocks = {cast(Parameter, linear.weight): list(widths_of(linear)) for linear in linears_of(model)}
     for kernel in (module for module in model.modules() if isinstance(module, nn.RNNBase)):
-        # a part for each gate
+        # one part per gate
         blocks |= {w: [kernel.hidden_size] * (len(w) // kernel.hidden_size) for w in kernel.parameters() if w.ndim == 2}
     return blocks

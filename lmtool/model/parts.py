@@ -1,4 +1,4 @@
-"""Parts that Transformers are made of: norms, inputs, heads, the position-wise feed-forward network.
+"""Building blocks of Transformers: norms, embeddings, heads, the position-wise feed-forward network.
 
 Shapes: B rows, T positions, D model width, V vocabulary. P is B, or 1 where all rows have the same positions.
 """
@@ -47,7 +47,7 @@ class FeedForward(Mixer):
 
 
 class Inputs(nn.Module):
-    """Token ids to the vectors that a stack reads: embedding, segment and position, and their norm and dropout."""
+    """Input embeddings of a stack: token, segment and position, with norm and dropout."""
 
     def __init__(self, spec: Transformer, vocab_size: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Inputs(nn.Module):
         initialise(self, spec, spec.init.embedding_std)
 
     def forward(self, tokens_BT: Tensor, positions_PT: Tensor, segments_BT: Tensor | None = None) -> Tensor:
-        """Vectors (B, T, D). Without segments all tokens belong to the first one."""
+        """Embeddings (B, T, D). Without segments all tokens belong to the first one."""
         x_BTD: Tensor = self.tokens(tokens_BT) * self.scale
         if self.segments is not None:
             x_BTD = x_BTD + (self.segments.weight[0] if segments_BT is None else self.segments(segments_BT))
@@ -70,7 +70,7 @@ class Inputs(nn.Module):
 
 
 class Head(nn.Module):
-    """Hidden states to logits: the embedding matrix again, or one of its own; BERT transforms the states first."""
+    """Hidden states to logits: tied to the embedding matrix, or untied; BERT transforms the states first."""
 
     def __init__(self, spec: Transformer, vocab_size: int, embedding: nn.Embedding) -> None:
         super().__init__()
@@ -80,14 +80,14 @@ class Head(nn.Module):
         self.norm = build_norm(spec.norm, spec.d_model, spec.bias) if spec.head_transform else None
         self.own = None if spec.tie_embeddings else nn.Parameter(torch.empty(vocab_size, spec.d_model))
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if spec.head_bias else None
-        # in a tuple, so that it is no parameter of the head as well
+        # in a tuple, so that it is not registered as a parameter of the head too
         self._embedding = (embedding,)
         initialise(self, spec)
         if self.own is not None:
             nn.init.normal_(self.own, std=spec.init.std)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Logits (..., V) of states (..., D)."""
+        """Logits (..., V) of hidden states (..., D)."""
         if self.dense is not None and self.norm is not None:
             hidden = self.norm(activate(self.dense(hidden), self.activation))
         if self.scale != 1.0:
@@ -101,7 +101,7 @@ class Head(nn.Module):
 
 
 def activate(inner: Tensor, activation: str) -> Tensor:
-    """The nonlinearity; of gated ones, the first half of the last dimension is the gate, the other the value."""
+    """The nonlinearity; for gated ones, the first half of the last dimension is the gate, the second the value."""
     match activation:
         case "relu":
             return F.relu(inner)

@@ -1,4 +1,4 @@
-"""How a model knows the order of its tokens: vectors added to embeddings, or a part in every attention.
+"""Positional encodings: added to the embeddings, or applied in every attention layer.
 
 Positions count the tokens of a text. Shapes: B rows, P is B or 1 where all rows have the same positions, T queries, S
 keys, N heads, H head width, D model width.
@@ -21,7 +21,7 @@ from lmtool.recipe.spec import (
 
 
 class LearnedPositions(nn.Module):
-    """A trained vector for each position."""
+    """A learned embedding per position."""
 
     def __init__(self, size: int, d_model: int) -> None:
         super().__init__()
@@ -47,21 +47,21 @@ class SinusoidalPositions(nn.Module):
 
 def _angles(positions_PT: Tensor, width: int, theta: float) -> Tensor:
     """pos / theta^(2i/width) for i = 0 to width/2 - 1."""
-    # float64, because float32 loses the phase of fast rotations at far positions; mps has none
+    # float64, because float32 loses the phase of fast rotations at large positions; mps has none
     wide = torch.float32 if positions_PT.device.type == "mps" else torch.float64
     exponents = torch.arange(0, width, 2, device=positions_PT.device, dtype=wide) / width
     return positions_PT[..., None] * theta**-exponents
 
 
 class AttentionPositions(nn.Module):
-    """A rule by which positions take part in attention; this one does nothing."""
+    """A positional encoding inside attention; the base class has none."""
 
     def rotations(self, positions_PT: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-        """What `rotated` takes for queries and keys, cosines and sines (P, 1, T, H); None where they stay."""
+        """Cosines and sines (P, 1, T, H) for `rotated`; None without rotation."""
         return None
 
     def bias(self, query_PT: Tensor, key_PS: Tensor) -> Tensor | None:
-        """What is added to the scores: (P, N, T, S)."""
+        """Bias added to the attention scores: (P, N, T, S)."""
         return None
 
 
@@ -84,17 +84,17 @@ def rotated(x_BNTH: Tensor, cos_P1TH: Tensor, sin_P1TH: Tensor) -> Tensor:
 
 
 class AlibiPositions(AttentionPositions):
-    """Adds -m |i - j| to the scores, with another slope m for each head (Press et al. 2022).
+    """Adds -m |i - j| to the scores, with a slope m per head (ALiBi, Press et al. 2022).
 
-    With n heads, n a power of two, the slopes are 2^(-8/n), 2^(-16/n), ...; for other n those of the power below, and
-    every second one of the power above, as in the paper's code.
+    With n heads, n a power of two, the slopes are 2^(-8/n), 2^(-16/n), ...; for other n those of the next lower power,
+    and every second one of the next higher, as in the paper's code.
     """
 
     slopes_N: Tensor
 
     def __init__(self, n_heads: int) -> None:
         super().__init__()
-        # where shapes alone are wanted there may be more heads than numbers have place
+        # on the meta device n_heads may be too large to allocate
         on_meta = torch.get_default_device().type == "meta"
         slopes_N = torch.empty(n_heads) if on_meta else torch.tensor(alibi_slopes(n_heads))
         self.register_buffer("slopes_N", slopes_N, persistent=False)
@@ -105,7 +105,7 @@ class AlibiPositions(AttentionPositions):
 
 
 def alibi_slopes(n_heads: int) -> list[float]:
-    """The slope of each head."""
+    """The ALiBi slope of each head."""
     below = 2 ** int(math.log2(n_heads))
     slopes = [2.0 ** (-8 * (i + 1) / below) for i in range(below)]
     between = [2.0 ** (-4 * (2 * i + 1) / below) for i in range(n_heads - below)]
@@ -113,10 +113,10 @@ def alibi_slopes(n_heads: int) -> list[float]:
 
 
 class RelativePositions(AttentionPositions):
-    """Adds a trained number for each head and bucket of distances (Raffel et al. 2020).
+    """Adds a learned bias per head and relative-position bucket (T5, Raffel et al. 2020).
 
-    Half of the buckets are for one distance each, the others grow in width up to `max_distance`, from which on all
-    share the last. Where both sides are seen, each has half of the buckets.
+    Half of the buckets hold one distance each, the others grow logarithmically up to `max_distance`, beyond which all
+    share the last. Bidirectional attention has half of the buckets for each side.
     """
 
     def __init__(self, n_heads: int, buckets: int, max_distance: int, both_sides: bool) -> None:
@@ -128,7 +128,7 @@ class RelativePositions(AttentionPositions):
     def bias(self, query_PT: Tensor, key_PS: Tensor) -> Tensor:
         away_PTS = key_PS[:, None] - query_PT[:, :, None]
         bias_PTSN: Tensor = self.table(self.bucket(away_PTS))
-        # in the order of the scores, which it is added to in every layer
+        # contiguous in the layout of the scores, which it is added to in every layer
         return bias_PTSN.permute(0, 3, 1, 2).contiguous()
 
     def bucket(self, away: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ class RelativePositions(AttentionPositions):
 
 
 def build_position(spec: Transformer) -> nn.Module | None:
-    """The module that adds positions to embeddings, or None where none are added."""
+    """The module of absolute position embeddings, or None."""
     match spec.position:
         case LearnedPosition(size=size):
             return LearnedPositions(size or spec.context, spec.d_model)
@@ -159,7 +159,7 @@ def build_position(spec: Transformer) -> nn.Module | None:
 
 
 def build_attention_position(spec: Transformer, both_sides: bool) -> AttentionPositions:
-    """The rule of one stack's attention. both_sides: whether a position sees those after it."""
+    """The positional encoding of a stack's attention. both_sides: whether attention is bidirectional."""
     match spec.position:
         case AlibiPosition():
             return AlibiPositions(spec.n_heads)
@@ -172,5 +172,5 @@ def build_attention_position(spec: Transformer, both_sides: bool) -> AttentionPo
 
 
 def longest(spec: Transformer) -> int | None:
-    """Most positions that can be computed; None where there is no limit, whatever the length in training was."""
+    """Maximum number of positions; None for no limit, regardless of the training length."""
     return spec.position.size or spec.context if isinstance(spec.position, LearnedPosition) else None

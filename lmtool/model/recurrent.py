@@ -1,7 +1,8 @@
-"""What recurrent language models share, and the decoder: an RNN language model that may remember its past states.
+"""The base of recurrent language models, and the decoder: an RNN language model, optionally with attention to past
+states.
 
-Shapes: B rows, T positions, S positions so far, D model width, V vocabulary; G lines of rows that share a beginning, Q
-new positions of all rows of a line.
+Shapes: B rows, T positions, S positions so far, D model width, V vocabulary; G cache lines of rows with a common
+prefix, Q new positions of all rows of a line.
 """
 
 from abc import abstractmethod
@@ -22,9 +23,9 @@ from lmtool.recipe.spec import Recurrent
 
 
 class Layers(nn.Module):
-    """Recurrent layers, each of which reads the states of the one below, with dropout between them.
+    """Stacked recurrent layers with dropout between them.
 
-    backwards: they read each text from its end.
+    backwards: right to left.
     """
 
     def __init__(self, spec: Recurrent, backwards: bool = False) -> None:
@@ -34,15 +35,15 @@ class Layers(nn.Module):
         self.backwards = backwards
 
     def start(self, n_rows: int) -> tuple[CellState, ...]:
-        """Zeros for every layer."""
+        """Zero states of every layer."""
         return tuple(cast(Cell, cell).start(n_rows) for cell in self.cells)
 
     def forward(
         self, x_BTD: Tensor, states: Sequence[CellState], texts: Texts | None, first: int = 0
     ) -> tuple[list[Tensor], tuple[CellState, ...]]:
-        """The states (B, T, D) of each layer at all positions, and the last ones; see `Cell`.
+        """Hidden states (B, T, D) of each layer at all positions, and the final ones; see `Cell`.
 
-        first: the layer that reads `x`; `states` begin with its own.
+        first: index of the layer that `x` is input to; `states` start at that layer.
         """
         outs: list[Tensor] = []
         after: list[CellState] = []
@@ -55,19 +56,19 @@ class Layers(nn.Module):
         return outs, tuple(after)
 
     def read(self, x_BTD: Tensor, texts: Texts | None) -> list[Tensor]:
-        """The states (B, T, D) of each layer at all positions of rows that begin here."""
+        """Hidden states (B, T, D) of each layer at all positions, from zero initial states."""
         outs: list[Tensor]
         outs, _ = self(x_BTD, self.start(len(x_BTD)), texts)
         return outs
 
 
 class RecurrentModel(LanguageModel):
-    """What all recurrent models share: an embedding, a head, and that they read on from a state text of any length.
+    """Base of all recurrent models: an embedding, a head, and stateful processing of text of any length.
 
-    With a context c_t from attention, an untied head reads [h_t; c_t]: z_t = W [h_t; c_t] + b. A tied one has the
-    width of an embedding, so it reads tanh(W_c [h_t; c_t]) (Luong et al. 2015).
+    With a context vector c_t from attention, an untied head is z_t = W [h_t; c_t] + b. A tied head has the embedding
+    width, so its input is tanh(W_c [h_t; c_t]) (Luong et al. 2015).
 
-    width: of what the head reads.
+    width: input width of the head.
     """
 
     recurrent = True
@@ -79,7 +80,7 @@ class RecurrentModel(LanguageModel):
         self.dropout = spec.dropout
         attends = spec.attention is not None and spec.attention.feed == "output"
         self.embedding = nn.Embedding(vocab_size, spec.d_model)
-        # logits of a tied head start out near zero
+        # so that a tied head's logits start near zero
         nn.init.normal_(self.embedding.weight, std=spec.d_model**-0.5)
         self.join = nn.Linear(2 * spec.d_model, spec.d_model, bias=False) if attends and spec.tie_embeddings else None
         self.width = 2 * spec.d_model if attends and not spec.tie_embeddings else spec.d_model
@@ -105,11 +106,11 @@ class RecurrentModel(LanguageModel):
         return drop(self.embedding(tokens_BT), self.dropout, self.training)
 
     def hidden(self, h_BTD: Tensor, context_BTD: Tensor | None) -> Tensor:
-        """What the head reads, with dropout: (B, T, D), or twice as wide for an untied head with a context."""
+        """Input of the head, with dropout: (B, T, D), or (B, T, 2 D) for an untied head with a context."""
         if context_BTD is not None:
             h_BTD = torch.cat((h_BTD, context_BTD), -1)
         if self.join is not None:
-            # in the type of the head, which decoding uses outside of autocast
+            # in the head's dtype, as decoding applies it outside autocast
             h_BTD = torch.tanh(self.join(h_BTD)).to(self.embedding.weight.dtype)
         return drop(h_BTD, self.dropout, self.training)
 
@@ -118,28 +119,28 @@ class RecurrentModel(LanguageModel):
         return hidden, replace(state.longer(tokens_BT.shape[1]), layers=layers)
 
     def alignments(self, batch: Batch) -> Tensor:
-        """How much of each state in memory is in the context of each position: (B, T, S).
+        """Attention weights (B, T, S) of each position over the memory.
 
-        The memory is of past states (S = T), or of the source. Raises ValueError when the model has no attention.
+        The memory is the past states (S = T), or the source. Raises ValueError when the model has no attention.
         """
         weights_BTS = self._read(batch, self.start(batch))[2]
         if weights_BTS is None:
-            raise ValueError("a model without attention has no alignments")
+            raise ValueError("a model without attention has no attention weights")
         return weights_BTS
 
     @abstractmethod
     def _read(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...], Tensor | None]:
-        """Hidden states, what layers remember after them, and the weights of the states in memory."""
+        """Hidden states, the layers' new states, and the attention weights."""
 
     def describe(self) -> str:
         return self._description
 
 
 class RecurrentDecoder(RecurrentModel):
-    """An RNN language model (Elman 1990; Mikolov et al. 2010), with or without a memory of all its past states.
+    """An RNN language model (Elman 1990; Mikolov et al. 2010), with or without attention to all its past states.
 
-    With `attention`, c_t is drawn from the last layer's states M_t = {h_1, ..., h_{t-1}} by their score with h_t. At
-    the first position M_t is empty and c_t zero.
+    With `attention`, c_t attends with query h_t to the last layer's past states M_t = {h_1, ..., h_{t-1}}. M_1 is empty
+    and c_1 zero.
     """
 
     def __init__(self, spec: Recurrent, vocab_size: int) -> None:
@@ -148,7 +149,7 @@ class RecurrentDecoder(RecurrentModel):
         self.attention = None if spec.attention is None else MemoryAttention(spec.attention, spec.d_model)
 
     def layers(self, batch: Batch) -> list[Tensor]:
-        """The embeddings and the states of each layer, each (B, T, D)."""
+        """The embeddings and the hidden states of each layer, each (B, T, D)."""
         embedded = self.embed(batch.tokens_BT)
         return [embedded, *self.rnn.read(embedded, find_texts(batch))]
 
@@ -181,10 +182,10 @@ class RecurrentDecoder(RecurrentModel):
 
 
 def make_cell(spec: Recurrent, d_out: int | None = None) -> Cell:
-    """A layer from states of the model's width to states of `d_out`, by default the same."""
+    """A layer from the model's width to `d_out`, by default the same."""
     return build_cell(spec.cell, spec.nonlinearity, spec.d_model, d_out or spec.d_model)
 
 
 def find_texts(batch: Batch) -> Texts | None:
-    """Where the batch's texts stand; None when each fills its row."""
+    """The layout of the batch's texts; None when each fills its row."""
     return Texts.find(batch.tokens_BT, batch.keep_BT, batch.documents_BT)

@@ -1,4 +1,4 @@
-"""How a query is compared with what it attends to: one signature for all scores.
+"""Attention score functions, with one signature for all.
 
 Shapes: B rows, N heads, T queries, S keys, H head width, R rank.
 """
@@ -12,8 +12,8 @@ from lmtool.recipe.spec import ScoreName
 class Score(nn.Module):
     """scale * q . k, the dot product (Luong et al. 2015), scaled by 1 / sqrt(H) in Transformers (Vaswani et al. 2017).
 
-    Queries and keys are transformed apart, so that keys are transformed once and kept. Scores that are products of
-    what `queries` and `keys` give, times `scale`, may be computed by any attention kernel; others have no scale.
+    Queries and keys are transformed separately, so that transformed keys can be cached. Scores that are dot products of
+    these, times `scale`, work with any attention kernel; others have no scale.
     """
 
     scale: float | None
@@ -23,25 +23,25 @@ class Score(nn.Module):
         self.scale = scale
 
     def queries(self, q_BNTH: Tensor) -> Tensor:
-        """What of a query is compared."""
+        """Transformed queries."""
         return q_BNTH
 
     def keys(self, k_BNSH: Tensor) -> Tensor:
-        """What of a key is compared."""
+        """Transformed keys."""
         return k_BNSH
 
     def compare(self, queries_BNTH: Tensor, keys_BNSH: Tensor) -> Tensor:
-        """Scores (B, N, T, S) of what `queries` and `keys` gave."""
+        """Scores (B, N, T, S) of transformed queries and keys."""
         assert self.scale is not None
         return queries_BNTH @ keys_BNSH.transpose(-1, -2) * self.scale
 
     def forward(self, q_BNTH: Tensor, keys_BNSH: Tensor) -> Tensor:
-        """Scores (B, N, T, S) of queries with what `keys` gave."""
+        """Scores (B, N, T, S) of queries with transformed keys."""
         return self.compare(self.queries(q_BNTH), keys_BNSH)
 
 
 class Bilinear(Score):
-    """q' W k, a matrix for each head (Luong et al. 2015, "general")."""
+    """q' W k, with W per head (Luong et al. 2015, "general")."""
 
     def __init__(self, n_heads: int, width: int) -> None:
         super().__init__(1.0)
@@ -52,7 +52,7 @@ class Bilinear(Score):
 
 
 class ReducedRank(Score):
-    """(U q) . (V k), compared in R dimensions: a bilinear score whose matrix U'V has rank R."""
+    """(U q) . (V k), in R dimensions: a bilinear score whose matrix U'V has rank R."""
 
     def __init__(self, n_heads: int, width: int, rank: int) -> None:
         super().__init__(1.0)
@@ -103,5 +103,5 @@ def build_score(kind: ScoreName, n_heads: int, width: int, rank: int) -> Score:
 
 
 def _normal(n_heads: int, n_rows: int, n_columns: int) -> Tensor:
-    """Weights that keep the size of what they multiply."""
+    """Initial weights that preserve the variance of their inputs."""
     return nn.init.normal_(torch.empty(n_heads, n_rows, n_columns), std=n_rows**-0.5)

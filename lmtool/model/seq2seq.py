@@ -1,7 +1,7 @@
 """Recurrent encoder-decoders, without attention (Sutskever et al. 2014) and with it (Bahdanau, Luong).
 
-Shapes: B rows, T positions of the target, S positions of the source, D model width, G gates times D; of
-contexts, G lines of W rows that have one source, Q positions of all rows of a line.
+Shapes: B rows, T positions of the target, S positions of the source, D model width, G gates times D; of contexts, G
+cache lines of W rows with one source, Q positions of all rows of a line.
 """
 
 from collections.abc import Iterable
@@ -20,11 +20,11 @@ from lmtool.recipe.spec import CELLS, Reads, Recurrent
 
 
 class RecurrentEncoder(nn.Module):
-    """Reads a source: its states at all positions, and the decoder's first states.
+    """The encoder: states at all source positions, and the decoder's initial states.
 
-    In one direction the decoder goes on from the encoder's last states (Sutskever et al. 2014). In both, each direction
-    has half the width, and a bridge maps the two last states of each layer: h = tanh(W [forth; back] + b) (after
-    Bahdanau et al. 2015), and c likewise without the tanh, as it has no bounds.
+    Unidirectional: the decoder starts from the encoder's final states (Sutskever et al. 2014). Bidirectional: each
+        direction has half the width, and a bridge maps the two final states of each layer: h = tanh(W [forward;
+        backward] + b) (after Bahdanau et al. 2015), and c likewise without the tanh, as it is unbounded.
     """
 
     def __init__(self, spec: Recurrent) -> None:
@@ -38,7 +38,7 @@ class RecurrentEncoder(nn.Module):
         self.bridge = nn.ModuleList(nn.Linear(width, width) for _ in range(n_maps))
 
     def forward(self, x_BSD: Tensor, texts: Texts | None) -> tuple[list[Tensor], tuple[CellState, ...]]:
-        """States (B, S, D) of each layer, zeros at padding; and a first state for each layer of the decoder."""
+        """Hidden states (B, S, D) of each layer, zeros at padding; and an initial state for each decoder layer."""
         outs: list[Tensor] = []
         firsts: list[CellState] = []
         for layer, forth in enumerate(cast(Iterable[Cell], self.forth)):
@@ -62,17 +62,18 @@ class RecurrentEncoder(nn.Module):
             return (torch.tanh(first), *others)
 
     def parts(self) -> Parts:
-        """The cells of each layer, and with the last one the bridge."""
+        """The cells of each layer, the last one together with the bridge."""
         cells = zip(self.forth) if self.back is None else zip(self.forth, self.back, strict=True)
         return topped(cells, self.bridge)
 
 
 class RecurrentEncoderDecoder(RecurrentModel):
-    """p(target | source): a decoder that starts from what an encoder has read, and may look back at it.
+    """p(target | source): a decoder initialised from an encoder, optionally with attention to it.
 
-    attention none: all it knows of the source is its first state. feed "output" (Luong et al. 2015): the states h_t of
-    the last layer are the queries, and the context goes beside them into the output. feed "input" (Bahdanau et al.
-    2015): the query is the state h_{t-1} of the first layer, whose update takes the context beside the embedding.
+    attention none: the source enters only through the initial state. feed "output" (Luong et al. 2015): the states h_t
+    of the last layer are the queries, and the context is concatenated to them before the output. feed "input" (Bahdanau
+    et al. 2015): the query is the state h_{t-1} of the first layer, whose input is the embedding concatenated with the
+    context.
     """
 
     reads: Reads = "source"
@@ -84,11 +85,11 @@ class RecurrentEncoderDecoder(RecurrentModel):
         self.attention = None if spec.attention is None else MemoryAttention(spec.attention, spec.d_model)
         feeds = spec.attention is not None and spec.attention.feed == "input"
         n_gates, _ = CELLS[spec.cell]
-        # the columns of the first layer's input weights that the context meets
+        # the columns of the first layer's input weights for the context
         self.feed = nn.Linear(spec.d_model, n_gates * spec.d_model, bias=False) if feeds else None
 
     def layers(self, batch: Batch) -> list[Tensor]:
-        """Those of the encoder, which reads the tokens as a source."""
+        """The encoder's layers, with the tokens as source."""
         embedded = self.embed(batch.tokens_BT)
         return [embedded, *self.encoder(embedded, find_texts(batch))[0]]
 
@@ -124,10 +125,9 @@ class RecurrentEncoderDecoder(RecurrentModel):
     def _read_fed(
         self, x_BTD: Tensor, before: DecodeState, memory: Memory, allowed_G1S: Tensor, keep_BT: Tensor | None
     ) -> tuple[Tensor, CellState, Tensor]:
-        """The first layer, step by step, as each step's context depends on the state before it.
+        """The first layer, step by step, as each context depends on the previous state.
 
-        All that does not depend on it is computed for all steps at once: the keys, and the inputs' part of the gates.
-        Padding leaves the state as it is.
+        The keys and the input part of the gates are computed for all steps at once. Padding leaves the state unchanged.
         """
         cell, feed = cast(Cell, self.rnn.cells[0]), cast(nn.Linear, self.feed)
         attention = cast(MemoryAttention, self.attention)

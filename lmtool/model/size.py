@@ -1,4 +1,4 @@
-"""How large a recipe's model is, so that one that cannot fit is refused before it is allocated."""
+"""Parameter count and training memory of a recipe, to refuse models that cannot fit before allocation."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -23,27 +23,27 @@ USUAL = {
     "tokenizer.vocab_size": 50_000,
     "training.micro_batch": 64,
 }
-"""What makes a model large, and how large it usually is."""
+"""Fields that make a model large, with their usual maximum."""
 
 
 class Size(NamedTuple):
-    """How many numbers a model trains: in the matrices of its layers, which Muon takes, and in all else."""
+    """Number of trained parameters: in the matrices of layers, which Muon updates, and all others."""
 
     matrices: int
     rest: int
 
     @property
     def parameters(self) -> int:
-        """All of them."""
+        """All parameters."""
         return self.matrices + self.rest
 
 
 BEYOND = Size(0, 2**60)
-"""Stands for all sizes that are larger: one tensor alone has more bytes than torch can count."""
+"""Cap for larger sizes: a single tensor has more bytes than torch can count."""
 
 
 class _Unfilled(TorchFunctionMode):
-    """Tensors get no random numbers, which they have no place for, and which meta devices load a compiler to draw."""
+    """Skip random initialisation: meta tensors have no storage, and drawing on the meta device imports a compiler."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.__name__ in ("normal_", "uniform_", "kaiming_uniform_"):
@@ -52,15 +52,15 @@ class _Unfilled(TorchFunctionMode):
 
 
 def outline(spec: Model, vocab_size: int) -> LanguageModel:
-    """The model that `spec` describes with all its shapes and without any of its numbers, on the meta device."""
+    """The model that `spec` describes, on the meta device: shapes without storage."""
     with torch.device("meta"), _Unfilled():
         return build(spec, vocab_size)
 
 
 def size_of(spec: Model, vocab_size: int) -> Size:
-    """The size of a model whose embedding has `vocab_size` rows; an n-gram model trains no numbers, it counts.
+    """The size of a model whose embedding has `vocab_size` rows; an n-gram model has no trained parameters.
 
-    Layers are alike, so that two tell the size of any number of them.
+    Layers are identical, so the size is extrapolated from two.
     """
     n_layers = dict(spec).get("n_layers", 0)
     if n_layers > 2:
@@ -78,16 +78,16 @@ def size_of(spec: Model, vocab_size: int) -> Size:
 
 
 def training_bytes(recipe: Recipe) -> int:
-    """A low estimate of the memory that training takes on one device, in bytes.
+    """A lower bound on the training memory of one device, in bytes.
 
     float32 weights, their gradients, the optimizer's moments, and the activations of one micro-batch (one sequence for
-    `auto`). Where only adapters or a head learn, all else has neither gradients nor moments.
+    `auto`). Frozen weights, under adapters or a trained head, have neither gradients nor moments.
     """
     size = size_of(recipe.model, _rows(recipe))
     sequences = 1 if recipe.training.micro_batch == "auto" else recipe.training.micro_batch
     activations = sequences * recipe.model.context * recipe.model.activation_bytes
     if recipe.tuning.lora is not None or recipe.tuning.freeze == "body":
-        # what learns is small beside what stays
+        # trained weights are few beside the frozen ones
         return 4 * size.parameters + activations
     return 4 * (2 * size.parameters + recipe.optimizer.moments(*size)) + activations
 
@@ -95,8 +95,8 @@ def training_bytes(recipe: Recipe) -> int:
 def check_fits(recipe: Recipe, memory_bytes: int, origins: Mapping[str, str] | None = None) -> None:
     """Refuse a recipe whose training cannot fit into a memory.
 
-    memory_bytes: of the device. origins: as `load` gives them, to name the line of the key that matters most.
-    Raises: RecipeError, which names parameters, bytes needed and bytes there.
+    memory_bytes: of the device. origins: from `load`, to name the line of the most relevant key. Raises: RecipeError
+        with the parameter count, bytes needed and bytes available.
     """
     needed = training_bytes(recipe)
     if needed <= memory_bytes:
@@ -121,7 +121,7 @@ def _whole_numbers(spec: Spec, path: str = "") -> Iterator[tuple[str, int]]:
 
 
 def _rows(recipe: Recipe) -> int:
-    """Rows of the embedding, at most; 0 where only the text or a tokenizer's file can say."""
+    """Upper bound on embedding rows; 0 if only the text or a tokenizer file determines it."""
     tokenizer = recipe.tokenizer
     named = 0 if isinstance(tokenizer, CharTokenizer | TokenizerFile) else tokenizer.vocab_size
     return recipe.model.vocab_size or named

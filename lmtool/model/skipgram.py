@@ -1,4 +1,4 @@
-"""Skip-gram: a vector for each word as a centre, and another as a neighbour (Mikolov et al. 2013).
+"""Skip-gram: a centre (input) and a context (output) vector per word (Mikolov et al. 2013).
 
 Shapes: B rows, T positions, D model width, V vocabulary.
 """
@@ -13,10 +13,11 @@ from lmtool.recipe.spec import Reads, SkipGram
 
 
 class SkipGramModel(SilentModel):
-    """p(o | c) = softmax over the vocabulary of u_o . v_c: which words stand near a word, wherever near.
+    """p(o | c) = softmax over the vocabulary of u_o . v_c: which words occur in the window around a word, at any
+    offset.
 
-    It keeps counts, from which noise is drawn. A step is a millisecond of small operations, where several threads wait
-    longer for each other than they save.
+    Keeps unigram counts, for the noise distribution. Steps are about a millisecond of small operations, for which one
+    thread is faster than several.
     """
 
     reads: Reads = "words"
@@ -33,11 +34,11 @@ class SkipGramModel(SilentModel):
             nn.init.uniform_(table.weight, -0.5 / spec.d_model, 0.5 / spec.d_model)
 
     def forward(self, batch: Batch) -> Output:
-        """The centre vectors of the tokens (B, T, D), which nothing around them changes."""
+        """The context-independent centre vectors of the tokens (B, T, D)."""
         return Output(self.centres(batch.tokens_BT))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores (..., V) of every word as a neighbour."""
+        """Scores (..., V) of every word as a context word."""
         return hidden @ self.neighbours.weight.T
 
     def head_parameters(self) -> tuple[Tensor, ...]:
@@ -51,7 +52,7 @@ class SkipGramModel(SilentModel):
         return [self(batch).hidden_BTD]
 
     def refusal(self) -> UsageError:
-        return UsageError("a skip-gram model has no next token", fix="see what it knows with lmtool neighbors")
+        return UsageError("a skip-gram model has no next token", fix="list nearest words with lmtool neighbors")
 
     def parts(self) -> Parts:
         return [(self,)]

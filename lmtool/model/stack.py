@@ -1,4 +1,4 @@
-"""The Stack: sublayers and final norm. Every Transformer is one or two of these under different masks.
+"""The Stack: sublayers and final norm. Every Transformer is one or two of these with different masks.
 
 Shapes: B rows, T positions, S positions so far, D model width. P is B, or 1 where all rows have the same positions.
 """
@@ -21,7 +21,7 @@ from lmtool.recipe.spec import DenseFeedForward, Transformer, WindowPattern
 
 
 class Sublayer(nn.Module):
-    """A mixer f joined to the stream: pre-norm x + f(norm(x)), or post-norm norm(x + f(x))."""
+    """A mixer f with residual connection: pre-norm x + f(norm(x)), or post-norm norm(x + f(x))."""
 
     def __init__(self, mixer: Mixer, norm: nn.Module, pre: bool, dropout: float) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Sublayer(nn.Module):
 
     def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> Mixed:
         read: Tensor = self.norm(x_BTD) if self.pre else x_BTD
-        # a state of fixed size is of one row; whose keys and values are, a mask tells
+        # fixed-size states are per row; keys and values are separated by a mask
         apart = attend.width > 1 and past and not isinstance(past, KeyValue | Memory)
         if apart:
             read = read.reshape(len(read) * attend.width, -1, read.shape[-1])
@@ -45,9 +45,9 @@ class Sublayer(nn.Module):
 
 
 class Stack(nn.Module):
-    """Vectors to hidden states.
+    """Input embeddings to hidden states.
 
-    causal: positions see those before them only. source: each layer also attends to a source.
+    causal: causal self-attention. source: each layer also has cross-attention.
     """
 
     def __init__(self, spec: Transformer, causal: bool, source: bool = False) -> None:
@@ -55,7 +55,7 @@ class Stack(nn.Module):
         pattern = spec.pattern
         window = (pattern.size, pattern.dilation, pattern.global_tokens) if isinstance(pattern, WindowPattern) else ()
         self._mask = Mask(causal, *window)
-        # the positions of a prefix see each other, so distances have two directions there
+        # prefix positions attend both ways, so their relative distances have two signs
         self.position = build_attention_position(spec, both_sides=not causal or spec.shape == "prefix")
         pre = spec.norm.place == "pre"
         self.sublayers = nn.ModuleList(
@@ -67,16 +67,16 @@ class Stack(nn.Module):
         self.norm = build_norm(spec.norm, spec.d_model, spec.bias) if pre else nn.Identity()
         initialise(self, spec)
         if spec.init.scale_residual:
-            # smaller projections into the stream (Radford et al. 2019)
+            # smaller projections into the residual stream (Radford et al. 2019)
             for projection in (part for mixer in self._mixers() for part in mixer.projections()):
                 nn.init.normal_(projection.weight, std=spec.init.std * len(self.sublayers) ** -0.5)
 
     def _mixers(self) -> Iterator[Mixer]:
-        """Of each sublayer its own, and not those that it may be made of."""
+        """The top-level mixer of each sublayer, without nested ones."""
         return (cast(Mixer, sublayer.mixer) for sublayer in self.sublayers)
 
     def start(self, n_rows: int, source_BSD: Tensor | None = None) -> tuple[LayerState, ...]:
-        """The state of every sublayer before the first token."""
+        """The initial cache of every sublayer."""
         return tuple(
             mixer.read(source_BSD)
             if isinstance(mixer, CrossAttention) and source_BSD is not None
@@ -85,7 +85,7 @@ class Stack(nn.Module):
         )
 
     def sources(self, source_BSD: Tensor) -> tuple[LayerState | None, ...]:
-        """What of the state belongs to the source: all that training has of it."""
+        """The source part of the state, which is all of it in training."""
         return tuple(mixer.read(source_BSD) if isinstance(mixer, CrossAttention) else None for mixer in self._mixers())
 
     def mask(
@@ -95,7 +95,7 @@ class Stack(nn.Module):
         documents_BS: Tensor | None = None,
         seen_BQS: Tensor | None = None,
     ) -> Mask:
-        """Who sees whom in this stack."""
+        """The attention mask of this stack."""
         return replace(self._mask, prefix_B=prefix_B, keep_BS=keep_BS, documents_BS=documents_BS, seen_BQS=seen_BQS)
 
     def forward(
@@ -108,11 +108,11 @@ class Stack(nn.Module):
         seen: list[Tensor] | None = None,
         width: int = 1,
     ) -> tuple[Output, tuple[LayerState | None, ...]]:
-        """Hidden states (B, T, D) of the vectors, which follow what `past` remembers; and what to remember.
+        """Hidden states (B, T, D) of the inputs, which continue the cached `past`; and the updated cache.
 
-        positions_PS: of all positions, remembered ones first; mask covers all of them, source_mask the source.
-        seen: where wanted, gets the vectors and the output of each layer, the last one behind the final norm.
-        width: how many rows share each line of the vectors.
+        positions_PS: of all positions, cached ones first; mask covers all of them, source_mask the source.
+        seen: if given, collects the inputs and the output of each layer, the last one after the final norm.
+        width: number of rows that share a cache line.
         """
         T, S = x_BTD.shape[1], positions_PS.shape[1]
         past = past or (None,) * len(self.sublayers)
@@ -137,16 +137,16 @@ class Stack(nn.Module):
         return Output(hidden_BTD, summed(auxiliaries)), tuple(now)
 
     def parts(self) -> Parts:
-        """The sublayers of each layer, and with the last one the final norm."""
+        """The sublayers of each layer, the last one together with the final norm."""
         sublayers, n = list(self.sublayers), self.per_layer
         return topped((sublayers[i : i + n] for i in range(0, len(sublayers), n)), self.norm)
 
 
 def _out_of_place(mask: Mask, positions_PS: Tensor) -> bool:
-    """Whether a window must count positions of the text, which are others than those in the row.
+    """Whether a window must use positions in the text, because they differ from those in the row.
 
-    Padding behind the text moves nothing; and where each document is a text, distances inside it stay the same. Rows
-    that share a line stand mixed in it.
+    Right padding shifts nothing, and distances within isolated documents do not change. Rows that share a cache line
+    are interleaved in it.
     """
     if mask.window is not None and mask.seen_BQS is not None:
         return True
@@ -164,14 +164,14 @@ def _mixers(spec: Transformer, source: bool) -> Sequence[Mixer]:
 
 
 def build_mixer(spec: Transformer) -> Mixer:
-    """What mixes the positions of a text in one layer."""
+    """The token mixer of a layer."""
     match spec.mixer:
         case "attention":
             return SelfAttention(*_sizes(spec), _score(spec))
 
 
 def build_feed_forward(spec: Transformer) -> Mixer:
-    """What follows in each layer, for every position by itself."""
+    """The position-wise sublayer of a layer."""
     sizes = (spec.d_model, spec.d_ff or 4 * spec.d_model, spec.activation, spec.bias, spec.ffn_dropout)
     match spec.feed_forward:
         case DenseFeedForward():

@@ -1,7 +1,7 @@
-"""What decoding carries of the tokens that a model has read; a value, although long parts of it are shared.
+"""The decoding state of a model, with its KV cache; immutable, although buffers are shared.
 
-Shapes: B rows, G lines, W rows of a line, T new positions of a row, S slots of a line or positions of a source, Q new
-slots of a line, N heads, H head width.
+Shapes: B rows, G cache lines, W rows of a line, T new positions of a row, S slots of a line or positions of a source, Q
+new slots of a line, N heads, H head width.
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 LEAST_ROOM = 64
-"""Slots that a cache has at least beyond what is in it, when it is made larger; or half of what is in it."""
+"""Minimum spare slots when a cache is enlarged; or half of the slots in use, if more."""
 
 
 class _Room:
-    """Keys and values with room behind them. used: how many slots belong to a state."""
+    """Preallocated keys and values. used: number of slots that belong to a state."""
 
     def __init__(self, k_BNSH: Tensor, v_BNSH: Tensor, dtype: torch.dtype, n_more: int) -> None:
         self.used = k_BNSH.shape[2]
@@ -29,7 +29,7 @@ class _Room:
         self.k_BNSH[:, :, : self.used], self.v_BNSH[:, :, : self.used] = k_BNSH, v_BNSH
 
     def takes(self, n_before: int, n_more: int, dtype: torch.dtype) -> bool:
-        """Whether more can be written behind the state of so many slots without changing another one."""
+        """Whether a state of `used` slots can be appended to without changing another state."""
         writable = torch.is_inference_mode_enabled() or not self.k_BNSH.is_inference()
         enough = n_before == self.used and n_before + n_more <= self.k_BNSH.shape[2]
         return writable and enough and self.k_BNSH.dtype == dtype
@@ -48,15 +48,15 @@ class _Pair(NamedTuple):
 
 
 class KeyValue(_Pair):
-    """What attention to the text so far keeps: keys and values of all its positions, each (B, N, S, H)."""
+    """KV cache of self-attention: keys and values of all positions so far, each (B, N, S, H)."""
 
     _room: _Room | None = None
 
     def plus(self, k_BNTH: Tensor, v_BNTH: Tensor) -> "KeyValue":
-        """These and T more.
+        """The cache with T more positions.
 
-        Nothing is copied as a rule: what comes next is written into the room behind. The state before sees none of it,
-        and a second future of one state gets a room of its own. Where gradients are wanted all is copied.
+        Usually without a copy: new entries go into spare slots, invisible to the old state. A second continuation of
+        the same state gets its own buffer. With gradients enabled everything is copied.
         """
         if torch.is_grad_enabled():
             return KeyValue(torch.cat((self.k_BNSH, k_BNTH), 2), torch.cat((self.v_BNSH, v_BNTH), 2))
@@ -69,26 +69,26 @@ class KeyValue(_Pair):
 
 
 class Memory(NamedTuple):
-    """What attention to a source keeps: keys and values of all its positions, each (B, N, S, H); it never grows."""
+    """KV cache of cross-attention: keys and values of all source positions, each (B, N, S, H); fixed size."""
 
     k_BNSH: Tensor
     v_BNSH: Tensor
 
 
 LayerState = KeyValue | Memory | tuple[Tensor, ...]
-"""What one sublayer keeps between calls of `advance`; plain tuples hold states of fixed size, such as (h_BD, c_BD)."""
+"""Cache of one sublayer between calls of `advance`; plain tuples hold fixed-size states, such as (h_BD, c_BD)."""
 
 
 @dataclass(frozen=True)
 class Branches:
-    """How rows that continue one text in different ways share it: they have one line of keys and values.
+    """How rows with a common prefix share it: they have one line of keys and values in the KV cache.
 
-    All rows write into their line, and a row sees those slots only that are its own text. So a beam search never copies
-    keys and values when it continues other hypotheses than before.
+    All rows write into their line, and a row attends only to the slots of its own text. So a beam search never copies
+    keys and values when it reorders hypotheses.
 
     width: rows of a line; row i has line i // width.
-    seen_BS: bool, the slots that a row sees, in the order of its text.
-    places_PS: int64, which position each slot is, as `length` counts them; for all lines, or for each.
+    seen_BS: bool, the slots that a row attends to, in text order.
+    places_PS: int64, position of each slot, counted as in `length`; for all lines, or for each.
     """
 
     width: int
@@ -96,7 +96,7 @@ class Branches:
     places_PS: Tensor
 
     def longer(self, n: int, length: int) -> "Branches":
-        """With n more slots for each row, which are behind `length` positions."""
+        """With n more slots per row, after `length` positions."""
         device = self.seen_BS.device
         own_WQ = torch.eye(self.width, dtype=torch.bool, device=device).repeat_interleave(n, 1)
         places_Q = torch.arange(length, length + n, device=device).repeat(self.width)
@@ -109,13 +109,13 @@ class Branches:
 
 @dataclass(frozen=True)
 class DecodeState:
-    """All that a model remembers of the tokens it has read; a value: advancing makes a new one.
+    """The decoding state after the tokens read so far; immutable: advancing returns a new one.
 
     length: positions read so far, the same for all rows.
-    padding_B: how many of the first positions are padding, for rows that read fewer tokens; None when no row has any.
-    layers: one entry for each sublayer. Dimension 0 of plain tensors is the row, of `KeyValue` and `Memory` the line.
-    source_keep_BS: for each line, False at padding of the source that `Memory` holds; None when no source has any.
-    branches: None when each row has a line of its own, whose slots are the positions.
+    padding_B: number of left-padding positions of each row; None without padding.
+    layers: one entry per sublayer. Dimension 0 of plain tensors is the row, of `KeyValue` and `Memory` the line.
+    source_keep_BS: per line, False at padding of the source in `Memory`; None without padding.
+    branches: None when each row has its own line, whose slots are the positions.
     """
 
     length: int
@@ -126,24 +126,24 @@ class DecodeState:
 
     @property
     def width(self) -> int:
-        """Rows of a line."""
+        """Rows per line."""
         return 1 if self.branches is None else self.branches.width
 
     @property
     def n_rows(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         layer = next(layer for layer in self.layers if layer)
         return len(next(iter(layer))) * (self.width if isinstance(layer, KeyValue | Memory) else 1)
 
     def __getitem__(self, rows_B: Tensor) -> Self:
-        """The state of the chosen rows, in that order; a row may be chosen more than once.
+        """The state of the selected rows, in that order; a row may be selected more than once.
 
-        Rows of one line that stand together share it, as many as all such runs can be divided by.
+        Adjacent rows of one line share it, in groups whose size divides all such runs.
         """
         return self.pick(rows_B.tolist())
 
     def pick(self, rows: Sequence[int], apart: bool = False) -> Self:
-        """The same. apart: each on a line of its own."""
+        """The same. apart: each row on its own line."""
         device = self._device
         rows_B = torch.tensor(rows, dtype=torch.int64, device=device)
         lines = [row // self.width for row in rows]
@@ -175,7 +175,7 @@ class DecodeState:
         return replace(picked, branches=Branches(width, seen_BS, places_1S))._tidy()
 
     def _tidy(self) -> Self:
-        """Without slots that no row sees, where they are half of all; without branches, where no rows share a line."""
+        """Drops slots that no row attends to, if they are half of all; and branches, if no rows share a line."""
         assert self.branches is not None
         width, seen_BS = self.branches.width, self.branches.seen_BS
         n_slots = seen_BS.shape[1]
@@ -186,7 +186,7 @@ class DecodeState:
         n_left = self.length if width == 1 else max(self.length, int(used_GS.sum(1).max()))
         if width > 1 and n_slots < 2 * n_left:
             return self
-        # a stable sort of False before True
+        # stable sort, False before True
         slots_GS = used_GS.long().argsort(dim=1, stable=True)[:, n_slots - n_left :]
 
         def gathered(t_BNSH: Tensor) -> Tensor:
@@ -203,7 +203,7 @@ class DecodeState:
         return replace(self, layers=layers, branches=Branches(width, seen_BS, places_GS))
 
     def trimmed(self) -> Self:
-        """The same state without the positions in front that are padding in every row."""
+        """The same state without the left padding common to all rows."""
         if self.padding_B is None:
             return self
         n = int(self.padding_B.min())
@@ -219,12 +219,12 @@ class DecodeState:
         return replace(state, layers=layers)
 
     def longer(self, n: int) -> Self:
-        """The state behind n more positions, whose layers do not hold these yet."""
+        """The state advanced by n positions, whose layers do not contain these yet."""
         branches = None if self.branches is None else self.branches.longer(n, self.length)
         return replace(self, length=self.length + n, branches=branches)
 
     def on_lines(self, x_BT: Tensor) -> Tensor:
-        """New positions (B, T, ...) as slots of their lines (G, Q, ...): those of its first row, then of the others."""
+        """New positions (B, T, ...) as slots of their lines (G, Q, ...), row by row."""
         return x_BT if self.branches is None else x_BT.reshape(-1, self.width * x_BT.shape[1], *x_BT.shape[2:])
 
     def on_rows(self, x_GQ: Tensor) -> Tensor:
@@ -232,8 +232,8 @@ class DecodeState:
         return x_GQ if self.branches is None else x_GQ.reshape(len(x_GQ) * self.width, -1, *x_GQ.shape[2:])
 
     def places(self, n: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Where in its text each slot stands (1 or G, S), which are no padding (G, S), and whom the last n positions
-        of each row see (G, Q, S), but for the order of slots; None where that is all."""
+        """Position of each slot in its text (1 or G, S), the padding mask (G, S), and the slots visible to the last n
+        positions of each row (G, Q, S), apart from causality; None for those that are trivial."""
         if self.branches is None:
             slots_1S = torch.arange(self.length, device=self._device)[None]
             if self.padding_B is None:
@@ -247,9 +247,9 @@ class DecodeState:
 
     @classmethod
     def join(cls, states: Sequence[Self]) -> Self:
-        """Rows of all states as one state; shorter texts are padded in front and shorter sources behind, unseen.
+        """The rows of all states as one state, with left-padded texts and right-padded sources.
 
-        Rows share lines where those of all states do, as many.
+        Rows share lines if those of all states do, with the same number of rows per line.
         """
         if len(states) == 1:
             return states[0]
@@ -291,7 +291,7 @@ def _join_layer(parts: Sequence[LayerState]) -> LayerState:
 
 
 def _padded(tensors: Sequence[Tensor], front: bool) -> Tensor:
-    """All rows, with zeros before or behind the slots of shorter ones."""
+    """All rows, zero-padded before or after the slots of shorter ones."""
     longest = max(tensor.shape[2] for tensor in tensors)
     missing = [longest - tensor.shape[2] for tensor in tensors]
     return torch.cat(
@@ -314,7 +314,7 @@ def _join_branches(states: Sequence[DecodeState], length: int) -> Branches | Non
 
 
 def _join_keep(sizes: Sequence[tuple[int, int, torch.device] | None], keeps: Sequence[Tensor | None]) -> Tensor | None:
-    """Which source positions of all rows are text, when the sources are padded to one length; None when all are."""
+    """Padding mask of all rows' sources, padded to one length; None without padding."""
     known = [size for size in sizes if size is not None]
     if not known or (len({n for _, n, _ in known}) == 1 and all(keep is None for keep in keeps)):
         return None

@@ -1,7 +1,7 @@
 """The Transformers: decoder (GPT), prefix LM, encoder (BERT), encoder-decoder (Vaswani et al. 2017, T5).
 
-Shapes: B rows, T positions, S positions so far or of a source, D model width, V vocabulary; G lines of rows that share
-a beginning, Q new positions of all rows of a line.
+Shapes: B rows, T positions, S positions so far or of a source, D model width, V vocabulary; G cache lines of rows with
+a common prefix, Q new positions of all rows of a line.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from lmtool.recipe.spec import Reads, Transformer
 
 
 class TransformerModel(LanguageModel):
-    """What all Transformers share: inputs, a head, and how a Stack reads."""
+    """Base of all Transformers: input embeddings, a head, and the use of a Stack."""
 
     def __init__(self, spec: Transformer, vocab_size: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class TransformerModel(LanguageModel):
         return self.inputs.tokens.weight
 
     def layers(self, batch: Batch) -> list[Tensor]:
-        """Those of the stack; of an encoder, which reads the tokens as a source, where there are two."""
+        """The layers of the stack; with two stacks those of the encoder, with the tokens as source."""
         return self.layers_and_auxiliary(batch)[0]
 
     def layers_and_auxiliary(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
@@ -55,7 +55,7 @@ class TransformerModel(LanguageModel):
         return seen, output.auxiliary_B
 
     def stacks(self) -> list[Stack]:
-        """Its stacks, in the order in which they read."""
+        """Its stacks, encoder first."""
         return [part for part in self.children() if isinstance(part, Stack)]
 
     def _read(
@@ -66,7 +66,7 @@ class TransformerModel(LanguageModel):
         past: Sequence[LayerState | None] | None = None,
         source_mask: Mask | None = None,
     ) -> Output:
-        """Hidden states (B, T, D) of the tokens, read all at once. past, source_mask: of a source, if there is one."""
+        """Hidden states (B, T, D) of all tokens at once. past, source_mask: of the source, if any."""
         positions_PT = positions_in_text(batch)
         x_BTD = self.inputs(batch.tokens_BT, positions_PT, batch.segments_BT)
         mask = stack.mask(batch.prefix_B, batch.keep_BT, batch.documents_BT)
@@ -82,7 +82,7 @@ class TransformerModel(LanguageModel):
         prefix_B: Tensor | None = None,
         source_mask: Mask | None = None,
     ) -> tuple[Tensor, DecodeState]:
-        """See `advance`. prefix_B: the first positions of each row, which see each other."""
+        """See `advance`. prefix_B: number of prefix positions of each row, with bidirectional attention."""
         after = state.longer(tokens_BT.shape[1])
         positions_PS, keep_BS, seen_BQS = after.places(tokens_BT.shape[1])
         mask = stack.mask(prefix_B, keep_BS, seen_BQS=seen_BQS)
@@ -116,18 +116,18 @@ class TransformerDecoder(TransformerModel):
 
 
 class TransformerPrefix(TransformerDecoder):
-    """A decoder whose row has a prefix that all its positions see (Raffel et al. 2020; Dong et al. 2019)."""
+    """A decoder with bidirectional attention within a prefix of the row (Raffel et al. 2020; Dong et al. 2019)."""
 
     reads: Reads = "source"
 
     def start(self, batch: Batch) -> DecodeState:
-        """The state behind the prefix, which is `batch.source_BS`; padding of it is moved to the front."""
+        """The state after the prefix, `batch.source_BS`, whose padding is moved to the left."""
         state = super().start(batch)
         source_BS, keep_BS = batch.source_BS, batch.source_keep_BS
         if source_BS is None or not source_BS.shape[1]:
             return state
         if keep_BS is not None and not keep_BS.all():
-            # a stable sort of False before True
+            # stable sort, False before True
             order_BS = keep_BS.long().argsort(dim=1, stable=True)
             source_BS = source_BS.gather(1, order_BS)
             state = DecodeState(0, (~keep_BS).sum(1), state.layers)
@@ -137,7 +137,7 @@ class TransformerPrefix(TransformerDecoder):
 
 
 class TransformerEncoder(SilentModel, TransformerModel):
-    """A Stack that sees both sides: BERT (Devlin et al. 2019)."""
+    """A bidirectional Stack: BERT (Devlin et al. 2019)."""
 
     reads: Reads = "both"
 
@@ -153,7 +153,7 @@ class TransformerEncoder(SilentModel, TransformerModel):
     def next_sentence_logits(self, hidden_BTD: Tensor) -> Tensor:
         """Scores (B, 2) of "does not follow" and "follows", from tanh of a dense layer on the first position.
 
-        Raises ValueError when the recipe gave no such head.
+        Raises ValueError when the recipe has no such head.
         """
         if self.pooler is None or self.next_sentence is None:
             raise ValueError("the model has no next_sentence_head")
@@ -161,14 +161,14 @@ class TransformerEncoder(SilentModel, TransformerModel):
         return scores
 
     def refusal(self) -> UsageError:
-        what = "an encoder sees both sides and has no next token to predict"
-        return UsageError(what, fix="let it fill in masked tokens instead")
+        what = "an encoder is bidirectional and has no next token to predict"
+        return UsageError(what, fix="fill masks with --strategy mask-predict")
 
 
 class TransformerEncoderDecoder(TransformerModel):
-    """A Stack that reads a source from both sides, and a causal one that attends to it (Vaswani et al. 2017).
+    """A bidirectional encoder Stack, and a causal decoder Stack with cross-attention (Vaswani et al. 2017).
 
-    Both share the embedding, and a table of learned positions.
+    Both share the token embedding, and learned position embeddings.
     """
 
     reads: Reads = "source"
@@ -179,7 +179,7 @@ class TransformerEncoderDecoder(TransformerModel):
         self.decoder = Stack(spec, causal=True, source=True)
 
     def encode(self, batch: Batch) -> Output:
-        """Of the source its hidden states (B, S, D). Raises ValueError when the batch has none."""
+        """Hidden states (B, S, D) of the source. Raises ValueError when the batch has none."""
         if batch.source_BS is None:
             raise ValueError("a batch without a source")
         return self._read(self.encoder, Batch(batch.source_BS, keep_BT=batch.source_keep_BS))
@@ -199,9 +199,9 @@ class TransformerEncoderDecoder(TransformerModel):
 
 
 def positions_in_text(batch: Batch) -> Tensor:
-    """How many tokens of its row, or of its document when rows hold several, stand before each: (B, T).
+    """Position of each token in its row, or in its document when rows hold several: (B, T).
 
-    (1, T) where all rows have the same. Padding is not counted, so a text has the same positions wherever it stands.
+    (1, T) where all rows agree. Padding is not counted, so positions do not depend on where a text starts.
     """
     if batch.keep_BT is None:
         index = torch.arange(batch.tokens_BT.shape[1], device=batch.tokens_BT.device)[None]

@@ -38,7 +38,7 @@ __all__ = [
 
 
 def build_objective(recipe: Recipe, tokenizer: Tokenizer, counts_V: Tensor | None = None) -> Objective:
-    """What a model learns under a recipe. counts_V: of each id in the training text, for objectives that need it."""
+    """The objective of a recipe. counts_V: count of each id in the training text, for objectives that need it."""
     vocabulary = Vocabulary(
         size=tokenizer.vocab_size,
         pad=tokenizer.pad_id,
@@ -55,7 +55,7 @@ def build_objective(recipe: Recipe, tokenizer: Tokenizer, counts_V: Tensor | Non
 
 
 def build(recipe: Recipe, vocabulary: Vocabulary) -> Objective:
-    """What a model learns under `recipe`, with a tokenizer of this vocabulary."""
+    """The objective of `recipe`, with a tokenizer of this vocabulary."""
     match recipe.objective:
         case Causal() as spec:
             return CausalObjective(spec, vocabulary.bos, recipe.data.isolate_documents)

@@ -1,4 +1,4 @@
-"""What every objective is: how text is cut into examples, how examples become a batch, what the loss of a batch is."""
+"""The interface of objectives: how text is cut into examples, examples are collated, and the loss of a batch."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -16,11 +16,11 @@ from lmtool.model import LanguageModel
 
 @dataclass(frozen=True)
 class Cut:
-    """How a token store divides into examples.
+    """How a token store is cut into examples.
 
-    unit: "stream" for windows of the whole text, wherever documents end; "pair" for windows inside one document,
-        without its [BOS] and [EOS], cut in two parts, the second of which may be from another document.
-    length: tokens of an example, or for pairs the most.
+    unit: "stream" for windows of the whole text, across document boundaries; "pair" for windows within one document,
+        without its [BOS] and [EOS], split in two parts, the second of which may come from another document.
+    length: tokens per example; for pairs the maximum.
     step: tokens from the start of one window to the start of the next.
     """
 
@@ -31,13 +31,13 @@ class Cut:
 
 @dataclass(frozen=True)
 class Example:
-    """One stretch of text to learn from.
+    """One training example.
 
-    tokens: int64 ids. rng: decides all that is random about this example, in this epoch; it follows from the recipe's
-    seed and the number of the sample, so that no split of a batch changes it.
-    label: for rows of a table, the number of the class, a 0 or 1 for each label, or a number; float64.
-    segments: the text that each token belongs to, where rows hold several.
-    other: for unit "pair", the second part; `follows` tells whether it follows the first in its document.
+    tokens: int64 ids. rng: source of all randomness of this example in this epoch; seeded by the recipe's seed and the
+        sample number, so that it does not depend on how a batch is split.
+    label: for table rows, the class index, a 0 or 1 per label, or a number; float64.
+    segments: segment id of each token, for rows of several texts.
+    other: for unit "pair", the second part; `follows`: whether it follows the first in its document.
     """
 
     tokens: NDArray[np.int64]
@@ -50,10 +50,10 @@ class Example:
 
 @dataclass(frozen=True)
 class Loss:
-    """Sums over a batch, never means, so that any split of a batch adds up to the same.
+    """Sums over a batch, never means, so that any split of a batch gives the same total.
 
-    total: sum of the losses of all targets, to be minimised. count: number of targets, an int64 scalar on the device.
-    metrics: of scores, what else is measured, by name: a sum, and the number of things that it is over.
+    total: sum of the losses of all targets. count: number of targets, an int64 scalar on the device. metrics: further
+        metrics in evaluation, by name: a sum, and its number of terms.
     """
 
     total: Tensor
@@ -63,10 +63,10 @@ class Loss:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The ids that objectives treat in a special way.
+    """The vocabulary size and special token ids.
 
-    size: entries of the tokenizer. specials: ids below this one are special tokens, sentinels included.
-    counts: how often each id stands in the training text; asked for by objectives that need it, else None.
+    size: entries of the tokenizer. specials: ids below this one are special tokens, sentinels included. counts: count
+        of each id in the training text, for objectives that need it, else None.
     """
 
     size: int
@@ -82,9 +82,9 @@ class Vocabulary:
 
 
 class Objective(ABC):
-    """What a model learns, without anything that changes: the same for all steps and processes.
+    """A training objective; stateless, the same for all steps and processes.
 
-    unit: what a target is. metrics: names of what `score` measures besides.
+    unit: what a target is. metrics: names of further metrics of `score`.
     """
 
     unit: ClassVar[Literal["token", "pair", "row"]] = "token"
@@ -95,46 +95,46 @@ class Objective(ABC):
 
     @abstractmethod
     def cut(self, context: int) -> Cut:
-        """How text is cut for a model that reads `context` positions."""
+        """How text is cut for a model with this context length."""
 
     def window(self, context: int) -> int:
-        """How many tokens behind its first one a text may have that is measured at once in `context` positions."""
+        """Maximum number of tokens after the first for a text to be scored in one window of `context` positions."""
         return context
 
     @abstractmethod
     def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
-        """The batch of these examples; all corruption happens here. done: the share of the training that is over."""
+        """Collate examples, including all corruption. done: fraction of training completed."""
 
     @abstractmethod
     def collate_spans(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
-        """Rows of any length by which a text is measured.
+        """Collate rows of any length for evaluation.
 
         spans: tokens of a row, and the index of the first one that is scored; those before it are context.
         """
 
     def collate_validation(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
-        """Rows by which a model is judged while it trains, the same each time."""
+        """Collate rows for validation during training, the same each time."""
         return self.collate_spans(spans)
 
     @abstractmethod
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
-        """The summed loss of the batch's targets, to train on. Raises ValueError when it has none.
+        """The summed training loss of the batch's targets. Raises ValueError when it has none.
 
-        An auxiliary loss of a row, if the model has any, counts as often as the row has targets.
+        An auxiliary loss of a row, if any, is weighted by the row's number of targets.
         """
 
     @abstractmethod
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
-        """The summed -log p of the batch's targets: without smoothing or auxiliary terms."""
+        """The summed -log p of the batch's targets, without label smoothing or auxiliary losses."""
 
     def count(self, batch: Batch) -> int:
-        """How many things of a batch have a loss, as `loss` counts them, known before it is computed."""
+        """Number of targets of a batch, as in `loss`, without computing it."""
         return batch.n_targets
 
     def idle(self, model: LanguageModel) -> list[Parameter]:
-        """Parameters that no loss depends on, such as a head for another objective: they are not trained."""
+        """Parameters that the loss does not depend on, such as a head for another objective; not trained."""
         return []
 
     def measure(self, model: LanguageModel, batch: Batch) -> Loss:
-        """The summed -log p of a text's targets, of rows from `collate_spans`."""
+        """The summed -log p of a text's targets, for rows from `collate_spans`."""
         return self.score(model, batch)

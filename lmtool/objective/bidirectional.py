@@ -22,10 +22,10 @@ from lmtool.objective.cross_entropy import loss_of_hidden, with_auxiliary
 class BidirectionalObjective(Objective):
     """Mean over tokens of -log p(w_i | w_1..w_{i-1}) - log p(w_i | w_{i+1}..w_n), halved (Peters et al. 2018).
 
-    Halved, so that the loss compares with that of a causal model. A text is scored by the forward half alone, which is
-    a language model like any other.
+    Halved, so that the loss is comparable to that of a causal model. Evaluation uses the forward half alone, which is a
+    language model like any other.
 
-    forth: cuts and collates the rows, and measures the forward half.
+    forth: the objective of the forward half, which cuts and collates the rows.
     """
 
     forth: CausalObjective
@@ -41,7 +41,7 @@ class BidirectionalObjective(Objective):
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
         if not isinstance(model, BidirectionalModel):
-            raise ValueError("only a model of both directions learns both")
+            raise ValueError("only a bidirectional model is trained in both directions")
         forward = self.forth.loss(model, batch)
         hidden_BTD, auxiliary_B = model.backward(batch)
         targets_BT = self.targets_before(batch)
@@ -53,9 +53,9 @@ class BidirectionalObjective(Objective):
         return self.forth.score(model, batch)
 
     def targets_before(self, batch: Batch) -> Tensor:
-        """What the backward half predicts at each position (B, T): the token before it, in the same document.
+        """Targets of the backward half (B, T): the previous token, in the same document.
 
-        The last token of a document is given to it, as the first one is to the forward half.
+        The last token of a document is never a target, as the first one is for the forward half.
         """
         targets_BT = batch.tokens_BT.roll(1, 1)
         targets_BT[:, 0] = IGNORE

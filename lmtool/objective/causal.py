@@ -1,6 +1,6 @@
 """Causal language modelling: predict each token from those before it, all positions at once.
 
-The tokens before it are the true ones (teacher forcing), or with scheduled sampling some of the model's own.
+Inputs are the true tokens (teacher forcing), or with scheduled sampling partly the model's own.
 
 Shapes: B rows, T positions, D model width, M scored positions.
 """
@@ -24,8 +24,8 @@ from lmtool.recipe.spec import Causal
 class CausalObjective(Objective):
     """Mean over tokens of -log p(w_{i+1} | w_1..w_i).
 
-    bos_id: the token that starts a document; it is given, so nobody is asked to predict it.
-    isolate_documents: hide from each token the other documents in its row.
+    bos_id: the token that starts a document; never a target. isolate_documents: mask attention across documents in a
+        row.
     """
 
     spec: Causal
@@ -33,11 +33,11 @@ class CausalObjective(Objective):
     isolate_documents: bool
 
     def cut(self, context: int) -> Cut:
-        """Windows of T + 1 tokens, each of which ends where the next begins."""
+        """Windows of T + 1 tokens; the last token of each is the first of the next."""
         return Cut("stream", context + 1, context)
 
     def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
-        """Rows of T + 1 tokens each: the first T are read, the last T predicted."""
+        """Rows of T + 1 tokens each: the first T are inputs, the last T targets."""
         rows = torch.from_numpy(np.stack([example.tokens for example in examples]))
         tokens_BT, next_BT = rows[:, :-1].contiguous(), rows[:, 1:]
         targets_BT = next_BT.masked_fill(next_BT == self.bos_id, IGNORE)
@@ -46,7 +46,7 @@ class CausalObjective(Objective):
         return Batch(tokens_BT, targets_BT, documents_BT=documents_BT, draws_BT=draws_BT)
 
     def collate_spans(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
-        """Rows of any length for evaluation, padded behind, where no earlier position looks.
+        """Right-padded rows of any length for evaluation.
 
         spans: tokens of a row, and the index of the first one that is scored; those before it are context.
         """

@@ -1,4 +1,4 @@
-"""Classification and regression: answer each row of a labelled table.
+"""Classification and regression: predict the label of each row of a table.
 
 Shapes: B rows, T positions, C classes or labels.
 """
@@ -24,7 +24,7 @@ from lmtool.recipe.spec import Classification
 
 @dataclass(frozen=True)
 class ClassificationObjective(Objective):
-    """Mean over rows of the head's loss, plus lm_weight times the mean over tokens of the language model's.
+    """Mean over rows of the head's loss, plus lm_weight times the language model's mean loss over tokens.
 
     class: softmax cross-entropy. multi: sigmoid cross-entropy, mean over the labels. number: squared error.
     """
@@ -38,10 +38,10 @@ class ClassificationObjective(Objective):
         raise TypeError("rows of a table are not cut from a text")
 
     def collate_spans(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
-        raise TypeError("rows of a table are not measured as a text")
+        raise TypeError("rows of a table are not scored as a text")
 
     def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
-        """Rows padded behind. Examples without a label give a batch without labels."""
+        """Right-padded rows. Examples without a label give a batch without labels."""
         tokens_BT, keep_BT = padded([example.tokens for example in examples], self.vocabulary.pad)
         segments = [example.segments for example in examples if example.segments is not None]
         targets_BT = None
@@ -76,7 +76,7 @@ class ClassificationObjective(Objective):
         return self.head_loss(model.answer(batch).scores_BC, batch)
 
     def head_loss(self, scores_BC: Tensor, batch: Batch) -> Loss:
-        """The plain loss of scores that are there already."""
+        """The unweighted loss of given scores."""
         total = self._head_loss(scores_BC, batch, 0.0, None)
         return Loss(total, torch.tensor(len(scores_BC), device=scores_BC.device))
 
@@ -84,7 +84,7 @@ class ClassificationObjective(Objective):
     def _weights(self) -> Tensor | None:
         weights = self.spec.class_weights
         if weights == "balanced":
-            raise ValueError("the table has not said yet how rare its classes are")
+            raise ValueError("class weights are not computed from the table yet")
         return None if weights is None else torch.tensor(weights)
 
     def _head_loss(self, scores_BC: Tensor, batch: Batch, smoothing: float, weights_C: Tensor | None) -> Tensor:

@@ -1,6 +1,6 @@
 """Cross-entropy over a vocabulary, in chunks, so that the logits of a whole batch never exist at once.
 
-Shapes: B rows, T positions, M positions that are scored, D model width, V vocabulary.
+Shapes: B rows, T positions, M scored positions, D model width, V vocabulary.
 """
 
 from collections.abc import Callable
@@ -15,13 +15,13 @@ from lmtool.model import LanguageModel, Output
 from lmtool.objective.base import Loss
 
 CHUNK_SCALE = 2.0**10
-"""Of float16 gradients of a chunk: slopes are at most 1, and their sums stay below float16's largest number."""
+"""Scale of a chunk's float16 gradients: derivatives are at most 1, and their sums must not overflow float16."""
 
 
 def chunk_rows(device: torch.device, vocab_size: int) -> int:
-    """How many rows of logits are computed at once.
+    """Number of rows of logits per chunk.
 
-    On a CPU as many as its cache holds, but enough for matrix products to be fast; on a GPU as keep it busy.
+    On a CPU as many as fit its cache, but enough for fast matrix products; on a GPU enough to saturate it.
     """
     return max(256, 2**20 // vocab_size) if device.type == "cpu" else max(1, 2**25 // vocab_size)
 
@@ -31,9 +31,9 @@ def smoothed_cross_entropy(
 ) -> Tensor:
     """Sum over positions of -sum_k q(k) log p(k), computed in float32 or wider.
 
-    q is 1 - eps at the target and eps / (V - 1) at every other entry (Szegedy et al. 2016, but eps is not given to the
-    target as well, as F.cross_entropy does). Positions whose target is IGNORE count nothing. weights_M: what each
-    position counts; 1 when None.
+    q is 1 - eps at the target and eps / (V - 1) at every other entry (Szegedy et al. 2016, but unlike F.cross_entropy,
+    eps is not spread over the target too). Positions with target IGNORE are skipped. weights_M: weight of each
+    position; 1 when None.
     """
     scored_M = targets_M != IGNORE
     total: Tensor = _SmoothedCrossEntropy.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -43,14 +43,14 @@ def smoothed_cross_entropy(
 
 
 class _SmoothedCrossEntropy(torch.autograd.Function):
-    """With the gradient p - q in closed form, which takes half the passes over the logits that autograd takes."""
+    """With the gradient p - q in closed form, in half of autograd's passes over the logits."""
 
     @staticmethod
     def forward(ctx: Any, logits_MV: Tensor, targets_M: Tensor, label_smoothing: float, weights_M: Tensor) -> Tensor:
         log_p_MV = logits_MV.log_softmax(-1, dtype=torch.promote_types(logits_MV.dtype, torch.float32))
         target_M1 = targets_M.clamp(min=0)[:, None]
         spread = label_smoothing / max(1, logits_MV.shape[-1] - 1)
-        beyond = 1 - label_smoothing - spread  # what the target has beyond what all entries have
+        beyond = 1 - label_smoothing - spread  # extra mass of the target over the uniform part
         loss_M = -beyond * log_p_MV.gather(-1, target_M1)[:, 0]
         if spread:
             loss_M = loss_M - spread * log_p_MV.sum(-1)
@@ -59,7 +59,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
             if spread:
                 slope_MV -= spread
             slope_MV.scatter_add_(-1, target_M1, slope_MV.new_full(target_M1.shape, -beyond))
-            # float16 would lose slopes that the scale of its gradients, which comes behind, is there to save
+            # float16 would underflow before the gradient scale, applied later, can prevent it
             kept = torch.float32 if logits_MV.dtype == torch.float16 else logits_MV.dtype
             ctx.save_for_backward(slope_MV.to(kept), weights_M)
             ctx.dtype = logits_MV.dtype
@@ -80,10 +80,10 @@ def chunked_cross_entropy(
     vocab_size: int,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """`smoothed_cross_entropy` of logits(hidden), with the logits of a chunk alive at any time.
+    """`smoothed_cross_entropy` of logits(hidden), with the logits of one chunk in memory at a time.
 
-    Each chunk's gradient is taken while its logits exist, so that they are neither kept nor computed twice.
-    head_parameters are the parameters that `logits` uses; those that are not trained get no gradient.
+    Each chunk's gradient is computed while its logits exist, so they are neither kept nor recomputed. head_parameters
+    are the parameters that `logits` uses; frozen ones get no gradient.
     """
     rows = chunk_rows(hidden_MD.device, vocab_size)
     if len(hidden_MD) <= rows:
@@ -117,7 +117,7 @@ class _ChunkedLoss(torch.autograd.Function):
                 hidden = hidden.detach().requires_grad_()
                 scores = logits(hidden)
                 loss = smoothed_cross_entropy(scores, targets, label_smoothing)
-                # the scale of float16 gradients is not known yet, so they are taken under one of their own
+                # the loss scale of float16 is not known yet, so chunks use a scale of their own
                 scale = CHUNK_SCALE if scores.dtype == torch.float16 else 1.0
                 hidden_grad, *grads = torch.autograd.grad(loss * scale, (hidden, *trained))
             hidden_grads.append(hidden_grad if scale == 1 else hidden_grad.float() / scale)
@@ -153,9 +153,9 @@ def _read(model: LanguageModel, batch: Batch, label_smoothing: float) -> tuple[L
 
 
 def with_auxiliary(loss: Loss, auxiliary_B: Tensor | None, targets_BT: Tensor | None) -> Loss:
-    """The loss and, of each row, another one as often as the row has targets; once where a row is a target itself.
+    """The loss plus each row's auxiliary loss, weighted by its number of targets; by 1 where rows are the targets.
 
-    So the mean over targets has a mean over rows in it, and no split of a batch changes that.
+    So the sum does not depend on how a batch is split.
     """
     if auxiliary_B is None:
         return loss
@@ -164,7 +164,7 @@ def with_auxiliary(loss: Loss, auxiliary_B: Tensor | None, targets_BT: Tensor | 
 
 
 def loss_of_hidden(model: LanguageModel, hidden_MD: Tensor, targets_M: Tensor, label_smoothing: float = 0.0) -> Loss:
-    """The cross-entropy of all targets, from hidden states that are there already."""
+    """The cross-entropy of all targets, from given hidden states."""
     total = chunked_cross_entropy(
         model.logits,
         model.head_parameters(),

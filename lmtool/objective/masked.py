@@ -1,6 +1,6 @@
-"""Masked language modelling: predict chosen tokens from all others (BERT, RoBERTa, SpanBERT).
+"""Masked language modelling: predict selected tokens from all others (BERT, RoBERTa, SpanBERT).
 
-Shapes: B rows, T positions, D model width, N tokens of a text, C whether a text follows: no, yes.
+Shapes: B rows, T positions, D model width, N tokens of a text, C classes of next-sentence prediction: no, yes.
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ from lmtool.objective.cross_entropy import loss_of_hidden, with_auxiliary
 from lmtool.recipe.spec import Masked, SpanMasking
 
 NEXT_SENTENCE = "next-sentence-accuracy"
-"""The metric: in how many rows it is told whether B follows A."""
+"""Metric: accuracy of next-sentence prediction."""
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class _Row:
-    """What is read, what is to be predicted, and where a second text begins, if there is one."""
+    """Inputs, targets, and where a second text begins, if any."""
 
     tokens: Ints
     targets: Ints
@@ -37,15 +37,15 @@ class _Row:
 
 @dataclass(frozen=True)
 class MaskedObjective(Objective):
-    """Mean over chosen tokens of -log p(w | the others) (Devlin et al. 2019).
+    """Mean over selected tokens of -log p(w | the others) (Devlin et al. 2019).
 
-    Rows are [CLS] text [SEP]. Of the N tokens of a row that are not special, round(rate N), at least one, are chosen
-    anew each time (Liu et al. 2019); of these round(mask_share n) become [MASK] and round(random_share n) another
-    entry at random, never a special one; the rest stays.
+    Rows are [CLS] text [SEP]. Of the N tokens of a row that are not special, round(rate N), at least one, are selected,
+    anew in each epoch (dynamic masking, Liu et al. 2019); of these n, round(mask_share n) become [MASK],
+    round(random_share n) a random non-special token; the rest is unchanged.
 
-    With `next_sentence` rows are [CLS] A [SEP] B [SEP], each text a segment, and the mean of -log p(B follows A), or of
-    -log p(it does not), is added. Each row weighs in it as many as its chosen tokens, so that no split of a batch
-    changes it.
+    With `next_sentence` rows are [CLS] A [SEP] B [SEP], each text a segment, and the mean next-sentence cross-entropy
+    is added. In it each row is weighted by its number of selected tokens, so it does not depend on how a batch is
+    split.
     """
 
     spec: Masked
@@ -56,17 +56,17 @@ class MaskedObjective(Objective):
         return (NEXT_SENTENCE,) if self.spec.next_sentence else ()
 
     def cut(self, context: int) -> Cut:
-        """Windows, or pairs of them, that leave room for [CLS] and each [SEP]."""
+        """Windows or pairs, less the room for [CLS] and each [SEP]."""
         if self.spec.next_sentence:
             return Cut("pair", context - 3, context - 3)
         return Cut("stream", context - 2, context - 2)
 
     def window(self, context: int) -> int:
-        """All tokens of a window are read, and [CLS] and [SEP] besides."""
+        """All tokens of a window, with [CLS] and [SEP]."""
         return max(1, context - 3)
 
     def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
-        """Rows with what was chosen replaced; targets are the tokens that stood there."""
+        """Rows with the selected tokens replaced; targets are the original tokens."""
         rows = []
         for example in examples:
             if example.other is None:
@@ -80,7 +80,7 @@ class MaskedObjective(Objective):
         return replace(batch, labels_B=torch.tensor([int(example.follows) for example in examples]))
 
     def collate_spans(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
-        """Whole rows; targets are all tokens that are to be scored, special ones left out. See `measure`."""
+        """Uncorrupted rows; targets are all scored tokens except special ones. See `measure`."""
         rows = []
         for tokens, first in spans:
             targets = np.where((np.arange(len(tokens)) >= first) & (tokens >= self.vocabulary.specials), tokens, IGNORE)
@@ -88,7 +88,7 @@ class MaskedObjective(Objective):
         return self._rows(rows)
 
     def collate_validation(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
-        """As in training, but the same tokens of a text are chosen each time."""
+        """As in training, but with the same selected tokens each time."""
         rows = []
         for tokens, _ in spans:
             rng = np.random.Generator(np.random.PCG64(tokens.astype(np.uint64)))
@@ -110,7 +110,7 @@ class MaskedObjective(Objective):
         return with_auxiliary(loss, nats_B, batch.targets_BT)
 
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
-        """That of the chosen tokens alone; and of rows of two texts, how many are told right."""
+        """Over the selected tokens alone; and next-sentence accuracy for rows of two texts."""
         loss, output = self._of_chosen(model, batch)
         if batch.labels_B is None:
             return loss
@@ -119,7 +119,7 @@ class MaskedObjective(Objective):
 
     @staticmethod
     def _of_chosen(model: LanguageModel, batch: Batch) -> tuple[Loss, Output]:
-        """The loss of the chosen tokens, the only ones that logits are computed of; and all that the model gave."""
+        """The loss of the selected tokens, the only ones with logits; and the model's output."""
         if batch.targets_BT is None:
             raise ValueError("a batch without targets has no loss")
         output: Output = model(batch)
@@ -130,12 +130,12 @@ class MaskedObjective(Objective):
     def _follows(model: LanguageModel, hidden_BTD: Tensor) -> Tensor:
         """Scores (B, 2) in float32 or wider."""
         if not isinstance(model, TransformerEncoder):
-            raise ValueError("only an encoder tells whether texts follow each other")
+            raise ValueError("only an encoder has next-sentence prediction")
         scores_BC = model.next_sentence_logits(hidden_BTD)
         return scores_BC.to(torch.promote_types(scores_BC.dtype, torch.float32))
 
     def measure(self, model: LanguageModel, batch: Batch) -> Loss:
-        """The summed pseudo-log-likelihood: each target is masked by itself, all else is seen (Salazar et al. 2020)."""
+        """The summed pseudo-log-likelihood: each target is masked on its own (Salazar et al. 2020)."""
         if batch.targets_BT is None:
             raise ValueError("a batch without targets has no loss")
         total = torch.zeros((), dtype=torch.float64, device=batch.tokens_BT.device)
@@ -152,7 +152,7 @@ class MaskedObjective(Objective):
         return Loss(total.float(), (batch.targets_BT != IGNORE).sum())
 
     def _corrupted(self, tokens_N: Ints, rng: np.random.Generator) -> _Row:
-        """The tokens with the chosen ones replaced, and the targets."""
+        """The corrupted tokens, and the targets."""
         chosen = choose(np.flatnonzero(tokens_N >= self.vocabulary.specials), self.spec.rate, self.spec.spans, rng)
         tokens_N, targets_N = tokens_N.copy(), np.full(len(tokens_N), IGNORE)
         targets_N[chosen] = tokens_N[chosen]
@@ -166,7 +166,7 @@ class MaskedObjective(Objective):
         return _Row(tokens_N, targets_N)
 
     def _rows(self, rows: Sequence[_Row]) -> Batch:
-        """[CLS] text [SEP], or [CLS] text [SEP] text [SEP], padded behind."""
+        """[CLS] text [SEP], or [CLS] text [SEP] text [SEP], right-padded."""
         T = max(len(row.tokens) + (2 if row.second is None else 3) for row in rows)
         tokens_BT, targets_BT = torch.full((len(rows), T), self.vocabulary.pad), torch.full((len(rows), T), IGNORE)
         segments_BT = torch.zeros(len(rows), T, dtype=torch.int64)
@@ -176,7 +176,7 @@ class MaskedObjective(Objective):
             ends = [len(row.tokens)] if row.second is None else [row.second, len(row.tokens)]
             first = 0
             for segment, end in enumerate(ends):
-                # behind [CLS] and the [SEP] of each text before
+                # after [CLS] and the [SEP] of each preceding text
                 place, stop = first + segment + 1, end + segment + 1
                 tokens_BT[i, place:stop] = torch.from_numpy(row.tokens[first:end])
                 targets_BT[i, place:stop] = torch.from_numpy(row.targets[first:end])
@@ -193,10 +193,10 @@ class MaskedObjective(Objective):
 
 
 def choose(places: Ints, rate: float, spans: SpanMasking | None, rng: np.random.Generator) -> Ints:
-    """Which of the places are to be predicted: round(rate n) of them, at least one where there is any.
+    """Positions to predict: round(rate n) of them, at least one unless there are none.
 
-    Single ones at random, or spans of neighbouring places whose lengths are geometrically distributed, and drawn anew
-    above max_length, until enough are chosen (Joshi et al. 2020).
+    Single positions at random, or contiguous spans with geometrically distributed lengths, redrawn above max_length,
+    until enough are selected (Joshi et al. 2020).
     """
     wanted = min(len(places), max(1, round(rate * len(places))))
     if spans is None:

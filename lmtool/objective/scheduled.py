@@ -1,9 +1,9 @@
-"""Scheduled sampling: some of the tokens that a model reads in training are its own (Bengio et al. 2015).
+"""Scheduled sampling: some input tokens in training are sampled from the model (Bengio et al. 2015).
 
-Which ones, and by which numbers they are drawn, is decided when a batch is collated, so that no split of a batch, no
-resuming and no number of processes changes it. Their gradient is that of the true tokens: none flows through a draw.
+Positions and random numbers are fixed when a batch is collated, independent of splits of the batch, resuming and the
+number of processes. No gradient flows through the sampled tokens.
 
-Shapes: B rows, T positions, R texts, L positions of a text, M tokens that are drawn, V vocabulary.
+Shapes: B rows, T positions, R texts, L positions of a text, M sampled tokens, V vocabulary.
 """
 
 import math
@@ -22,7 +22,7 @@ from lmtool.recipe.spec import ScheduledSampling
 
 
 def truth(spec: ScheduledSampling, done: float) -> float:
-    """The probability that a token stays the true one, when this share of the training is over.
+    """The probability of keeping the true token, after this fraction of training.
 
     The paper's three decays, with the step i as a percentage of all steps: linear max(floor, 1 - k i), exponential k^i,
     inverse sigmoid k / (k + exp(i / k)).
@@ -40,9 +40,9 @@ def truth(spec: ScheduledSampling, done: float) -> float:
 
 
 def draws(spec: ScheduledSampling | None, examples: Sequence[Example], length: int, done: float) -> Tensor | None:
-    """`Batch.draws_BT` of rows of `length` tokens; None without scheduled sampling.
+    """`Batch.draws_BT` for rows of `length` tokens; None without scheduled sampling.
 
-    Each position takes two numbers of its row's own generator, however long the rows beside it are.
+    Each position takes two numbers of its row's generator, whatever the length of other rows.
     """
     if spec is None:
         return None
@@ -52,13 +52,13 @@ def draws(spec: ScheduledSampling | None, examples: Sequence[Example], length: i
 
 
 def mixed(model: LanguageModel, batch: Batch) -> Batch:
-    """The batch with the model's own tokens where `draws_BT` says so; targets stay the true ones.
+    """The batch with tokens sampled from the model where `draws_BT` is set; targets are unchanged.
 
-    A token is drawn only where the position before it has a target. A recurrent model draws step by step, each token
-    from what it says after those drawn before it, as in the paper. A Transformer draws all tokens at once, each from
-    what it says after the true ones (Mihaylova and Martins 2019), so that this costs one more pass.
+    A token is sampled only where the previous position has a target. A recurrent model samples step by step, given
+    previously sampled tokens, as in the paper. A Transformer samples all tokens in one extra forward pass, given the
+    true tokens (Mihaylova and Martins 2019).
 
-    Dropout is off while tokens are drawn.
+    Sampling is without dropout.
     """
     if batch.draws_BT is None or batch.targets_BT is None:
         return batch
@@ -74,7 +74,7 @@ def mixed(model: LanguageModel, batch: Batch) -> Batch:
     with torch.no_grad():
         tokens_BT = _step_by_step(model, batch, drawn_BT) if model.recurrent else _at_once(model, batch, drawn_BT)
     model.train(was_training)
-    # torch 2.10 would take weights that autocast has cast here, without gradients, in the pass that learns
+    # torch 2.10 would reuse weights that autocast cast here, without gradients, in the training pass
     torch.clear_autocast_cache()
     return replace(batch, tokens_BT=tokens_BT)
 
@@ -88,7 +88,7 @@ def _at_once(model: LanguageModel, batch: Batch, drawn_BT: Tensor) -> Tensor:
 
 
 def _step_by_step(model: LanguageModel, batch: Batch, drawn_BT: Tensor) -> Tensor:
-    """Rows are read on from one column with a draw to the next."""
+    """Processes rows from one column with a sampled token to the next."""
     assert batch.draws_BT is not None
     if batch.documents_BT is not None:
         return _text_by_text(model, batch, drawn_BT, batch.documents_BT)
@@ -101,7 +101,7 @@ def _step_by_step(model: LanguageModel, batch: Batch, drawn_BT: Tensor) -> Tenso
 
 
 def _text_by_text(model: LanguageModel, batch: Batch, drawn_BT: Tensor, documents_BT: Tensor) -> Tensor:
-    """Each document of a row as a row of its own, padded behind, where nothing looks."""
+    """Each document of a row as its own right-padded row."""
     assert batch.draws_BT is not None
     begins_BT = torch.ones_like(drawn_BT)
     begins_BT[:, 1:] = documents_BT[:, 1:] != documents_BT[:, :-1]
@@ -121,7 +121,7 @@ def _text_by_text(model: LanguageModel, batch: Batch, drawn_BT: Tensor, document
 
 
 def _draw(model: LanguageModel, hidden_MD: Tensor, draws_M: Tensor) -> Tensor:
-    """Tokens from the model's distributions: the first one up to which they sum to more than the number drawn."""
+    """Tokens sampled by inverse CDF: the first whose cumulative probability exceeds the number drawn."""
     rows = chunk_rows(hidden_MD.device, model.vocab_size)
     parts = []
     for hidden, numbers in zip(torch.split(hidden_MD, rows), torch.split(draws_M, rows), strict=True):

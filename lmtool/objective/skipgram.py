@@ -1,6 +1,6 @@
-"""Skip-gram: predict the neighbours of each word, by a softmax or against noise words (Mikolov et al. 2013).
+"""Skip-gram: predict the context words of each word, by softmax or negative sampling (Mikolov et al. 2013).
 
-Shapes: B centres, N neighbours of a centre, K noise words, L words of a stretch of text, D model width, V vocabulary.
+Shapes: B centres, N context words of a centre, K noise words, L words of a window of text, D model width, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -23,25 +23,25 @@ from lmtool.objective.cross_entropy import chunk_rows, with_auxiliary
 from lmtool.recipe.spec import SkipGramWindow
 
 MEASURING_SEED = 0
-"""Decides reaches and noise where a text is measured, so that equal texts measure alike."""
+"""Seed of window sizes and noise in evaluation, so that scores are reproducible."""
 
 CACHED_ROWS = 256
-"""Centres scored at once: their vectors and those of their words stay in the cache of a CPU core."""
+"""Centres per chunk: their vectors and those of their words fit a CPU core's cache."""
 
 IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class SkipGramObjective(Objective):
-    """Mean over pairs (centre c, neighbour o) of -log softmax(u . v_c)[o], or of
+    """Mean over pairs (centre c, context word o) of -log softmax(u . v_c)[o], or of
 
         -log s(u_o . v_c) - sum_k log s(-u_k . v_c)
 
-    with K noise words k. A row of a batch is a centre with all its neighbours in one stretch, which share one set of
-    noise words (Ji et al. 2016): the expectation is that of noise for each pair, and a third of the vectors are read.
+    with K noise words k. A row of a batch is a centre with all its context words, which share one set of noise words
+    (Ji et al. 2016): the same expectation as separate noise, at a third of the memory traffic.
 
-    vocabulary.counts: of the training text; they give the noise and say which words are frequent.
-    Raises DataError when the training text has no word that the tokenizer knows.
+    vocabulary.counts: of the training text, for the noise distribution and subsampling.
+    Raises DataError when the training text has no word of the vocabulary.
     """
 
     unit: ClassVar[Literal["token", "pair"]] = "pair"
@@ -51,14 +51,14 @@ class SkipGramObjective(Objective):
 
     def __post_init__(self) -> None:
         if not self._counts_V.any():
-            raise DataError("the training text has no word that the tokenizer knows", fix="give more text")
+            raise DataError("the training text has no word of the vocabulary", fix="give more text")
 
     def cut(self, context: int) -> Cut:
-        """Stretches that do not overlap; a pair stands in one stretch."""
+        """Non-overlapping windows of text; pairs do not cross them."""
         return Cut("stream", context, context)
 
     def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
-        """One row for each centre: the words that subsampling leaves, with reaches and noise drawn by example."""
+        """One row per centre word kept by subsampling, with window sizes and noise drawn per example."""
         parts = []
         for example in examples:
             words_L, document_L = self._words(example.tokens)
@@ -67,7 +67,7 @@ class SkipGramObjective(Objective):
         return self._batch(parts)
 
     def collate_spans(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
-        """Pairs of a text to measure: nothing is left out, and reaches and noise are always the same."""
+        """Pairs for evaluation: no subsampling, fixed window sizes and noise."""
         parts = []
         for tokens, first in spans:
             rng = np.random.Generator(np.random.PCG64(MEASURING_SEED))
@@ -79,11 +79,11 @@ class SkipGramObjective(Objective):
         return with_auxiliary(*self._read(model, batch), batch.targets_BT)
 
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
-        """What is minimised is what is measured, per pair."""
+        """Evaluation uses the training loss, per pair."""
         return self._read(model, batch)[0]
 
     def _read(self, model: LanguageModel, batch: Batch) -> tuple[Loss, Tensor | None]:
-        """The loss of all pairs, and the auxiliary losses of the centres, if the model has any."""
+        """The loss of all pairs, and the auxiliary losses of the centres, if any."""
         if batch.targets_BT is None:
             raise ValueError("a batch without targets has no loss")
         output: Output = model(batch)
@@ -97,7 +97,7 @@ class SkipGramObjective(Objective):
 
     @staticmethod
     def _softmax(model: LanguageModel, hidden_BD: Tensor, targets_BN: Tensor) -> Tensor:
-        """-log p of all neighbours; logits exist for some centres at a time, and again when their gradient is taken."""
+        """-log p of all context words, chunked over centres; logits are recomputed in the backward pass."""
         rows = chunk_rows(hidden_BD.device, model.vocab_size)
 
         def part(hidden_BD: Tensor, targets_BN: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ class SkipGramObjective(Objective):
 
     @cached_property
     def _keep_V(self) -> NDArray[np.float64]:
-        """Probability that a word of a share f of the text stays: sqrt(t / f) + t / f, as word2vec.c has it."""
+        """Probability to keep a word of relative frequency f: sqrt(t / f) + t / f, as in word2vec.c."""
         if not self.spec.subsample:
             return np.ones(len(self._counts_V))
         share_V = np.maximum(1, self._counts_V) / self._counts_V.sum() / self.spec.subsample
@@ -128,20 +128,20 @@ class SkipGramObjective(Objective):
 
     @cached_property
     def _noise_V(self) -> NDArray[np.float64]:
-        """Running sum of the noise's probabilities, which are as counts to the power of 0.75."""
+        """Cumulative noise distribution, proportional to counts^0.75."""
         mass_V = np.where(self._counts_V > 0, np.maximum(1, self._counts_V) ** float(self.spec.power), 0.0)
         sums_V: NDArray[np.float64] = np.cumsum(mass_V / mass_V.sum())
         return sums_V
 
     def _words(self, tokens: IntArray) -> tuple[IntArray, IntArray]:
-        """The words among tokens, and the number of the document that each stands in."""
+        """The words among tokens, and the document index of each."""
         is_word = tokens >= self.vocabulary.specials
         return tokens[is_word], np.cumsum(tokens == self.vocabulary.bos)[is_word]
 
     def _pairs(
         self, words_L: IntArray, document_L: IntArray, rng: np.random.Generator
     ) -> tuple[IntArray, IntArray, IntArray]:
-        """Each word (L, 1) with the neighbours within its reach (L, 2 window) and its noise (L, K)."""
+        """Each word (L, 1), the context words in its window (L, 2 window) and its noise (L, K)."""
         W, L = self.spec.window, len(words_L)
         reach_L = rng.integers(1, W, L, endpoint=True)
         drawn_LK = rng.random((L, self.spec.negatives)) * self._noise_V[-1]
@@ -166,7 +166,7 @@ class SkipGramObjective(Objective):
 
 
 def against_noise(hidden_BD: Tensor, table_VD: Tensor, targets_BN: Tensor, negatives_BK: Tensor) -> Tensor:
-    """Sum over pairs of -log s(u_o . v_c) - sum_k log s(-u_k . v_c), each row's noise counting for all its pairs."""
+    """Sum over pairs of -log s(u_o . v_c) - sum_k log s(-u_k . v_c), each row's noise shared by all its pairs."""
     total: Tensor = _AgainstNoise.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
         hidden_BD, table_VD, targets_BN, negatives_BK
     )
@@ -174,9 +174,9 @@ def against_noise(hidden_BD: Tensor, table_VD: Tensor, targets_BN: Tensor, negat
 
 
 class _AgainstNoise(torch.autograd.Function):
-    """With the gradient in closed form: that of a score u . v is s(score) less 1 for a neighbour, s(score) for noise.
+    """With the gradient in closed form: that of a score u . v is s(score) - 1 for context words, s(score) for noise.
 
-    So the vectors of all words of all rows never lie side by side: scores are computed some rows at a time, a centre's
+    So the word vectors of all rows are never gathered at once: scores are computed in chunks of rows, a centre's
     gradient is a weighted sum of rows of the table, and a word's a weighted sum of centres.
     """
 
@@ -187,7 +187,7 @@ class _AgainstNoise(torch.autograd.Function):
         words_BM = torch.cat((targets_BN.clamp(min=0), negatives_BK), 1)
         N = targets_BN.shape[1]
         parts = zip(torch.split(words_BM, CACHED_ROWS), torch.split(hidden_BD, CACHED_ROWS), strict=True)
-        # vectors beside vectors: a product with a single column is four times as slow
+        # batched vectors: a product with a single column is four times as slow
         scores = [torch.bmm(h[:, None], F.embedding(w, table_VD).transpose(1, 2))[:, 0] for w, h in parts]
         score_BM = torch.cat(scores).to(table_VD.dtype)
         pair_BN, noise_BK = score_BM[:, :N], score_BM[:, N:]
@@ -201,7 +201,7 @@ class _AgainstNoise(torch.autograd.Function):
         hidden_BD, table_VD, words_BM, slope_BM = ctx.saved_tensors
         slope_BM = slope_BM * grad_total
         to_hidden_BD = F.embedding_bag(words_BM, table_VD, per_sample_weights=slope_BM, mode="sum")
-        # one bag of centres for each word
+        # one bag of centres per word
         words, n_words = words_BM.flatten(), len(table_VD)
         order = _order(words, n_words)
         count_V = torch.bincount(words, minlength=n_words)
@@ -216,8 +216,8 @@ class _AgainstNoise(torch.autograd.Function):
 
 
 def _order(words: Tensor, n_words: int) -> Tensor:
-    """The places of words, those of the first word first."""
+    """Argsort of words."""
     if words.device.type != "cpu":
         return words.argsort(stable=True)
-    # numpy sorts numbers of 16 bits ten times as fast
+    # numpy sorts 16-bit integers ten times as fast
     return torch.from_numpy(np.argsort(words.numpy().astype(np.min_scalar_type(n_words)), kind="stable"))

@@ -1,4 +1,4 @@
-"""Objectives that write a target from a source: pairs, prefix language modelling, and span corruption (T5).
+"""Sequence-to-sequence objectives: pairs, prefix language modelling, and span corruption (T5).
 
 Shapes: B rows, T positions of the target, S positions of the source.
 """
@@ -22,10 +22,9 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Pair:
-    """What is read, and what is written for it.
+    """A source and its target.
 
-    given: the first token behind the source, which is not predicted. targets: what is predicted behind it, IGNORE
-    where there is no loss.
+    given: the first decoder input, which is not predicted. targets: the tokens after it, IGNORE where there is no loss.
     """
 
     source: Ints
@@ -34,7 +33,7 @@ class Pair:
 
 
 def batch_of(pairs: Sequence[Pair], shares_row: bool, pad: int) -> Batch:
-    """The pairs as a batch, padded behind. shares_row: source and target stand in one row."""
+    """The pairs as a right-padded batch. shares_row: source and target share one row."""
     rows = [np.concatenate(([pair.given], np.where(pair.targets == IGNORE, pad, pair.targets)[:-1])) for pair in pairs]
     if not shares_row:
         tokens_BT, keep_BT = padded(rows, pad)
@@ -49,9 +48,9 @@ def batch_of(pairs: Sequence[Pair], shares_row: bool, pad: int) -> Batch:
 
 @dataclass(frozen=True)
 class PrefixObjective(Objective):
-    """Mean over the tokens behind a prefix of -log p(w_{i+1} | the prefix, w_..w_i) (Raffel et al. 2020).
+    """Mean over the tokens after a prefix of -log p(w_{i+1} | the prefix, w_..w_i) (Raffel et al. 2020).
 
-    The first token behind the prefix is given to a prefix LM, and follows [BOS] in an encoder-decoder. The token that
+    A prefix LM is given the first token after the prefix; an encoder-decoder predicts it from [BOS]. The token that
     starts a document is never a target.
     """
 
@@ -64,7 +63,7 @@ class PrefixObjective(Objective):
         return Cut("stream", context + 1, context)
 
     def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
-        """Each window split at random, or at the fraction that is set."""
+        """Each window split at random, or at the given fraction."""
         pairs = []
         for example in examples:
             n = len(example.tokens)
@@ -76,7 +75,7 @@ class PrefixObjective(Objective):
         return batch_of(pairs, self.shares_row, self.vocabulary.pad)
 
     def collate_spans(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
-        """The prefix is what comes before the first token that is scored: at its least, the mark of the beginning."""
+        """The prefix is everything before the first scored token, at least the beginning-of-text token."""
         first = int(self.shares_row)
         pairs = [self._split(tokens, start - first) for tokens, start in spans]
         return batch_of(pairs, self.shares_row, self.vocabulary.pad)
@@ -97,10 +96,10 @@ class PrefixObjective(Objective):
 
 @dataclass(frozen=True)
 class SpanCorruptionObjective(Objective):
-    """Write the removed spans behind their sentinels (Raffel et al. 2020).
+    """Generate the removed spans, each after its sentinel (Raffel et al. 2020).
 
-    "a b c d e" with "b" and "d e" removed: the source is a <0> c <1>, the target <0> b <1> d e <2>. Spans and what is
-    between them are cut at random: round(rate n) tokens in round(that / mean_length) spans, at least one of each.
+    "a b c d e" with "b" and "d e" removed: the source is a <0> c <1>, the target <0> b <1> d e <2>. Lengths of spans
+    and gaps are random: round(rate n) tokens in round(that / mean_length) spans, at least one of each.
     """
 
     spec: SpanCorruption
@@ -118,11 +117,11 @@ class SpanCorruptionObjective(Objective):
         return Cut("stream", length, length)
 
     def window(self, context: int) -> int:
-        """Both in training's form and as one removed span, a row has room for its marks."""
+        """Leaves room for special tokens, both in the training format and as one removed span."""
         return max(1, min(context - 3, self.cut(context).length - 1))
 
     def _sizes(self, n: int) -> tuple[int, int]:
-        """How many tokens are removed from n, in how many spans."""
+        """Number of tokens removed from n, and number of spans."""
         n_noise = min(max(1, round(self.spec.rate * n)), max(1, n - 1))
         n_spans = max(1, round(n_noise / self.spec.mean_length))
         return n_noise, min(n_spans, n_noise, max(1, n - n_noise), max(1, len(self.vocabulary.sentinels) - 1))
@@ -161,7 +160,7 @@ class SpanCorruptionObjective(Objective):
         return np.array(source), np.array(target)
 
     def collate_spans(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
-        """All that is scored is one removed span, which ends the text."""
+        """All scored tokens form one removed span at the end of the text."""
         sentinel = self.vocabulary.sentinels[0]
         pairs = []
         for tokens, first in spans:
@@ -172,7 +171,7 @@ class SpanCorruptionObjective(Objective):
         return batch
 
     def collate_validation(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
-        """As in training, but the same spans of a text are removed each time."""
+        """As in training, but with the same removed spans each time."""
         pairs = []
         for tokens, _ in spans:
             rng = np.random.Generator(np.random.PCG64(tokens.astype(np.uint64)))
@@ -199,10 +198,10 @@ class Seq2SeqObjective(Objective):
         raise TypeError("pairs are not cut from a text")
 
     def collate_spans(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
-        raise TypeError("pairs are not measured as a text")
+        raise TypeError("pairs are not scored as a text")
 
     def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
-        """Pairs padded behind; the target stands behind [BOS]. Raises ValueError for an example without a target."""
+        """Right-padded pairs; the target follows [BOS]. Raises ValueError for an example without a target."""
         pairs = []
         for example in examples:
             if example.other is None:
@@ -219,7 +218,7 @@ class Seq2SeqObjective(Objective):
 
 
 def _partition(n: int, parts: int, rng: np.random.Generator) -> list[int]:
-    """n as a sum of `parts` numbers of at least 1, every way alike; the first may be 0 where n is too small."""
+    """A uniformly random composition of n into `parts` integers of at least 1; the first may be 0 if n is too small."""
     if n < parts:
         return [0] * (parts - n) + [1] * n
     cuts = np.sort(rng.permutation(n - 1)[: parts - 1]) + 1

@@ -1,4 +1,4 @@
-"""Validates a nested mapping as a Recipe, and says what is wrong with it in plain sentences, all mistakes at once."""
+"""Validates a nested mapping as a Recipe, and reports all mistakes at once in plain sentences."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -11,11 +11,11 @@ from lmtool.recipe.grammar import choices, did_you_mean, either, kind_of, neares
 from lmtool.recipe.spec import Recipe, Spec
 
 Locate = Callable[[Path], Origin]
-"""Where the value at a path was written, or the nearest thing to it."""
+"""Origin of the value at a path, or of its nearest ancestor."""
 
 
 class _Place(NamedTuple):
-    """What a pydantic error is about: a path of the recipe, the spec that holds it, and its field if there is one."""
+    """Location of a pydantic error: a path of the recipe, its spec, and its field if any."""
 
     path: Path
     spec: type[Spec]
@@ -30,7 +30,7 @@ def check(tree: dict[str, Any], locate: Locate) -> tuple[Recipe | None, list[Mis
         errors = invalid.errors(include_url=False)
     unknown = [_place(error["loc"]) for error in errors if error["type"] == "extra_forbidden"]
     if unknown:
-        # Unknown keys keep pydantic from the checks of several fields: look once more without them.
+        # Unknown keys keep pydantic from running multi-field validators: validate again without them.
         try:
             Recipe.model_validate(_without(tree, (), {place.path for place in unknown}))
         except ValidationError as invalid:
@@ -54,7 +54,7 @@ def check(tree: dict[str, Any], locate: Locate) -> tuple[Recipe | None, list[Mis
 
 
 def _place(loc: Path) -> _Place:
-    """Follow a pydantic location through the specs; it also names the kind in a union, and branches of plain values."""
+    """Resolve a pydantic location in the specs; it also contains the kind in a union, and branches of plain values."""
     spec: type[Spec] = Recipe
     place = _Place((), spec, None)
     steps = iter(loc)
@@ -72,9 +72,9 @@ def _place(loc: Path) -> _Place:
 
 
 def _misfits(text: str, part: Path, tree: Any, locate: Locate) -> Iterator[tuple[Path, str, Origin]]:
-    """Path, sentence and origin of each line of a check of several fields, which starts with the key it is about.
+    """Path, sentence and origin of each line of a multi-field validator's error, which starts with the key concerned.
 
-    Of the keys that a line names, one from the command line is to blame before one in the file.
+    Of the keys that a line names, one from the command line is blamed before one in the file.
     """
     value = _get(tree, part)
     for line in text.splitlines():
@@ -113,7 +113,7 @@ def _explain(error: str, place: _Place, tree: Any) -> tuple[Path, str]:
 
 
 def _kinds_of_one(spec: type[Spec]) -> list[str]:
-    """The kinds of a part that is one spec, where the kind is an ordinary choice or nothing."""
+    """The kinds of a field of one spec, where the kind is a plain choice or absent."""
     return choices(spec, "kind") if "kind" in spec.model_fields else []
 
 

@@ -9,7 +9,7 @@ import yaml
 from lmtool import printable
 
 Path = tuple[str | int, ...]
-"""The way to a value: keys, and numbers inside lists."""
+"""Path of a value: keys, and indices into lists."""
 
 _INT = re.compile(r"[-+]?[0-9]+")
 _OCTAL = re.compile(r"0o[0-7]+")
@@ -23,12 +23,12 @@ _WORDS = {
     **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
 }
 
-_PLAIN = "plain"  # stands for the tag of a scalar without quotes and without a tag of its own
+_PLAIN = "plain"  # stand-in for the tag of an untagged plain scalar
 _TEXT = "tag:yaml.org,2002:str"
 _LIST = "tag:yaml.org,2002:seq"
 _MAPPING = "tag:yaml.org,2002:map"
 
-# What PyYAML says, by its beginning, and what a person is told.
+# Prefixes of PyYAML's messages, with what is reported instead.
 _IN_OTHER_WORDS = {
     "mapping values are not allowed": "a ':' where none can be; quote the text that holds it",
     "could not find expected ':'": "this key has no ':'",
@@ -40,7 +40,7 @@ _IN_OTHER_WORDS = {
     "found unexpected end of stream": "a quote is not closed",
     "but found another document": "a second document; a recipe is one",
 }
-# Of these PyYAML's second mark is the one to mend: where the key, bracket or quote begins.
+# For these, report PyYAML's second mark: where the key, bracket or quote begins.
 _UNCLOSED = ("could not find expected ':'", "expected ',' or", "found unexpected end of stream")
 
 
@@ -58,7 +58,7 @@ class Origin:
 
 @dataclass(frozen=True, order=True)
 class Mistake:
-    """One thing that is wrong, and where it stands."""
+    """One mistake and its location."""
 
     origin: Origin
     what: str
@@ -82,7 +82,7 @@ def escaped(text: str, limit: int = 60) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as a message quotes it: as YAML would spell it, escaped and short."""
+    """A value as quoted in messages: as YAML, escaped and shortened."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):
@@ -93,14 +93,14 @@ def shown(value: object) -> str:
 
 
 def plain(text: str) -> str | int | float | bool | None:
-    """What unquoted text means in YAML 1.2 (core schema): `1e-3` is a number; `on`, `1_000` and `1:30` are text."""
+    """The value of a plain scalar in YAML 1.2 (core schema): `1e-3` is a number; `on`, `1_000` and `1:30` are text."""
     if text in _WORDS:
         return _WORDS[text]
     try:
         for pattern, base in ((_INT, 10), (_OCTAL, 8), (_HEX, 16)):
             if pattern.fullmatch(text):
                 return int(text if base == 10 else text[2:], base)
-    except ValueError:  # more digits than Python reads
+    except ValueError:  # more digits than Python parses
         return text
     if _FLOAT.fullmatch(text):
         return float(text)
@@ -110,7 +110,7 @@ def plain(text: str) -> str | int | float | bool | None:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's parser without its ideas of YAML 1.1 on what scalars mean, and without aliases."""
+    """PyYAML's parser without the YAML 1.1 resolution of scalars, and without aliases."""
 
     def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
         if kind is yaml.ScalarNode:
@@ -119,7 +119,7 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # types-PyYAML leaves it bare
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # untyped in types-PyYAML
             raise yaml.MarkedYAMLError(problem="an alias; write the value itself", problem_mark=mark)
         return super().compose_node(parent, index)
 
@@ -127,7 +127,7 @@ class _Loader(yaml.SafeLoader):
 def parse(text: str, source: str) -> Document:
     """Read one YAML document.
 
-    source: the name that origins give: a file, or an argument of the command line, which has no lines.
+    source: the name in origins: a file, or a command-line argument, which has no lines.
     Text that is not YAML gives one mistake with line and column. A duplicate key gives a mistake and keeps its first
     value, so that the rest can still be checked.
     """
@@ -146,7 +146,7 @@ def parse(text: str, source: str) -> Document:
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         column = error.position - (text.rfind("\n", 0, error.position) + 1) + 1
-        what = f"not YAML: the character U+{ord(text[error.position]):04X}, which text does not hold"
+        what = f"not YAML: the character U+{ord(text[error.position]):04X}, which YAML does not allow"
         document.mistakes.append(Mistake(Origin(source, line, column), what))
     except RecursionError:
         document.mistakes.append(Mistake(Origin(source), "not a recipe: nested too deeply"))
@@ -154,7 +154,7 @@ def parse(text: str, source: str) -> Document:
 
 
 def _value(node: yaml.Node, path: Path, document: Document, source: str) -> Any:
-    """The Python value of a node; fills in `document.origins` and `document.mistakes` on the way."""
+    """The Python value of a node; also fills `document.origins` and `document.mistakes`."""
 
     def origin(at: yaml.Node) -> Origin:
         return Origin(source, at.start_mark.line + 1)
@@ -163,7 +163,7 @@ def _value(node: yaml.Node, path: Path, document: Document, source: str) -> Any:
         mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
-                document.mistakes.append(Mistake(origin(key_node), "a key must be a word, not a list or mapping"))
+                document.mistakes.append(Mistake(origin(key_node), "a key must be a string, not a list or mapping"))
                 continue
             key = key_node.value
             here = (*path, key)
@@ -188,5 +188,5 @@ def _value(node: yaml.Node, path: Path, document: Document, source: str) -> Any:
 
 
 def dotted(path: Path) -> str:
-    """The path as people write it, such as training.steps."""
+    """The dotted path, such as training.steps."""
     return ".".join(escaped(str(step)) for step in path)

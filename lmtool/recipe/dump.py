@@ -1,4 +1,4 @@
-"""Writes a Recipe as YAML that reads as a paper's table would, and reads back as exactly the same recipe."""
+"""Writes a Recipe as YAML, laid out like a paper's table of hyperparameters, which loads as the same recipe."""
 
 import json
 import re
@@ -8,14 +8,14 @@ from lmtool.recipe.document import Path, dotted
 from lmtool.recipe.spec import Recipe, Spec
 
 _BARE = re.compile(r"[A-Za-z][\w./+-]*( [\w./+-]+)*", re.ASCII)
-# Words that older readers of YAML take for booleans.
+# Booleans in YAML 1.1.
 _AMBIGUOUS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 
 def dump(recipe: Recipe, origins: Mapping[str, str] | None = None) -> str:
     """The recipe as YAML text, every value written out.
 
-    origins: where each dotted key came from; written as a comment behind the value when given.
+    origins: origin of each dotted key; written as a comment after the value when given.
     """
     lines = list(_lines(recipe, ()))
     if origins is None:
@@ -54,7 +54,7 @@ def _value(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     text = repr(value)
-    # 1e-05 is text to readers of YAML 1.1; 1.0e-05 is the same number to all.
+    # 1e-05 is text in YAML 1.1; 1.0e-05 is a number in both versions.
     return text.replace("e", ".0e") if isinstance(value, float) and "e" in text and "." not in text else text
 
 
@@ -72,6 +72,6 @@ def _escaped(character: str) -> str:
 
 
 def schema() -> str:
-    """The JSON Schema of recipes, by which editors complete keys and show what they mean."""
+    """The JSON Schema of recipes, for completion and documentation in editors."""
     tree = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Recipe.model_json_schema()}
     return json.dumps(tree, indent=2, ensure_ascii=False) + "\n"

@@ -1,4 +1,4 @@
-"""The recipes under which the weights of a trained run are trained further: on tables, or on another text."""
+"""Recipes for fine-tuning on tables, and for continued training on another text."""
 
 from lmtool.errors import UsageError
 from lmtool.recipe.spec import (
@@ -23,10 +23,10 @@ RATE = 5e-4
 """Peak learning rate where all weights are trained."""
 
 PART_RATE = 5e-3
-"""Peak learning rate of adapters, or of a head on a body that stays."""
+"""Peak learning rate of adapters, or of a head on a frozen body."""
 
 MICRO_TOKENS = 8192
-"""Positions of rows computed at once: memory for this many is little, and more of them are no faster on any device."""
+"""Positions per micro-batch: takes little memory, and more are no faster on any device."""
 
 BATCH_ROWS = 32
 
@@ -34,10 +34,10 @@ BATCH_ROWS = 32
 def recipe_for_tables(base: Recipe, name: str, n_rows: int, writes: bool) -> Recipe:
     """The recipe that fine-tunes a run on tables: its model and tokenizer, and usual settings for the rest.
 
-    base: the run's own recipe. name: the run's. n_rows: of the tables, so that each pass over them ends with a
-    validation. writes: text is the answer, not a label; so it always is for a model that reads a source. A Transformer
-    decoder then becomes a prefix LM, which has the same weights. ELMo stays as it is, and a task learns how to mix its
-    layers (Peters et al. 2018). Raises UsageError for a model that cannot write answers.
+    base: the run's own recipe. name: the run's. n_rows: of the tables, so that each epoch ends with a validation.
+        writes: the targets are text, not labels; always so for a model with a source. A Transformer decoder then
+        becomes a prefix LM with the same weights. ELMo is frozen, and a task learns its scalar mix of layers (Peters et
+        al. 2018). Raises UsageError for a model that cannot generate targets.
     """
     model = base.model
     if writes and isinstance(model, Transformer) and model.shape == "decoder":
@@ -73,7 +73,7 @@ def with_rate(recipe: Recipe, tuning: Tuning) -> Recipe:
 
 
 def recipe_for_text(base: Recipe, other: Recipe) -> Recipe:
-    """The recipe that continues to train a run on another text: its model and tokenizer, all else that of `other`."""
+    """The recipe for continued training of a run on another text: its model and tokenizer, all else from `other`."""
     kept = {"column", "documents", "split", "valid_fraction", "isolate_documents"}
     data = Data(**other.data.model_dump(include=kept))
     return other.model_copy(update={"model": base.model, "tokenizer": base.tokenizer, "data": data})
@@ -86,7 +86,7 @@ def _objective(model: Model, writes: bool) -> Classification | Seq2Seq:
     if writes or "classification" not in learns:
         needed = "an encoder-decoder, a prefix LM or a Transformer decoder" if writes else "another run"
         raise UsageError(
-            f"a {model.title} does not {'write answers' if writes else 'learn labels'}",
+            f"a {model.title} does not {'generate targets' if writes else 'learn labels'}",
             where="--from",
             fix=f"name {needed} with --from, or a recipe with --recipe",
         )

@@ -1,4 +1,4 @@
-"""What the recipe language allows at each key, read off the tree of specs: parts, kinds, defaults, and in words."""
+"""The grammar of recipes, derived from the tree of specs: parts, kinds, defaults, and descriptions in words."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
@@ -14,19 +14,19 @@ _LIMITS = {"exclusiveMinimum": "above", "minimum": "of at least", "exclusiveMaxi
 
 
 def parts(field: FieldInfo) -> dict[str, type[Spec]]:
-    """The specs that may stand at a field, by kind; empty when the field holds a plain value."""
+    """The specs allowed at a field, by kind; empty when the field holds a plain value."""
     types = get_args(field.annotation) or (field.annotation,)
     return {kind_of(part): part for part in types if isinstance(part, type) and issubclass(part, Spec)}
 
 
 def kind_of(spec: type[Spec]) -> str:
-    """The kind that tells a spec from the others in its union; "" for a spec that has none."""
+    """The discriminator of a spec in its union; "" for a spec without kinds."""
     names = get_args(spec.model_fields["kind"].annotation) if "kind" in spec.model_fields else ()
     return str(names[0]) if len(names) == 1 else ""
 
 
 def chosen(field: FieldInfo, value: object) -> type[Spec] | None:
-    """The spec that `value` is meant to be: of the kind it gives, else of the default kind. None if it has neither."""
+    """The spec intended by `value`: of the given kind, else of the default kind. None if there is neither."""
     options = parts(field)
     if len(options) == 1:
         return next(iter(options.values()))
@@ -37,7 +37,7 @@ def chosen(field: FieldInfo, value: object) -> type[Spec] | None:
 
 
 def owners(path: Path) -> list[type[Spec]]:
-    """Every spec that a value at `path` could belong to, whatever kinds are chosen on the way."""
+    """Every spec that a value at `path` could belong to, over all kinds along the path."""
     specs: list[type[Spec]] = [Recipe]
     for step in path[:-1]:
         fields = [spec.model_fields[str(step)] for spec in specs if step in spec.model_fields]
@@ -54,7 +54,7 @@ def keys(spec: type[Spec], before: str = "") -> Iterator[str]:
 
 
 def value_at(tree: Any, path: Path) -> Any:
-    """The value at `path` in a nested mapping, or its default; None where there is neither."""
+    """The value at `path` in a nested mapping, or its default; None if there is neither."""
     spec: type[Spec] | None = Recipe
     for step in path:
         field = spec.model_fields.get(str(step)) if spec else None
@@ -71,7 +71,7 @@ def value_at(tree: Any, path: Path) -> Any:
 
 
 def nearest(word: str, words: Iterable[str]) -> str | None:
-    """The one of `words` that is most like `word`, if any is."""
+    """The closest match of `word` in `words`, if any."""
     folded = {w.lower().replace("-", "_"): w for w in words}
     found = get_close_matches(word.lower().replace("-", "_"), folded, n=1)
     return folded[found[0]] if found else None
@@ -84,7 +84,7 @@ def did_you_mean(*words: str | None) -> str:
 
 
 def suggestion(path: Path, spec: type[Spec]) -> str:
-    """What to write instead of the unknown last step of `path` in `spec`, as the end of a message."""
+    """Suggestion for the unknown last key of `path` in `spec`, as the end of a message."""
     fields = list(spec.model_fields)
     guess = nearest(str(path[-1]), fields)
     if guess:
@@ -101,7 +101,7 @@ def either(words: list[str]) -> str:
 
 
 def choices(spec: type[Spec], name: str) -> list[str]:
-    """What the value of a field may be, in words, such as ["a whole number above 0", "auto"]."""
+    """The valid values of a field in words, such as ["a whole number above 0", "auto"]."""
     return _choices(_properties(spec)[name])
 
 

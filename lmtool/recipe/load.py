@@ -1,4 +1,4 @@
-"""Finds a recipe by name or path, lays the command line over it, and gives the Recipe or all that is wrong with it.
+"""Finds a recipe by name or path, applies the command line's overrides, and returns the Recipe or all its mistakes.
 
 Precedence: defaults, then the recipe, then `-s KEY=VALUE` in order, then flags.
 """
@@ -19,14 +19,14 @@ from lmtool.recipe.grammar import chosen, did_you_mean, either, keys, kind_of, n
 from lmtool.recipe.spec import Recipe, Spec
 
 LARGEST_FILE = 1_000_000
-"""Bytes; a recipe is some fifty lines, so more than this is another file given by mistake."""
+"""Bytes; a recipe has some fifty lines, so a larger file is not one."""
 
 _RELATIVE = re.compile(r"\+[0-9.].*")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One value that the command line gives: `key` is dotted, `flag` is what the person typed."""
+    """One value from the command line: `key` is dotted, `flag` is as typed."""
 
     key: str
     value: object
@@ -35,7 +35,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Resolved:
-    """A recipe with all its values, and where each came from.
+    """A recipe with all its values, and their origins.
 
     name: the recipe's name, for naming runs.
     origins: for each dotted key "default", "FILE:LINE", or the argument of the command line.
@@ -71,7 +71,7 @@ def find(name: str | FilePath) -> FilePath:
                 f"{shown(str(name))} is a folder, not a recipe", fix="give a YAML file or a shipped recipe"
             )
         beside = {file.stem: file for file in path.parent.iterdir() if file.suffix in (".yaml", ".yml")}
-    except OSError:  # a folder that is not there or not readable, or a name too long for a file
+    except OSError:  # a folder that is missing or not readable, or a name too long for a file
         beside = {}
     near = get_close_matches(path.stem, known, n=2)
     files = [escaped(str(beside[file]), 200) for file in get_close_matches(path.stem, beside, n=2)]
@@ -80,7 +80,7 @@ def find(name: str | FilePath) -> FilePath:
 
 
 def load(name: str | FilePath, overrides: Sequence[str] = (), flags: Sequence[Setting] = ()) -> Resolved:
-    """Read a recipe and lay overrides and flags over it.
+    """Read a recipe and apply overrides and flags.
 
     name: a shipped recipe or a path. overrides: `KEY=VALUE` texts of `-s`, VALUE being YAML; `KEY=+N` adds to a number.
     Raises: UsageError when there is no such recipe; RecipeError with one line for each mistake in it.
@@ -99,7 +99,7 @@ def load(name: str | FilePath, overrides: Sequence[str] = (), flags: Sequence[Se
 def lay_over(
     recipe: Recipe, source: str, name: str, overrides: Sequence[str] = (), flags: Sequence[Setting] = ()
 ) -> Resolved:
-    """`load` for a recipe that is there already. source: what to call it in messages. name: the recipe's."""
+    """`load` for a recipe that is already parsed. source: its name in messages. name: the recipe's."""
     origins = {path: Origin(source) for path in leaves(recipe)}
     return _laid_over(Document(recipe.model_dump(mode="json"), origins), source, name, overrides, flags)
 
@@ -130,11 +130,11 @@ def _read(file: FilePath, source: str) -> str:
     except OSError as error:
         raise ResourceError(f"cannot read the recipe: {error.strerror}", where=source) from error
     except UnicodeDecodeError as error:
-        raise RecipeError([f"{source}: byte {error.start} is not UTF-8; a recipe is a YAML text"]) from error
+        raise RecipeError([f"{source}: byte {error.start} is not UTF-8; a recipe is YAML text"]) from error
 
 
 class _Layers:
-    """The nested mapping of a recipe while the command line is laid over it, and the origin of what is in it."""
+    """The nested mapping of a recipe while overrides are applied, and the origins of its values."""
 
     def __init__(self, tree: dict[str, Any], origins: dict[Path, Origin], source: str) -> None:
         self.tree = tree
@@ -144,12 +144,12 @@ class _Layers:
         self._source = source
 
     def origin(self, path: Path) -> Origin | None:
-        """Where the value at `path` was written, alone or inside a value of the command line; None for a default."""
+        """Origin of the value at `path`, alone or inside a value from the command line; None for a default."""
         outer = next((self._set[path[:n]] for n in range(len(path), 0, -1) if path[:n] in self._set), None)
         return outer or self._written.get(path)
 
     def nearest_origin(self, path: Path) -> Origin:
-        """Where to mend a mistake at `path`: the value, a key set below it, the kind that asks for it, or its part."""
+        """Where to fix a mistake at `path`: the value, a key set below it, the kind that requires it, or its parent."""
         below = next((origin for key, origin in self._set.items() if key[: len(path)] == path), None)
         if below and not self.origin(path):
             return below
@@ -160,7 +160,7 @@ class _Layers:
         return Origin(self._source, 1)
 
     def override(self, argument: str) -> None:
-        """Lay one `KEY=VALUE` over the tree."""
+        """Apply one `KEY=VALUE` override."""
         origin = Origin(f"-s {escaped(argument)}")
         key, equals, text = argument.partition("=")
         path: Path = tuple(key.strip().split("."))
@@ -186,7 +186,7 @@ class _Layers:
             self.set(path, document.value, origin)
 
     def set(self, path: Path, value: object, origin: Origin) -> None:
-        """Put a value at `path`. Another kind of a part drops the recipe's keys that this kind does not have."""
+        """Set a value at `path`. Changing the kind of a part drops keys of the recipe that the new kind lacks."""
         if not owners(path):
             self.mistakes.append(Mistake(origin, f"unknown key{_nearest_key(path)}"))
             return
@@ -196,7 +196,7 @@ class _Layers:
                 part[step] = {}
             part = part[step]
             if not isinstance(part, dict):
-                return  # the recipe has a plain value here, which is a mistake of its own
+                return  # a plain value here is reported as a mistake of its own
         if path[-1] == "kind":
             spec = next((owner for owner in owners(path) if kind_of(owner) == value), None)
             for key in [key for key in part if spec and key not in spec.model_fields]:
@@ -211,12 +211,12 @@ class _Layers:
 
 
 def _holds_text(path: Path) -> bool:
-    """Whether the value at `path` is a text or a list of texts, which the command line gives without quotes."""
+    """Whether the value at `path` is a text or a list of texts, which need no quotes on the command line."""
     return any(owner.model_fields[str(path[-1])].annotation in (str, tuple[str, ...]) for owner in owners(path))
 
 
 def _text_value(text: str) -> object:
-    """A list or a quoted text if `text` is one in YAML, else `text` as it stands: `ROMEO:` is no mapping here."""
+    """A list or a quoted text if `text` is one in YAML, else `text` verbatim: `ROMEO:` is not a mapping here."""
     if text.startswith(("[", '"', "'")):
         document = parse(text, "")
         if not document.mistakes and isinstance(document.value, str | list):

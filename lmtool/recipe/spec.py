@@ -1,7 +1,7 @@
-"""The recipe language: one pydantic tree, in the order in which a paper's table would give it.
+"""The recipe language: one pydantic tree, ordered like a paper's table of hyperparameters.
 
-Every field has its final name, its type, its limits and one sentence that editors show. Checks that need two fields are
-validators of the smallest spec that holds both. Nothing here imports torch or any other part of lmtool.
+Every field has its final name, its type, its limits and one sentence that editors show. Constraints on two fields are
+validators of the smallest spec with both. Nothing here imports torch or any other part of lmtool.
 """
 
 from typing import Annotated, Literal, Self
@@ -31,13 +31,13 @@ Strings = Annotated[
     Field(strict=False),
     BeforeValidator(_listed, json_schema_input_type=str | list[str]),
 ]
-"""A list of texts; one text stands for a list of one."""
+"""A list of texts; a single text is a list of one."""
 
 
 class Spec(BaseModel):
-    """Base of all specs: immutable, strictly typed, finite, and closed to keys it does not know.
+    """Base of all specs: immutable, strictly typed, finite, without unknown keys.
 
-    A check of several fields raises one ValueError with a line for each mistake, which starts with the key it is about.
+    A multi-field validator raises one ValueError with a line for each mistake, which starts with the key concerned.
     """
 
     model_config = ConfigDict(
@@ -49,7 +49,7 @@ class Spec(BaseModel):
 
 
 class LearnedPosition(Spec):
-    """One trained vector for each position (GPT, BERT)."""
+    """A learned embedding for each position (GPT, BERT)."""
 
     kind: Literal["learned"] = "learned"
     size: PositiveInt | None = None
@@ -63,25 +63,25 @@ class SinusoidalPosition(Spec):
 
 
 class NoPosition(Spec):
-    """No position signal: only the causal mask tells order (Kazemnejad et al. 2023)."""
+    """No positional encoding: order is implicit in the causal mask (NoPE, Kazemnejad et al. 2023)."""
 
     kind: Literal["none"] = "none"
 
 
 class AlibiPosition(Spec):
-    """A penalty on attention that grows with distance, another slope for each head (Press et al. 2022)."""
+    """ALiBi: attention biases linear in distance, with a slope for each head (Press et al. 2022)."""
 
     kind: Literal["alibi"]
 
 
 class RelativePosition(Spec):
-    """A trained addend of attention for each head and range of distances (Raffel et al. 2020)."""
+    """Learned relative position biases for each head and bucket of distances (T5, Raffel et al. 2020)."""
 
     kind: Literal["relative"]
     buckets: Annotated[int, Field(ge=4)] = 32
-    """Ranges of distances; near ones have a bucket of their own."""
+    """Buckets of distances; short distances have one each."""
     max_distance: PositiveInt = 128
-    """Distance from which on all share one bucket."""
+    """Distance from which all share one bucket."""
 
     @model_validator(mode="after")
     def _near_buckets_end_before_far_ones(self) -> Self:
@@ -91,7 +91,7 @@ class RelativePosition(Spec):
 
 
 class RotaryPosition(Spec):
-    """Queries and keys are turned by angles that grow with position (Su et al. 2021)."""
+    """Queries and keys are rotated by angles proportional to position (RoPE, Su et al. 2021)."""
 
     kind: Literal["rotary"]
     theta: PositiveFloat = 10_000.0
@@ -107,7 +107,7 @@ ScoreName = Literal["dot", "scaled-dot", "bilinear", "reduced-rank", "additive"]
 
 
 class FullPattern(Spec):
-    """Every position sees all that the shape of the model allows."""
+    """Full attention, under the mask of the model's shape."""
 
     kind: Literal["full"] = "full"
 
@@ -117,11 +117,11 @@ class WindowPattern(Spec):
 
     kind: Literal["window"]
     size: PositiveInt
-    """A position sees the positions less than this many steps away, itself included."""
+    """A position attends to positions less than this many steps away, itself included."""
     dilation: PositiveInt = 1
-    """Positions in a step; those between are skipped."""
+    """Positions per step (dilation); those between are skipped."""
     global_tokens: NonNegativeInt = 0
-    """How many of the first positions see all and are seen by all."""
+    """Number of global tokens at the start, which attend to all and are attended by all."""
 
 
 Pattern = Annotated[FullPattern | WindowPattern, Field(discriminator="kind")]
@@ -135,7 +135,7 @@ class Norm(Spec):
     place: Literal["pre", "post"] = "pre"
     """Before each sublayer (GPT-2) or after each residual sum (Vaswani et al. 2017)."""
     eps: PositiveFloat = 1e-5
-    """Added to the variance."""
+    """Epsilon added to the variance."""
     embedding: bool = False
     """Normalise the sum of the embeddings as well (BERT)."""
 
@@ -144,9 +144,9 @@ class Init(Spec):
     """Initial weights."""
 
     std: PositiveFloat = 0.02
-    """Standard deviation of the normal distribution that matrices and embeddings are drawn from."""
+    """Standard deviation of the normal distribution of matrices and embeddings."""
     embedding_std: PositiveFloat | None = None
-    """Standard deviation of the embeddings that the first layer reads, as 1 in T5; std by default."""
+    """Standard deviation of the input embeddings, 1 in T5; std by default."""
     scale_residual: bool = True
     """Divide the std of each projection into the residual stream by the square root of their number (GPT-2)."""
 
@@ -155,7 +155,7 @@ MixerName = Literal["attention"]
 
 
 class DenseFeedForward(Spec):
-    """One network for all positions (Vaswani et al. 2017)."""
+    """The position-wise feed-forward network (Vaswani et al. 2017)."""
 
     kind: Literal["dense"] = "dense"
 
@@ -165,28 +165,28 @@ FeedForward = DenseFeedForward
 
 Reads = Literal["past", "source", "both", "words"]
 """What the prediction at a position may depend on. "past": the tokens up to it. "source": these, and all of a source,
-which for a prefix LM is the prefix. "both": all tokens of the row. "words": no position at all; a text is a bag of
-words, or a window of them."""
+which for a prefix LM is the prefix. "both": all tokens of the row. "words": no order; a text is a bag of words, or a
+window of them."""
 
 
 class ModelSpec(Spec):
-    """What all models have."""
+    """Base of all models."""
 
     kind: str
 
     @property
     def title(self) -> str:
-        """What the model is called in messages, such as "transformer decoder"."""
+        """Name of the model in messages, such as "transformer decoder"."""
         return self.kind
 
     @property
     def counts(self) -> bool:
-        """Whether it learns by counting, in one pass through the text, instead of by gradients."""
+        """Whether it is estimated from counts, in one pass over the text, instead of by gradients."""
         return False
 
     @property
     def activation_bytes(self) -> int:
-        """The least memory that a position of a row takes in training, in bytes, besides what all rows share."""
+        """Lower bound on the activation memory of a position in training, in bytes."""
         return 0
 
     @property
@@ -196,17 +196,17 @@ class ModelSpec(Spec):
 
     @property
     def longest_row(self) -> int | None:
-        """Most tokens that a row of a table may have; None where there is no limit."""
+        """Maximum tokens of a table row; None for no limit."""
         return None
 
     @property
     def shares_row(self) -> bool:
-        """Whether a source and its answer stand in one row."""
+        """Whether source and target share one row."""
         return False
 
     @property
     def has_segments(self) -> bool:
-        """Whether tokens know which text of a row they belong to."""
+        """Whether tokens have segment embeddings."""
         return False
 
 
@@ -215,39 +215,39 @@ class Transformer(ModelSpec):
 
     kind: Literal["transformer"]
     shape: Literal["decoder", "encoder", "encoder-decoder", "prefix"] = "decoder"
-    """Which positions see which: a decoder sees the past only (GPT), an encoder all (BERT), an encoder-decoder all of a
-    source and the past (Vaswani et al. 2017, T5), a prefix LM all of its beginning and the past after it."""
+    """Attention pattern: causal in a decoder (GPT), bidirectional in an encoder (BERT), an encoder-decoder has both and
+    cross-attention (Vaswani et al. 2017, T5), a prefix LM is bidirectional in the prefix and causal after it."""
     n_layers: PositiveInt
-    """Layers, each of a mixer and a feed-forward network; of the encoder and of the decoder where there are both."""
+    """Layers, each of a mixer and a feed-forward network; of encoder and decoder each, if there are both."""
     d_model: PositiveInt
     """Width of the residual stream."""
     n_heads: PositiveInt
-    """Attention heads; their number divides d_model."""
+    """Attention heads; must divide d_model."""
     n_kv_heads: PositiveInt | None = None
-    """Heads of keys and values, shared by groups of query heads (Ainslie et al. 2023); n_heads by default."""
+    """Key-value heads, shared by groups of query heads (Ainslie et al. 2023); n_heads by default."""
     d_ff: PositiveInt | None = None
     """Width inside the feed-forward network; 4 d_model by default."""
     context: PositiveInt
-    """Tokens seen at once."""
+    """Context length in tokens."""
     vocab_size: PositiveInt | None = None
     """Rows of the embedding; the tokenizer's size by default. More than that leaves rows unused."""
     activation: Literal["relu", "gelu", "gelu-tanh", "swiglu", "geglu"] = "gelu"
     """Nonlinearity of the feed-forward network: ReLU, exact GELU, its tanh approximation (GPT-2), SwiGLU, or GEGLU with
     the tanh approximation (T5 1.1)."""
     feed_forward: FeedForward = DenseFeedForward()
-    """What each layer does at every position by itself, with the width and the nonlinearity above."""
+    """The position-wise sublayer of each layer, with the width and the nonlinearity above."""
     mixer: MixerName = "attention"
-    """What mixes the positions of a text in each layer."""
+    """The token mixer of each layer."""
     position: Position = LearnedPosition()
-    """How the model knows the order of its tokens."""
+    """Positional encoding."""
     pattern: Pattern = FullPattern()
-    """Which of the positions that the shape allows are seen."""
+    """Attention pattern, within the mask of the shape."""
     score: ScoreName = "scaled-dot"
-    """How queries and keys are compared."""
+    """Attention score function."""
     rank: PositiveInt | None = None
-    """Width that a reduced-rank score compares in; the head's width is the default."""
+    """Rank of a reduced-rank score; the head's width by default."""
     n_segments: NonNegativeInt = 0
-    """Trained vectors that tell the texts of a row apart; BERT has 2."""
+    """Segment embeddings for the texts of a row; BERT has 2."""
     norm: Norm = Norm()
     """Normalisation and its place."""
     bias: bool = True
@@ -263,7 +263,7 @@ class Transformer(ModelSpec):
     head_transform: bool = False
     """A dense layer, the activation and a norm before the output matrix (BERT)."""
     next_sentence_head: bool = False
-    """A pooled first position and two scores, by which an encoder tells whether two texts follow each other (BERT)."""
+    """A pooler on the first position and two scores for next-sentence prediction (BERT)."""
     dropout: Fraction = 0.0
     """Dropout of embeddings, attention weights and the output of each sublayer."""
     ffn_dropout: Fraction = 0.0
@@ -318,7 +318,7 @@ class Transformer(ModelSpec):
         if isinstance(self.position, RotaryPosition) and self.d_model % (2 * self.n_heads) == self.n_heads:
             mistakes.append(f"n_heads {self.n_heads} gives heads of an odd width; rotary positions come in pairs")
         if isinstance(self.position, RotaryPosition) and self.score not in ("dot", "scaled-dot"):
-            mistakes.append(f"score {self.score} transforms what rotary positions have turned; take dot or scaled-dot")
+            mistakes.append(f"score {self.score} transforms rotated queries and keys; take dot or scaled-dot")
         if self.score not in ("dot", "scaled-dot") and self.n_kv_heads not in (None, self.n_heads):
             mistakes.append(f"n_kv_heads {self.n_kv_heads} shares keys, which score {self.score} has for each head")
         if self.rank is not None and self.score != "reduced-rank":
@@ -335,19 +335,19 @@ class Transformer(ModelSpec):
 
 
 class Attention(Spec):
-    """What a recurrent network attends to with: its own past states, or the states of the encoder."""
+    """Attention of a recurrent network over its own past states, or over the states of the encoder."""
 
     score: ScoreName = "dot"
-    """How a state is compared with those it attends to (Luong et al. 2015; Bahdanau et al. 2015 for additive)."""
+    """Attention score function (Luong et al. 2015; Bahdanau et al. 2015 for additive)."""
     rank: PositiveInt | None = None
-    """Width that a reduced-rank score compares in; a quarter of d_model by default."""
+    """Rank of a reduced-rank score; a quarter of d_model by default."""
     select: Literal["soft", "sum", "mean", "hard", "multi-hot"] = "soft"
-    """The context: softmax average, sum or mean of all states, the best scored one, or the mean of the k best."""
+    """The context vector: softmax average, sum or mean of all states, the top-scored one, or the mean of the top k."""
     k: PositiveInt = 4
     """States that multi-hot selects."""
     feed: Literal["output", "input"] = "output"
-    """Where the context goes: beside the state into the output (Luong), or into the update of the first layer
-    (Bahdanau), which is for encoder-decoders."""
+    """Where the context vector is fed: concatenated to the state before the output (Luong), or into the update of the
+    first layer (Bahdanau), which is for encoder-decoders."""
 
     @model_validator(mode="after")
     def _parts_have_a_use(self) -> Self:
@@ -355,7 +355,7 @@ class Attention(Spec):
         if self.rank is not None and self.score != "reduced-rank":
             mistakes.append(f"rank is for a reduced-rank score, not for score {self.score}")
         if self.score != "dot" and self.select in ("sum", "mean"):
-            mistakes.append(f"score {self.score} has no use: select {self.select} takes all states alike")
+            mistakes.append(f"score {self.score} has no effect: select {self.select} weights all states equally")
         if mistakes:
             raise ValueError("\n".join(mistakes))
         return self
@@ -363,7 +363,7 @@ class Attention(Spec):
 
 CellName = Literal["rnn", "gru", "lstm"]
 CELLS: dict[CellName, tuple[int, int]] = {"rnn": (1, 1), "gru": (3, 1), "lstm": (4, 2)}
-"""Of each cell, the matrices that its inputs meet, as many as its states meet, and the vectors of its state."""
+"""For each cell, the number of input matrices, equal to that of recurrent ones, and of state vectors."""
 
 Nonlinearity = Literal["tanh", "relu", "sigmoid"]
 
@@ -373,24 +373,24 @@ class Recurrent(ModelSpec):
 
     kind: Literal["recurrent"]
     shape: Literal["decoder", "encoder-decoder", "bidirectional"] = "decoder"
-    """A decoder reads the past; an encoder-decoder a source, then the past; a bidirectional one is two decoders, one of
-    which reads backwards, over shared embeddings (ELMo)."""
+    """A decoder is left-to-right; an encoder-decoder adds a source; a bidirectional model is a left-to-right and a
+    right-to-left decoder over shared embeddings (ELMo)."""
     cell: CellName = "lstm"
     """Elman network, gated recurrent unit, or long short-term memory."""
     nonlinearity: Nonlinearity = "tanh"
-    """Of an Elman network."""
+    """Nonlinearity of an Elman network."""
     n_layers: PositiveInt = 1
-    """Recurrent layers; of the encoder and of the decoder where there are both."""
+    """Recurrent layers; of encoder and decoder each, if there are both."""
     d_model: PositiveInt
-    """Width of states and embeddings."""
+    """Width of hidden states and embeddings."""
     context: PositiveInt
-    """Tokens of a training row, beyond which no gradient flows back; text of any length can be read."""
+    """Tokens of a training row, the length of truncated backpropagation; inputs can be of any length."""
     vocab_size: PositiveInt | None = None
     """Rows of the embedding; the tokenizer's size by default. More than that leaves rows unused."""
     attention: Attention | None = None
     """Attention of a decoder to its own past states, or to the encoder's; none by default."""
     bidirectional_encoder: bool = False
-    """Read the source in both directions (Bahdanau et al. 2015)."""
+    """A bidirectional encoder (Bahdanau et al. 2015)."""
     tie_embeddings: bool = True
     """Use the embedding matrix as the output matrix (Press and Wolf 2017)."""
     head_bias: bool = True
@@ -423,7 +423,7 @@ class Recurrent(ModelSpec):
             mistakes.append("attention is not for shape bidirectional")
         if self.attention is not None and self.attention.feed == "input" and self.shape == "decoder":
             mistakes.append(
-                "attention.feed input is for shape encoder-decoder; a decoder's states are not there before its updates"
+                "attention.feed input is for shape encoder-decoder; a decoder's states do not exist before its updates"
             )
         if mistakes:
             raise ValueError("\n".join(mistakes))
@@ -431,19 +431,19 @@ class Recurrent(ModelSpec):
 
 
 class NGram(ModelSpec):
-    """Counts of word sequences, smoothed by interpolated modified Kneser-Ney (Chen and Goodman 1999)."""
+    """N-gram counts, smoothed by interpolated modified Kneser-Ney (Chen and Goodman 1999)."""
 
     kind: Literal["ngram"]
     order: Annotated[int, Field(ge=1, le=5)] = 5
-    """Tokens of the longest sequence that is counted: the predicted one and order - 1 before it."""
+    """Order of the model: n-grams of the predicted token and order - 1 before it."""
     context: PositiveInt = 1024
-    """Tokens read at once."""
+    """Tokens of a row."""
     vocab_size: PositiveInt | None = None
     """The tokenizer's size by default."""
 
     @property
     def d_model(self) -> int:
-        """Width of what stands for a position: the ids of the tokens that the next one is predicted from."""
+        """Width of the state at a position: the number of context ids."""
         return max(1, self.order - 1)
 
     @property
@@ -452,13 +452,13 @@ class NGram(ModelSpec):
 
 
 class SkipGram(ModelSpec):
-    """Two vectors for each word, as centre and as neighbour (Mikolov et al. 2013)."""
+    """Skip-gram: a centre and a context vector for each word (word2vec, Mikolov et al. 2013)."""
 
     kind: Literal["skipgram"]
     d_model: PositiveInt = 100
     """Width of the vectors."""
     context: PositiveInt = 256
-    """Tokens of the stretch of text that an example is cut from."""
+    """Tokens of the window of text that an example is cut from."""
     vocab_size: PositiveInt | None = None
     """Words; the tokenizer's size by default."""
 
@@ -468,36 +468,36 @@ class SkipGram(ModelSpec):
 
 
 class Averaging(ModelSpec):
-    """The mean of a text's word vectors, and layers above it (Iyyer et al. 2015): a classifier that knows no order."""
+    """Deep averaging network (Iyyer et al. 2015): the mean of word vectors, and layers above it; ignores word order."""
 
     kind: Literal["averaging"]
     d_model: PositiveInt = 300
     """Width of the vectors and of the layers."""
     one_hot: bool = False
-    """Words have no vectors: a text is the share that each word has of it, and the head a linear classifier of that."""
+    """One-hot words instead of vectors: a linear classifier of the words' relative frequencies."""
     log_ratios: bool = False
-    """With one_hot: a text is the set of its words, and each counts by the logarithm of how much likelier it is in a
-    class than in the others, so that training begins with naive Bayes (Wang and Manning 2012)."""
+    """With one_hot: a text is the set of its words, each weighted by the log ratio of its probabilities in a class and
+    in the others, so that training starts from naive Bayes (Wang and Manning 2012)."""
     ngrams: Annotated[int, Field(ge=1, le=8)] = 1
-    """Tokens of the longest sequence of neighbours that counts as a word of its own; 1 for the tokens alone."""
+    """Maximum order of the token n-grams that are features; 1 for single tokens only."""
     buckets: PositiveInt = 262_144
-    """Rows into which sequences of two tokens and more are hashed (Joulin et al. 2017)."""
+    """Hash buckets of n-grams of two and more tokens (Joulin et al. 2017)."""
     n_layers: NonNegativeInt = 2
     """Feed-forward layers above the mean."""
     activation: Literal["relu", "tanh"] = "relu"
     """Nonlinearity of the layers."""
     word_dropout: Fraction = 0.3
-    """Share of the words that are left out of the mean in training."""
+    """Word dropout: fraction of words dropped from the mean in training."""
     dropout: Fraction = 0.0
     """Dropout after each layer."""
     context: PositiveInt = 512
     """Tokens of the longest text."""
     vocab_size: PositiveInt | None = None
-    """Rows of the embedding without those of sequences; the tokenizer's size by default."""
+    """Rows of the embedding without those of n-grams; the tokenizer's size by default."""
 
     @property
     def n_hashed(self) -> int:
-        """Rows of sequences of tokens, behind those of tokens."""
+        """Rows of hashed n-grams, after those of tokens."""
         return self.buckets if self.ngrams > 1 else 0
 
     @property
@@ -512,11 +512,11 @@ class Averaging(ModelSpec):
     def _parts_fit(self) -> Self:
         mistakes = []
         if self.one_hot and self.n_layers:
-            mistakes.append(f"n_layers {self.n_layers} do not stand above one_hot words; take 0")
+            mistakes.append(f"n_layers {self.n_layers} has no effect with one_hot words; take 0")
         if self.log_ratios and not self.one_hot:
             mistakes.append("log_ratios are weights of single words, not of vectors; set one_hot")
         if self.log_ratios and self.word_dropout:
-            mistakes.append(f"word_dropout {self.word_dropout} is for means, which log_ratios do not take; take 0")
+            mistakes.append(f"word_dropout {self.word_dropout} is for means, which log_ratios do not compute; take 0")
         if mistakes:
             raise ValueError("\n".join(mistakes))
         return self
@@ -529,33 +529,33 @@ Model = Annotated[Transformer | Recurrent | NGram | SkipGram | Averaging, Field(
 
 
 class ScheduledSampling(Spec):
-    """Replace true tokens of the input by the model's own, with a growing probability (Bengio et al. 2015)."""
+    """Scheduled sampling: replace inputs by samples of the model, with growing probability (Bengio et al. 2015)."""
 
     growth: Literal["linear", "exponential", "inverse-sigmoid"] = "linear"
-    """How the probability of a true token falls when i percent of the training are over: linear 1 - k i, exponential
+    """Decay of the probability of a true token after i percent of training: linear 1 - k i, exponential
     k^i, or inverse-sigmoid k / (k + exp(i / k))."""
     k: PositiveFloat | None = None
-    """Speed of growth; by default 0.01 for linear, 0.98 for exponential, 15 for inverse-sigmoid."""
+    """Decay rate; by default 0.01 for linear, 0.98 for exponential, 15 for inverse-sigmoid."""
     floor: Fraction = 0.0
-    """Least probability of a true token."""
+    """Minimum probability of a true token."""
 
     @model_validator(mode="after")
     def _falls(self) -> Self:
         if self.k is not None and self.growth == "exponential" and self.k >= 1:
-            raise ValueError(f"k {self.k} is not below 1, so that exponential growth never begins")
+            raise ValueError(f"k {self.k} is not below 1, so that exponential decay never starts")
         if self.k is not None and self.growth == "inverse-sigmoid" and self.k < 1:
-            raise ValueError(f"k {self.k} is below 1, where inverse-sigmoid growth is over at the first step")
+            raise ValueError(f"k {self.k} is below 1, where inverse-sigmoid decay ends at the first step")
         return self
 
 
 class Causal(Spec):
-    """Predict each token from those before it."""
+    """Causal language modelling: predict each token from those before it."""
 
     kind: Literal["causal"] = "causal"
     label_smoothing: Fraction = 0.0
-    """Probability eps taken from the true token and spread over the others (Szegedy et al. 2016)."""
+    """Label smoothing: probability eps moved from the true token to the others (Szegedy et al. 2016)."""
     scheduled_sampling: ScheduledSampling | None = None
-    """Train on the model's own tokens as well; none by default."""
+    """Scheduled sampling of input tokens; none by default."""
 
 
 class Bidirectional(Spec):
@@ -565,106 +565,106 @@ class Bidirectional(Spec):
 
 
 class SpanMasking(Spec):
-    """Choose whole spans with geometrically distributed lengths (Joshi et al. 2020)."""
+    """Mask whole spans with geometrically distributed lengths (SpanBERT, Joshi et al. 2020)."""
 
     p: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """Of the geometric distribution."""
+    """Parameter of the geometric distribution."""
     max_length: PositiveInt = 10
-    """Lengths above it are drawn anew."""
+    """Lengths above it are redrawn."""
 
 
 class Masked(Spec):
-    """Predict chosen tokens from all others (Devlin et al. 2019)."""
+    """Masked language modelling: predict selected tokens from all others (Devlin et al. 2019)."""
 
     kind: Literal["masked"]
     rate: Annotated[float, Field(gt=0, lt=1)] = 0.15
-    """Share of the tokens that are chosen."""
+    """Fraction of tokens that are selected."""
     mask_share: Annotated[float, Field(ge=0, le=1)] = 0.8
-    """Share of the chosen that become [MASK]."""
+    """Fraction of selected tokens that become [MASK]."""
     random_share: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Share of the chosen that become another token at random; the rest stays."""
+    """Fraction of selected tokens that become a random token; the rest is unchanged."""
     spans: SpanMasking | None = None
-    """Choose spans in place of single tokens."""
+    """Mask spans instead of single tokens."""
     next_sentence: bool = False
-    """Rows are [CLS] A [SEP] B [SEP], half of them with a B that does not follow A, which is to be told (BERT)."""
+    """Rows are [CLS] A [SEP] B [SEP], half of them with a B that does not follow A: next-sentence prediction (BERT)."""
 
     @model_validator(mode="after")
     def _shares_fit(self) -> Self:
         if self.mask_share + self.random_share > 1:
-            raise ValueError(f"random_share {self.random_share} and mask_share {self.mask_share} are above 1 together")
+            raise ValueError(f"random_share {self.random_share} and mask_share {self.mask_share} sum to more than 1")
         return self
 
 
 class SpanCorruption(Spec):
-    """Replace spans by sentinels, and write the spans behind their sentinels (Raffel et al. 2020)."""
+    """Span corruption: replace spans by sentinels, and generate each span after its sentinel (Raffel et al. 2020)."""
 
     kind: Literal["span-corruption"]
     rate: Annotated[float, Field(gt=0, lt=1)] = 0.15
-    """Share of the tokens that are removed."""
+    """Fraction of tokens that are removed."""
     mean_length: Annotated[float, Field(ge=1)] = 3.0
     """Mean length of a span."""
 
 
 class Prefix(Spec):
-    """Continue a text whose beginning is seen from all sides; the loss is on the continuation only."""
+    """Continue a prefix that has bidirectional attention; the loss is on the continuation only."""
 
     kind: Literal["prefix"]
     fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Share of a row that is the beginning; by default drawn anew for each row."""
+    """Fraction of a row that is the prefix; random for each row by default."""
     label_smoothing: Fraction = 0.0
-    """Probability eps taken from the true token and spread over the others (Szegedy et al. 2016)."""
+    """Label smoothing: probability eps moved from the true token to the others (Szegedy et al. 2016)."""
 
 
 class Seq2Seq(Spec):
-    """Write the target of a pair from its source (Sutskever et al. 2014)."""
+    """Generate the target of a pair from its source (Sutskever et al. 2014)."""
 
     kind: Literal["seq2seq"]
     label_smoothing: Fraction = 0.0
-    """Probability eps taken from the true token and spread over the others (Szegedy et al. 2016)."""
+    """Label smoothing: probability eps moved from the true token to the others (Szegedy et al. 2016)."""
     scheduled_sampling: ScheduledSampling | None = None
-    """Train on the model's own tokens as well; none by default."""
+    """Scheduled sampling of input tokens; none by default."""
 
 
 class SkipGramWindow(Spec):
-    """Predict the neighbours of each word (Mikolov et al. 2013)."""
+    """Predict the context words of each word (Mikolov et al. 2013)."""
 
     kind: Literal["skip-gram"]
     window: PositiveInt = 5
-    """Farthest neighbour; for each word a reach from 1 to this is drawn."""
+    """Maximum window; the window of each word is drawn from 1 to this."""
     negatives: NonNegativeInt = 5
-    """Noise words for each neighbour; 0 trains the full softmax."""
+    """Negative samples for each context word; 0 trains the full softmax."""
     power: NonNegativeFloat = 0.75
-    """Noise is drawn from counts to this power."""
+    """Noise is drawn from unigram counts to this power."""
     subsample: NonNegativeFloat = 1e-3
-    """Words above this share of the text are left out at random, the more the more frequent; 0 keeps all."""
+    """Subsampling threshold: words of higher relative frequency are dropped at random (word2vec); 0 keeps all."""
 
 
 class Classification(Spec):
-    """Answer each row of a labelled table: a head on a pooled state of the model."""
+    """Predict the label of each row of a table: a head on a pooled hidden state of the model."""
 
     kind: Literal["classification"]
     task: Literal["auto", "class", "multi", "number"] = "auto"
-    """One class for each row, any number of labels, or a number; auto decides by the labels of the training table."""
+    """One class for each row, any number of labels, or a number; auto infers it from the training table."""
     labels: Strings = ()
-    """Names of the classes or labels, in the order of the scores; read off the training table when empty."""
+    """Names of the classes or labels, in the order of the scores; inferred from the training table when empty."""
     center: float | None = None
-    """Of numbers: the head answers (number - center) / scale; the mean of the training table by default."""
+    """For regression: the head predicts (number - center) / scale; the mean of the training table by default."""
     scale: PositiveFloat | None = None
-    """Of numbers: see center; the standard deviation of the training table by default."""
+    """For regression: see center; the standard deviation of the training table by default."""
     layers: Literal["last", "mix"] = "last"
-    """The states that are pooled: of the last layer, or a trained mix of the embeddings and all layers (ELMo)."""
+    """The hidden states to pool: of the last layer, or a learned scalar mix of the embeddings and all layers (ELMo)."""
     pool: Literal["auto", "first", "last", "mean", "max", "attention"] = "auto"
-    """How a text becomes one vector; auto takes the first position of an encoder, the last of a decoder, and the mean
-    of all else."""
+    """Pooling of a text to one vector; auto takes the first position of an encoder, the last of a decoder, and the mean
+    of all others."""
     dropout: Fraction = 0.1
     """Dropout of the pooled vector."""
     lm_weight: NonNegativeFloat = 0.0
-    """Weight of the language model's own loss beside the head's (GPT-1: 0.5); for decoders."""
+    """Weight of the auxiliary language-model loss (GPT-1: 0.5); for decoders."""
     label_smoothing: Fraction = 0.0
-    """Probability eps taken from the true class and spread over the others (Szegedy et al. 2016)."""
+    """Label smoothing: probability eps moved from the true class to the others (Szegedy et al. 2016)."""
     class_weights: Literal["balanced"] | Annotated[tuple[NonNegativeFloat, ...], Field(strict=False)] | None = None
-    """What a row of each class counts; balanced is n / (C n_c) for C classes, n_c of n rows being of class c, so that
-    rare classes count as much as frequent ones; null for all alike."""
+    """Loss weight of each class; balanced is n / (C n_c) for C classes, n_c of n rows being of class c, so that all
+    classes have equal total weight; null for equal weights."""
 
 
 Objective = Annotated[
@@ -677,12 +677,12 @@ Objective = Annotated[
 
 
 class TokenizerSpec(Spec):
-    """What all trained tokenizers share."""
+    """Base of all trained tokenizers."""
 
     sentinels: NonNegativeInt = 0
-    """Extra special tokens that stand for removed spans (T5 has 100)."""
+    """Sentinel tokens for removed spans (T5 has 100)."""
     sample_mb: PositiveInt = 100
-    """At most this many megabytes of text, spread over the corpus, are read to train the tokenizer."""
+    """Maximum megabytes of text, spread over the corpus, to train the tokenizer on."""
 
 
 class BpeTokenizer(TokenizerSpec):
@@ -704,7 +704,7 @@ class WordPieceTokenizer(TokenizerSpec):
 
 
 class CharTokenizer(TokenizerSpec):
-    """One token for each character that the training text has."""
+    """One token for each character of the training text."""
 
     kind: Literal["char"]
 
@@ -720,11 +720,11 @@ class WordTokenizer(TokenizerSpec):
 
 
 class TokenizerFile(Spec):
-    """A tokenizer that exists already."""
+    """An existing tokenizer."""
 
     kind: Literal["file"]
     path: str
-    """A tokenizer.json written by lmtool, or a folder or run that holds one."""
+    """A tokenizer.json written by lmtool, or a folder or run with one."""
 
 
 Tokenizer = Annotated[
@@ -751,26 +751,26 @@ class Data(Spec):
     label_column: str | None = None
     """Column that holds the label, for objective classification; found by its name by default."""
     test: str | None = None
-    """Table that is only measured on, when training is over; for objectives classification and seq2seq."""
+    """Test table, evaluated once after training; for objectives classification and seq2seq."""
     tasks: Strings = ()
-    """Tables that are learnt together as text to text, each `name:file`, or `name:file:weight` to see each of its rows
-    `weight` times in a pass; in place of one table in `train`; for objective seq2seq."""
+    """Tables for multi-task text-to-text training, each `name:file`, or `name:file:weight` to repeat each of its rows
+    `weight` times per epoch; in place of one table in `train`; for objective seq2seq."""
     task_tests: Strings = ()
-    """For some of the tasks a table that is only measured on, each `name:file`."""
+    """Test tables of some of the tasks, each `name:file`."""
     encoding: str | None = None
-    """Of labelled .csv and .tsv tables; UTF-8 by default."""
+    """Encoding of labelled .csv and .tsv tables; UTF-8 by default."""
     delimiter: str | None = None
-    """One character between the fields of labelled .csv and .tsv tables; told by the tables themselves by default."""
+    """Field separator of labelled .csv and .tsv tables, one character; inferred from the table by default."""
     skip_bad_rows: bool = False
-    """Leave bad rows of labelled tables out and count them, in place of stopping."""
+    """Skip and count bad rows of labelled tables, instead of stopping."""
     documents: Literal["auto", "whole", "blank-line", "line"] = "auto"
-    """How a .txt file divides into documents; auto splits at blank lines when every paragraph stands on one line."""
+    """How a .txt file is split into documents; auto splits at blank lines when every paragraph is on one line."""
     split: Literal["auto", "document", "slice"] = "auto"
     """Hold out whole documents, or the final slice of one long text; auto slices when there is one document."""
     valid_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    """Share of the documents, or of the characters, held out for validation."""
+    """Fraction of the documents, or of the characters, held out for validation."""
     isolate_documents: bool = False
-    """Hide from each token the other documents packed into its row."""
+    """Mask attention across documents packed into a row."""
 
     @model_validator(mode="after")
     def _tasks_stand_alone(self) -> Self:
@@ -787,27 +787,27 @@ class Data(Spec):
 
 
 class Training(Spec):
-    """How long, in what portions, on what."""
+    """Length, batch size and device of training."""
 
     steps: PositiveInt
-    """Optimizer steps in all."""
+    """Total optimizer steps."""
     epochs: PositiveFloat | None = None
-    """Passes over a table, which then decide the steps; for objectives classification and seq2seq."""
+    """Epochs over a table, which then determine the steps; for objectives classification and seq2seq."""
     batch_size: PositiveInt
     """Sequences in one optimizer step, over all devices."""
     micro_batch: PositiveInt | Literal["auto"] = "auto"
-    """Sequences computed at once on one device; auto starts at the whole share and halves when memory runs out."""
+    """Sequences per micro-batch on one device; auto starts at the whole share and halves when out of memory."""
     device: DeviceName = "auto"
-    """Where to compute; auto takes the first of cuda, mps, cpu that is there."""
+    """Device; auto takes the first of cuda, mps, cpu that is available."""
     precision: PrecisionName = "auto"
-    """Type of matrix products; weights stay float32. auto takes bfloat16 where the processor multiplies it fast."""
+    """Precision of matrix products; weights stay float32. auto takes bfloat16 where the device has fast bfloat16."""
     clip_norm: PositiveFloat | None = 1.0
-    """Largest global norm of the gradient; null for no clipping (Pascanu et al. 2013)."""
+    """Maximum global gradient norm; null for no clipping (Pascanu et al. 2013)."""
     micro_tokens: PositiveInt | None = None
-    """Positions computed at once on one device, padding included, rows of like length together, so that a batch of long
-    rows takes no more memory than one of short rows; null for no limit beside micro_batch."""
+    """Positions per micro-batch on one device, padding included, with rows bucketed by length, so that a batch of long
+    rows takes no more memory than one of short rows; null for no limit besides micro_batch."""
     carry_state: bool = False
-    """A recurrent decoder goes on in each row where the step before left off; no gradient flows back that far."""
+    """Carry the state of a recurrent decoder over from the previous step in each row, without its gradient."""
     compile: bool | Literal["auto"] = "auto"
     """Compile the model with torch.compile; auto does so for long runs on a GPU."""
 
@@ -818,32 +818,32 @@ class Training(Spec):
 
 
 class Lora(Spec):
-    """Low-rank adapters: W x + (alpha / rank) B A x, where A and B learn and W stays (Hu et al. 2022)."""
+    """Low-rank adapters: W x + (alpha / rank) B A x, with trained A and B and frozen W (Hu et al. 2022)."""
 
     rank: PositiveInt = 8
     """Rows of each A, and columns of each B."""
     alpha: PositiveFloat = 16.0
-    """Over the rank, what the product is multiplied by."""
+    """The product is scaled by alpha / rank."""
     targets: Annotated[
         tuple[Literal["query", "key", "value", "output", "feed-forward"], ...], Field(strict=False, min_length=1)
     ] = ("query", "value")
     """Matrices of each layer that get adapters."""
     dropout: Fraction = 0.0
-    """Dropout of what adapters read."""
+    """Dropout of the adapters' input."""
 
 
 class Tuning(Spec):
-    """Which of a trained model's weights are trained on, and how fast."""
+    """Which weights of a trained model are fine-tuned, and at which learning rates."""
 
     freeze: Literal["none", "body"] = "none"
-    """Body: only the head on it learns."""
+    """Body: train only the head."""
     unfreeze_every: PositiveInt | None = None
-    """Only what is on top learns at first, and after each so many steps one more layer below, at last the embeddings
-    (Howard and Ruder 2018); null for all from the start."""
+    """Gradual unfreezing: train only the top at first, and unfreeze one more layer below after each so many steps, the
+    embeddings last (Howard and Ruder 2018); null for all from the start."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Learning rate of each layer over that of the one above it (Howard and Ruder 2018; Clark et al. 2020)."""
+    """Ratio of each layer's learning rate to that of the layer above (Howard and Ruder 2018; Clark et al. 2020)."""
     lora: Lora | None = None
-    """Only adapters and the head learn, and only they are saved."""
+    """Train and save only adapters and the head."""
 
     @model_validator(mode="after")
     def _parts_have_a_use(self) -> Self:
@@ -853,16 +853,16 @@ class Tuning(Spec):
         if self.unfreeze_every is not None:
             mistakes.append("unfreeze_every would end what freeze body asks for")
         if self.layer_decay < 1:
-            mistakes.append(f"layer_decay {self.layer_decay} is for layers, none of which learns under freeze body")
+            mistakes.append(f"layer_decay {self.layer_decay} is for layers, which are all frozen under freeze body")
         if self.lora is not None:
-            mistakes.append("lora trains on a body that learns by adapters, not under freeze body")
+            mistakes.append("lora adapts the layers, which freeze body leaves frozen")
         if mistakes:
             raise ValueError("\n".join(mistakes))
         return self
 
 
 class AdamMoments(Spec):
-    """What Adam and AdamW share."""
+    """Base of Adam and AdamW."""
 
     lr: PositiveFloat = 1e-3
     """Peak learning rate."""
@@ -871,10 +871,10 @@ class AdamMoments(Spec):
     beta2: Fraction = 0.999
     """Decay of the second moment."""
     eps: PositiveFloat = 1e-8
-    """Added to the root of the second moment."""
+    """Epsilon added to the root of the second moment."""
 
     def moments(self, matrices: int, rest: int) -> int:
-        """How many numbers are kept beside so many trained ones, in the matrices of layers and in all else."""
+        """Number of optimizer states for so many parameters, in the matrices of layers and in all others."""
         return 2 * (matrices + rest)
 
 
@@ -901,7 +901,7 @@ class Sgd(Spec):
     lr: PositiveFloat
     """Peak learning rate."""
     momentum: Fraction = 0.0
-    """Share of the last update kept."""
+    """Momentum coefficient."""
     weight_decay: NonNegativeFloat = 0.0
     """L2 penalty on matrices."""
 
@@ -938,23 +938,23 @@ class Constant(Spec):
 
 
 class Linear(Spec):
-    """Linear warm-up, then a straight line down (BERT)."""
+    """Linear warm-up, then linear decay (BERT)."""
 
     kind: Literal["linear"]
     warmup_steps: NonNegativeInt = 0
     """Steps from zero to the peak rate."""
     final_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Rate at the last step, as a share of the peak."""
+    """Rate at the last step, as a fraction of the peak."""
 
 
 class Cosine(Spec):
-    """Linear warm-up, then half a cosine down (Loshchilov and Hutter 2017)."""
+    """Linear warm-up, then cosine decay (Loshchilov and Hutter 2017)."""
 
     kind: Literal["cosine"] = "cosine"
     warmup_steps: NonNegativeInt = 0
     """Steps from zero to the peak rate."""
     final_fraction: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Rate at the last step, as a share of the peak."""
+    """Rate at the last step, as a fraction of the peak."""
 
 
 class InverseSquareRoot(Spec):
@@ -962,7 +962,7 @@ class InverseSquareRoot(Spec):
 
     kind: Literal["inverse-square-root"]
     warmup_steps: PositiveInt = 4000
-    """Steps from zero to the highest rate."""
+    """Steps from zero to the peak rate."""
 
 
 Schedule = Annotated[Constant | Linear | Cosine | InverseSquareRoot, Field(discriminator="kind")]
@@ -976,13 +976,13 @@ class Evaluation(Spec):
     tokens: PositiveInt | None = 100_000
     """Validation tokens scored each time, the same ones every time; null for all."""
     metric: Literal["loss", "accuracy", "macro-f1", "correlation"] = "loss"
-    """What tells the best checkpoint; all but loss are for objective classification."""
+    """Metric that selects the best checkpoint; all but loss are for objective classification."""
     num_beams: PositiveInt = 1
-    """Width of the beam search that answers tables at the end, for objective seq2seq; 1 is greedy."""
+    """Beam width of the final evaluation on tables, for objective seq2seq; 1 is greedy."""
     patience: PositiveInt | None = None
-    """Stop after this many validations without a new best; null never stops early."""
+    """Early stopping after this many validations without a new best; null for none."""
     prompts: Strings = ()
-    """Texts to continue at each validation, to see what the model writes."""
+    """Prompts to continue at each validation, as samples of the model."""
     sample_tokens: PositiveInt = 64
     """Length of those samples."""
 
@@ -991,21 +991,21 @@ class Evaluation(Spec):
         try:
             "".join(self.prompts).encode()
         except UnicodeEncodeError as error:
-            raise ValueError("prompts hold a character that UTF-8 cannot write") from error
+            raise ValueError("prompts hold a character that UTF-8 cannot encode") from error
         return self
 
 
 class Checkpointing(Spec):
-    """What is kept while training."""
+    """Checkpoints during training."""
 
     every: PositiveInt = 250
     """Steps between checkpoints; the last step always saves one."""
     keep_last: PositiveInt = 2
-    """How many of the newest checkpoints stay; the best one stays besides."""
+    """Number of newest checkpoints to keep; the best one is kept too."""
 
 
 class Recipe(Spec):
-    """Everything that decides a training run."""
+    """Everything that determines a training run."""
 
     description: str = ""
     """One line for `lmtool recipes ls`."""
@@ -1014,23 +1014,23 @@ class Recipe(Spec):
     model: Model
     """The network."""
     objective: Objective = Causal()
-    """What it learns to predict."""
+    """The training objective."""
     tokenizer: Tokenizer = BpeTokenizer()
-    """How text becomes tokens."""
+    """The tokenizer."""
     data: Data = Data()
-    """The text."""
+    """The training and validation text."""
     training: Training
     """Length, batch and device."""
     tuning: Tuning = Tuning()
-    """Which weights learn, and how fast."""
+    """Which weights are fine-tuned, and at which learning rates."""
     optimizer: Optimizer = AdamW()
-    """How weights follow gradients."""
+    """The optimizer."""
     schedule: Schedule = Cosine()
-    """How the learning rate changes over the steps."""
+    """The learning rate schedule."""
     evaluation: Evaluation = Evaluation()
     """Validation while training."""
     checkpoint: Checkpointing = Checkpointing()
-    """What is kept while training."""
+    """Checkpoints during training."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
@@ -1047,20 +1047,20 @@ class Recipe(Spec):
             if self.model.n_segments < 2:
                 mistakes.append("model.n_segments is below 2, but objective.next_sentence makes rows of two texts")
         if isinstance(self.model, NGram) and isinstance(self.objective, Causal) and self.objective.scheduled_sampling:
-            mistakes.append("objective.scheduled_sampling is for models that learn by gradients; an ngram counts")
+            mistakes.append("objective.scheduled_sampling is for models trained by gradients, not for ngram models")
         if self.training.carry_state and self.model.title != "recurrent decoder":
             mistakes.append(f"training.carry_state is for a recurrent decoder, not for a {self.model.title}")
         if self.training.carry_state and isinstance(self.model, Recurrent) and self.model.attention is not None:
             mistakes.append("training.carry_state would carry all past states of model.attention, more at each step")
         if self.training.carry_state and self.data.isolate_documents:
-            mistakes.append("training.carry_state reads on over the ends of documents; data.isolate_documents does not")
+            mistakes.append("training.carry_state carries the state across documents; data.isolate_documents does not")
         mistakes += _tuning_mistakes(self.model, self.objective, self.tuning)
         if self.evaluation.prompts and self.model.reads == "words":
-            mistakes.append(f"evaluation.prompts are for models that write text, which {self.model.kind} models do not")
+            mistakes.append(f"evaluation.prompts are for generative models, which {self.model.kind} models are not")
         if self.evaluation.prompts and self.model.reads == "both" and not isinstance(self.objective, Masked):
             mistakes.append(
-                f"evaluation.prompts are for models that write text; a {self.model.title} fills masks, which objective "
-                f"{self.objective.kind} does not teach"
+                f"evaluation.prompts are for generative models; a {self.model.title} fills masks, which objective "
+                f"{self.objective.kind} does not train"
             )
         if self.evaluation.metric != "loss" and not isinstance(self.objective, Classification):
             mistakes.append(
@@ -1072,7 +1072,7 @@ class Recipe(Spec):
         sentinels = 0 if isinstance(self.tokenizer, TokenizerFile) else self.tokenizer.sentinels
         if isinstance(self.objective, SpanCorruption) and not sentinels and self.tokenizer.kind != "file":
             mistakes.append(
-                "tokenizer.sentinels 0 is too few for span corruption, which puts one for each span; take 100"
+                "tokenizer.sentinels 0 is too few for span corruption, which needs one for each span; take 100"
             )
         if mistakes:
             raise ValueError("\n".join(mistakes))
@@ -1080,7 +1080,7 @@ class Recipe(Spec):
 
 
 def _head_mistakes(model: Model, head: Classification) -> list[str]:
-    """What of a head its body has no use for."""
+    """Settings of a head that its body does not support."""
     mistakes = []
     if head.lm_weight and (not isinstance(model, Transformer | Recurrent) or model.shape != "decoder"):
         mistakes.append(f"objective.lm_weight {head.lm_weight} is for decoders, which predict the next token")
@@ -1088,9 +1088,9 @@ def _head_mistakes(model: Model, head: Classification) -> list[str]:
         mistakes.append("objective.lm_weight needs the states of the last layer, not objective.layers mix")
     if isinstance(model, Averaging):
         if head.pool != "auto":
-            mistakes.append(f"objective.pool {head.pool} has no use: an averaging model is a mean by itself")
+            mistakes.append(f"objective.pool {head.pool} has no effect: an averaging model already takes the mean")
         if head.layers != "last":
-            mistakes.append(f"objective.layers {head.layers} has no use: an averaging model has none below its mean")
+            mistakes.append(f"objective.layers {head.layers} has no effect: an averaging model has none below its mean")
         if model.one_hot and head.dropout:
             mistakes.append("objective.dropout is for vectors; with model.one_hot take 0, and model.word_dropout")
     return mistakes
@@ -1103,14 +1103,14 @@ def _tuning_mistakes(model: Model, objective: Objective, tuning: Tuning) -> list
     elif tuning.lora is not None and not isinstance(model, Transformer):
         mistakes.append(f"tuning.lora adapts the matrices of a Transformer, which {model.kind} models do not have")
     if tuning.freeze == "body" and not isinstance(objective, Classification):
-        mistakes.append(f"tuning.freeze body leaves nothing to learn: objective {objective.kind} puts no head on it")
+        mistakes.append(f"tuning.freeze body leaves nothing to train: objective {objective.kind} puts no head on it")
     if tuning.freeze == "body" and isinstance(objective, Classification) and objective.lm_weight:
-        mistakes.append(f"objective.lm_weight {objective.lm_weight} has nothing to teach under tuning.freeze body")
+        mistakes.append(f"objective.lm_weight {objective.lm_weight} has no effect under tuning.freeze body")
     return mistakes
 
 
 def objectives_of(model: Model) -> tuple[str, ...]:
-    """The kinds of objective that a model can learn, the usual one first."""
+    """The kinds of objective that a model supports, the default one first."""
     match model:
         case Transformer(shape="decoder") | Recurrent(shape="decoder"):
             return ("causal", "classification")

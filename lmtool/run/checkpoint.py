@@ -1,9 +1,9 @@
-"""Checkpoints: written beside, checked by digest, renamed into place, never changed afterwards.
+"""Checkpoints: written atomically, verified by digest, immutable.
 
     checkpoints/step-000500/{model.safetensors, optimizer.safetensors, state.json, MANIFEST.json}
 
-MANIFEST.json has the size and SHA-256 of each file, and its own SHA-256. A process may be killed at any moment: what is
-called step-... is whole, and whatever else was begun is called .tmp-... and removed by the next start or save.
+MANIFEST.json has the size and SHA-256 of each file, and its own SHA-256. A process may be killed at any moment:
+step-... is always complete; partial writes are named .tmp-... and removed by the next start or save.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from lmtool import durable
 from lmtool.errors import CheckpointError, ResourceError
 
 if TYPE_CHECKING:
-    # Torch takes seconds to import, and listing runs needs manifests only.
+    # torch takes seconds to import, and listing runs needs manifests only.
     from torch import Tensor
 
 FORMAT = 1
@@ -33,7 +33,7 @@ _FIX = "name another checkpoint of the run, or name the run to take the newest w
 
 @dataclass(frozen=True)
 class FileEntry:
-    """What the manifest says of one file: its bytes, and their SHA-256 in hexadecimal."""
+    """Manifest entry of one file: its size in bytes, and SHA-256 in hexadecimal."""
 
     bytes: int
     sha256: str
@@ -41,11 +41,11 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose files agree with its manifest.
+    """A checkpoint whose files match its manifest.
 
     path: its directory. step: optimizer steps done. best_step: the step of the best validation when it was saved,
-    None before the first one. digest: SHA-256 of the manifest, which stands for all content. verified: the files
-    whose digests were compared; those of the others are compared when they are read.
+    None before the first one. digest: SHA-256 of the manifest, and so of all content. verified: the files whose digests
+    were verified; others are verified when read.
     """
 
     path: Path
@@ -64,7 +64,7 @@ class Checkpoint:
         return self._tensors(OPTIMIZER)
 
     def state(self) -> dict[str, object]:
-        """What the caller of `save` gave as state. Raises CheckpointError when the file is damaged."""
+        """The state passed to `save`. Raises CheckpointError when the file is damaged."""
         self._compare(STATE)
         return _parse(self.path / STATE, _read(self.path / STATE))
 
@@ -85,7 +85,7 @@ def step_name(step: int) -> str:
 
 
 def listed(folder: Path) -> list[tuple[int, Path]]:
-    """Step and directory of everything called a checkpoint in `folder`, whole or not, oldest first."""
+    """Step and directory of every checkpoint in `folder`, complete or not, oldest first."""
     found = []
     try:
         paths = list(folder.iterdir())
@@ -101,7 +101,7 @@ def listed(folder: Path) -> list[tuple[int, Path]]:
 
 
 def inspect(path: Path) -> Checkpoint:
-    """Read the manifest of a checkpoint, and compare the sizes of its files: quick, and blind to changed bytes.
+    """Read the manifest of a checkpoint, and verify file sizes only: fast, but does not detect changed bytes.
 
     Raises CheckpointError that names the first file that is missing or differs, and how.
     """
@@ -123,7 +123,7 @@ def inspect(path: Path) -> Checkpoint:
 
 
 def verify(path: Path, *, optimizer: bool = True) -> Checkpoint:
-    """Compare all files of a checkpoint with its manifest, sizes and digests; the optimizer's digest only if wanted.
+    """Verify sizes and digests of all files of a checkpoint; the optimizer's digest only if requested.
 
     Raises CheckpointError that names the first file that is missing or differs, and how.
     """
@@ -147,9 +147,9 @@ def newest_valid(folder: Path, *, optimizer: bool = True) -> tuple[Checkpoint, l
             warnings.append(f"skipped the damaged checkpoint {path.name}: {error.what}")
     if warnings:
         raise CheckpointError(
-            f"no checkpoint of this run is whole; of the newest: {warnings[0].split(': ', 1)[1]}",
+            f"no checkpoint of this run is complete; of the newest: {warnings[0].split(': ', 1)[1]}",
             where=str(folder),
-            fix="restore the checkpoints from a copy, or train anew",
+            fix="restore the checkpoints from a copy, or train again",
         )
     raise CheckpointError(
         "this run has no checkpoint yet",
@@ -168,14 +168,14 @@ def save(
     best_step: int | None,
     keep_last: int,
 ) -> Checkpoint:
-    """Write a checkpoint, and only then remove those that are neither among the last `keep_last` nor the best.
+    """Write a checkpoint, then remove those that are neither among the last `keep_last` nor the best.
 
-    The caller holds the lock of the run. A step that has a whole checkpoint already keeps it: what belongs to a step
-    is decided by the step. Anything else of that name is set aside. Of tied tensors, give one.
+    The caller holds the lock of the run. An existing complete checkpoint of the step is kept, since training is
+    deterministic. Anything else of that name is set aside. Of tied tensors, pass only one.
 
-    state: what JSON can hold, without NaN and infinities.
-    Raises ResourceError when it cannot be written (full disk, permission), with nothing left of it and all earlier
-    checkpoints intact; ValueError for tensors or a state that a checkpoint cannot hold.
+    state: JSON-serialisable, without NaN and infinities.
+    Raises ResourceError when it cannot be written (full disk, permission), with no partial files and all earlier
+    checkpoints intact; ValueError for tensors or a state that cannot be saved.
     """
     from lmtool.run import tensors
 
@@ -213,7 +213,7 @@ def save(
 
 
 def set_aside(path: Path) -> None:
-    """Rename a checkpoint so that nothing takes it for one, and nothing removes it. Raises OSError."""
+    """Rename a checkpoint so that it is neither used nor removed. Raises OSError."""
     if not path.is_symlink() and not path.exists():
         return
     number = 1
@@ -224,7 +224,7 @@ def set_aside(path: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed processes left half-written or half-removed. Raises OSError."""
+    """Remove partial files of killed processes. Raises OSError."""
     for path in folder.glob(f"{durable.TEMPORARY}*"):
         if path.is_dir():
             shutil.rmtree(path)
@@ -255,7 +255,7 @@ def _write(
 
 
 class _Meter:
-    """Counts and digests what passes through."""
+    """Counts and digests the bytes written."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -272,7 +272,7 @@ def prune(folder: Path, spared: Collection[int | None], keep_last: int) -> None:
     """Remove all checkpoints but the last `keep_last` and those of the steps `spared`. Raises OSError."""
     for step, path in listed(folder)[:-keep_last]:
         if step not in spared:
-            # First out of sight in one rename: a kill in the middle leaves no half checkpoint.
+            # Renamed first, atomically: a kill in the middle leaves no partial checkpoint.
             doomed = path.with_name(f"{durable.TEMPORARY}{path.name}")
             path.rename(doomed)
             shutil.rmtree(doomed)
@@ -315,9 +315,9 @@ def _read_manifest(path: Path) -> Checkpoint:
             raise _damage(path / MANIFEST, f"{MANIFEST} names {name!r:.60}, which is outside the checkpoint")
     if set(files) != set(FILES):
         raise _damage(path / MANIFEST, f"{MANIFEST} should name {', '.join(FILES)}, and nothing else")
-    # Byte for byte, because what is not compared can be damaged unseen.
+    # Byte for byte, because damage in parts not compared would go undetected.
     if raw != _encode_manifest(step, best_step, files):
-        raise _damage(path / MANIFEST, f"{MANIFEST} does not have the digest that it states")
+        raise _damage(path / MANIFEST, f"{MANIFEST} does not match the digest that it states")
     if re.fullmatch(r"step-\d+", path.name) and path.name != step_name(step):
         raise _damage(path / MANIFEST, f"{MANIFEST} is that of step {step}")
     return Checkpoint(path, step, best_step, files, hashlib.sha256(raw).hexdigest())

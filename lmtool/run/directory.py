@@ -1,9 +1,9 @@
-"""Run directories: made, locked, written to.
+"""Run directories: creation, locking, writing.
 
     runs/2026-11-20-gpt-tiny-7f3a/
       recipe.yaml  tokenizer.json  run.json  metrics.jsonl  samples.jsonl  validated.json  checkpoints/
 
-run.json is written last when a run is made, so a folder is a run exactly when it has one.
+run.json is written last on creation, so a folder is a run if and only if it has one.
 """
 
 import errno
@@ -37,13 +37,13 @@ RECIPE, TOKENIZER = "recipe.yaml", "tokenizer.json"
 METRICS, SAMPLES, CHECKPOINTS = "metrics.jsonl", "samples.jsonl", "checkpoints"
 
 SPLIT = "split.json"
-"""The numbers of the rows of tables that were held out."""
+"""Indices of the table rows held out for validation."""
 
 VALIDATED = "validated.json"
-"""What came of the validation behind the newest checkpoint, and which one is the best."""
+"""Result of the last validation, and the best step."""
 
 RESULTS = "metrics.json"
-"""What the best checkpoint reached on a table."""
+"""Scores of the best checkpoint on a table."""
 
 RunState = Literal["running", "finished", "stopped"]
 
@@ -51,7 +51,7 @@ RunState = Literal["running", "finished", "stopped"]
 class Run:
     """One run directory. Anyone may read it; only the process that holds its lock writes to it.
 
-    As a context manager it gives the lock back at the end.
+    As a context manager it releases the lock on exit.
     """
 
     def __init__(self, path: Path, info: dict[str, Any]) -> None:
@@ -77,9 +77,8 @@ class Run:
         """A new run, locked: in `folder`, or if None in a new folder of `runs_root()` named after day and recipe.
 
         name: the recipe's. summary: one line on the model, for `lmtool runs ls`. recipe: the resolved recipe as YAML.
-        tokenizer: content of its tokenizer.json. fingerprints: of "data" and "tokenizer", to compare later. base: the
-        run and checkpoint that it begins with, if any.
-        Raises as `check_folder` does.
+        tokenizer: content of its tokenizer.json. fingerprints: of "data" and "tokenizer", compared on resume. base: the
+        run and checkpoint that it is initialised from, if any. Raises as `check_folder` does.
         """
         check_folder(folder)
         path = folder or runs_root()
@@ -144,7 +143,7 @@ class Run:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """Of the data and the tokenizer, as they were when the run was made."""
+        """Fingerprints of the data and the tokenizer when the run was created."""
         return dict(self.info["fingerprints"])
 
     @property
@@ -155,23 +154,23 @@ class Run:
 
     @property
     def state(self) -> RunState:
-        """running while a process holds its lock; finished when its last session said so; stopped otherwise."""
+        """running while a process holds its lock; finished if its last session recorded so; else stopped."""
         if is_held(self.path):
             return "running"
         sessions = self.info["sessions"]
         return "finished" if sessions and sessions[-1]["outcome"] == "finished" else "stopped"
 
     def lock(self) -> None:
-        """Become the one process that may write.
+        """Acquire the lock, to be the only process that may write.
 
-        Raises CheckpointError when another process is, ResourceError when the directory cannot be written.
+        Raises CheckpointError when another process holds it, ResourceError when the directory cannot be written.
         """
         if self._lock is None:
             self._lock = RunLock(self.path)
             self.info = _read_info(self.path)
 
     def release(self) -> None:
-        """Give the lock back, if held."""
+        """Release the lock, if held."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -185,10 +184,10 @@ class Run:
         validated: Mapping[str, object] | None = None,
         pending: bool = False,
     ) -> None:
-        """Begin a session after `step` steps: what a killed session left beyond that step is taken away.
+        """Begin a session after `step` steps, and discard what a killed session left beyond that step.
 
-        Later records leave metrics and samples; later checkpoints are set aside (renamed to step-....aside-1). What an
-        earlier session measured at its end goes, since another checkpoint may become the best.
+        Later records of metrics and samples are removed; later checkpoints are set aside (renamed to step-....aside-1).
+        An earlier session's final test scores are removed, since another checkpoint may become the best.
         command: as typed. environment: as from `describe_environment`. validated: see `note_validation`. pending: the
         step is still to be validated and logged.
         Raises ResourceError when the directory cannot be written.
@@ -221,7 +220,7 @@ class Run:
         remember(self.path)
 
     def note_validation(self, validated: Mapping[str, Any], keep_last: int | None = None) -> None:
-        """Keep what came of a validation that followed a checkpoint: "step", "best_step" and what the caller needs.
+        """Record the result of the validation after a checkpoint: "step", "best_step" and what the caller needs.
 
         A checkpoint that was the best until then is removed unless it is among the last `keep_last`; None keeps all.
         Raises ResourceError when it cannot be written.
@@ -238,7 +237,7 @@ class Run:
 
     @property
     def validated(self) -> dict[str, Any] | None:
-        """What `note_validation` kept last; None before any validation.
+        """The last record of `note_validation`; None before any validation.
 
         Raises CheckpointError when the file is damaged.
         """
@@ -254,11 +253,11 @@ class Run:
         raise CheckpointError(
             f"{VALIDATED} of this run is damaged",
             where=str(file),
-            fix="delete it: the last validation is then done again by lmtool resume",
+            fix="delete it: lmtool resume then repeats the last validation",
         )
 
     def write_recipe(self, recipe: str) -> None:
-        """Replace recipe.yaml, when a resumed run goes on under a changed one. Raises ResourceError."""
+        """Replace recipe.yaml, when a run is resumed with a changed recipe. Raises ResourceError."""
         self._require_lock()
         try:
             durable.replace(self.recipe_path, recipe.encode())
@@ -266,7 +265,7 @@ class Run:
             raise _unwritable(self.path, error) from error
 
     def end(self, outcome: Literal["finished", "stopped"]) -> None:
-        """Close the session: finished when all steps are done or training stopped early by itself, else stopped.
+        """Close the session: finished when all steps are done or by early stopping, else stopped.
 
         Raises ResourceError when it cannot be written.
         """
@@ -304,20 +303,20 @@ class Run:
 
     @property
     def best_step(self) -> int | None:
-        """The step whose validation was the best one; None before any."""
+        """The step of the best validation; None before any."""
         if (noted := self.validated) is not None:
             best: int | None = noted["best_step"]
             return best
-        # where nothing is noted the newest manifest knows
+        # without a record, from the newest manifest
         for _, path in reversed(checkpoints.listed(self.path / CHECKPOINTS)):
             with suppress(CheckpointError):
                 return checkpoints.inspect(path).best_step
         return None
 
     def best(self, *, optimizer: bool = True) -> tuple[Checkpoint, list[str]]:
-        """The checkpoint of the best validation; the newest whole one, with a warning, when that is damaged.
+        """The checkpoint of the best validation; the newest complete one, with a warning, when that is damaged.
 
-        Before any validation, the newest is the best. Raises CheckpointError when none is whole.
+        Before any validation, the newest is the best. Raises CheckpointError when none is complete.
         """
         best_step = self.best_step
         if best_step is None:
@@ -327,9 +326,9 @@ class Run:
             return checkpoints.verify(path, optimizer=optimizer), []
         except CheckpointError as error:
             newest, warnings = self.newest(optimizer=optimizer)
-            if any(path.name in warning for warning in warnings):  # that it is damaged is told already
+            if any(path.name in warning for warning in warnings):  # already reported as damaged
                 return newest, warnings
-            return newest, [*warnings, f"took {newest.path.name} instead of the best, {path.name}: {error.what}"]
+            return newest, [*warnings, f"using {newest.path.name} instead of the best, {path.name}: {error.what}"]
 
     def _require_lock(self) -> None:
         if self._lock is None:
@@ -345,7 +344,7 @@ def _encode(content: Mapping[str, Any]) -> bytes:
 
 
 def check_folder(folder: Path | None) -> None:
-    """Refuse early what `create` would refuse after minutes of preparing text.
+    """Fail early where `create` would fail after minutes of data preparation.
 
     Raises UsageError when `folder` holds a run already, ResourceError when it (or `runs_root()`) cannot be written.
     """
@@ -361,7 +360,7 @@ def check_folder(folder: Path | None) -> None:
 
 
 def describe_environment(device: str) -> dict[str, object]:
-    """What a result may depend on besides recipe and data. device: as torch names it, "cpu" or "cuda:0"."""
+    """Everything a result may depend on besides recipe and data. device: as named by torch, "cpu" or "cuda:0"."""
     import torch
 
     gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else None
@@ -438,12 +437,12 @@ def _read_info(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError):
         problem = f"{INFO} is damaged"
     raise CheckpointError(
-        f"this is not a whole run: {problem}", where=str(file), fix="name another run (lmtool runs ls)"
+        f"this is not a complete run: {problem}", where=str(file), fix="name another run (lmtool runs ls)"
     )
 
 
 def _is_complete(info: dict[str, Any]) -> bool:
-    """True when all is there that `create` and `start` wrote. Raises KeyError or TypeError when much is missing."""
+    """Whether everything written by `create` and `start` is there. May raise KeyError or TypeError."""
     return (
         all(isinstance(info[key], str) for key in ("recipe", "summary", "created"))
         and isinstance(info["fingerprints"], dict)

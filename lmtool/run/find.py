@@ -1,4 +1,4 @@
-"""From what a person types as RUN to the run, or the checkpoint, that is meant."""
+"""Resolves a RUN argument to a run or a checkpoint."""
 
 import difflib
 import os
@@ -14,13 +14,13 @@ from lmtool.run.places import INFO, known_runs, runs_root
 
 @dataclass(frozen=True)
 class Found:
-    """What a RUN argument names: a run, or one checkpoint of it."""
+    """The run, or one checkpoint of it, named by a RUN argument."""
 
     run: Run
     named: Path | None
 
     def newest(self, *, optimizer: bool = True) -> tuple[Checkpoint, list[str]]:
-        """The named checkpoint, or the newest whole one. Raises CheckpointError when there is none."""
+        """The named checkpoint, or the newest complete one. Raises CheckpointError when there is none."""
         return (self._verify(optimizer), []) if self.named else self.run.newest(optimizer=optimizer)
 
     def best(self, *, optimizer: bool = True) -> tuple[Checkpoint, list[str]]:
@@ -33,7 +33,7 @@ class Found:
 
 
 def find(reference: str) -> Found:
-    """The run that a person means: path of a run or checkpoint directory, name of a run, or `last`.
+    """Resolve a reference: path of a run or checkpoint directory, name of a run, or `last`.
 
     `last` is the run that was started or resumed most recently.
     Raises CheckpointError when there is none, naming the nearest.

@@ -1,4 +1,4 @@
-"""What runs look like from outside: one summary each, whatever state their files are in."""
+"""Summaries of runs, also of damaged ones."""
 
 import os
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from lmtool.run.places import known_runs
 
 @dataclass(frozen=True)
 class CheckpointSummary:
-    """One checkpoint. problem: why it cannot be used, as far as names and sizes tell; empty when they are right."""
+    """One checkpoint. problem: why it cannot be used, judged by names and sizes; empty if these are right."""
 
     name: str
     step: int
@@ -26,8 +26,8 @@ class CheckpointSummary:
 class Summary:
     """One run.
 
-    step: of its last record or checkpoint. valid_loss: the last one measured; best_valid_loss: the lowest; None before
-    the first. started: when it was last started or resumed, ISO 8601 in UTC. bytes: size on disk of all its files.
+    step: of its last record or checkpoint. valid_loss: the last one; best_valid_loss: the lowest; None before the
+        first. started: when it was last started or resumed, ISO 8601 in UTC. bytes: size on disk of all its files.
     state: running, finished, stopped, or damaged, in which case `problem` says why and the rest is empty.
     """
 
@@ -46,12 +46,12 @@ class Summary:
 
 
 def summaries() -> list[Summary]:
-    """All runs that are known here, the last started first."""
+    """All known runs, most recently started first."""
     return sorted((summarise(path) for path in known_runs()), key=lambda summary: summary.started, reverse=True)
 
 
 def summarise(path: Path) -> Summary:
-    """The summary of the run directory `path`. Never raises for what is damaged."""
+    """The summary of the run directory `path`. Never raises for damaged files."""
     try:
         run = Run.open(path)
     except CheckpointError as error:

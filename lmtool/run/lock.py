@@ -11,13 +11,13 @@ from lmtool.errors import CheckpointError, ResourceError
 LOCK_FILE = ".lock"
 
 _GLANCE_SECONDS = 0.5
-"""How long taking the lock waits: `is_held` borrows it for a moment, which must not refuse a training run."""
+"""Timeout of acquiring the lock: `is_held` takes it for a moment, which must not make a training run fail."""
 
 
 class RunLock:
     """The exclusive lock of a run directory, held from construction until `release` or the end of the process.
 
-    Raises CheckpointError when another process holds it, naming that process; ResourceError when it cannot be made.
+    Raises CheckpointError when another process holds it, naming that process; ResourceError when it cannot be created.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -45,7 +45,7 @@ class RunLock:
         _held.add(self)
 
     def release(self) -> None:
-        """Give the lock back; once given back, do nothing."""
+        """Release the lock; a no-op once released."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1

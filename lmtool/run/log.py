@@ -20,9 +20,9 @@ class Log:
         self.path = path
 
     def append(self, record: Mapping[str, object]) -> None:
-        """Add one record; it outlives this process as soon as this returns. Numbers that JSON lacks (NaN) become null.
+        """Append one record, which survives a crash of this process on return. NaN and infinities become null.
 
-        Raises ResourceError when it cannot be written; the log then ends as it did before.
+        Raises ResourceError when it cannot be written; the log is then unchanged.
         """
         line = json.dumps({key: _finite(value) for key, value in record.items()}, allow_nan=False) + "\n"
         try:
@@ -30,7 +30,7 @@ class Log:
                 end = file.tell()
                 try:
                     if file.write(line.encode("ascii")) != len(line):
-                        raise OSError(0, "the disk took part of the record only")
+                        raise OSError(0, "only part of the record was written")
                 except OSError:
                     os.ftruncate(file.fileno(), end)
                     raise
@@ -40,7 +40,7 @@ class Log:
             ) from error
 
     def read(self) -> Iterator[Record]:
-        """All records, in order. A last line without its end is being written, and left out.
+        """All records, in order. An incomplete last line is being written, and skipped.
 
         Raises CheckpointError at a line that is not a record.
         """
@@ -55,7 +55,7 @@ class Log:
                 yield record
 
     def rewind(self, step: int) -> None:
-        """Forget, all at once or not at all, records after `step` and lines that are not records.
+        """Remove atomically all records after `step` and lines that are not records.
 
         Raises ResourceError when the log cannot be written.
         """
@@ -76,13 +76,13 @@ class Log:
             ) from error
 
     def sync(self) -> None:
-        """Force what was appended to disk. Raises OSError."""
+        """Sync appended records to disk. Raises OSError."""
         if self.path.exists():
             with self.path.open("rb") as file:
                 os.fsync(file.fileno())
 
     def _lines(self) -> Iterator[tuple[int, bytes, Record | None]]:
-        """Number, bytes and record of each line; None where it is not a record."""
+        """Number, bytes and record of each line; None if it is not a record."""
         try:
             file = self.path.open("rb")
         except FileNotFoundError:

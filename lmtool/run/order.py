@@ -1,7 +1,7 @@
-"""The order of samples, as pure functions: nothing to store, nothing to restore.
+"""The order of samples, as pure functions: no state to save or restore.
 
-Sample number `step * batch_size + j` maps to an epoch and an item, and stream windows map to places in the tokens, by
-arithmetic on (seed, epoch) alone. So a resumed run, or one on more devices, sees the samples that it would have seen.
+Sample number `step * batch_size + j` maps to an epoch and an item, and stream windows map to token offsets, by
+arithmetic on (seed, epoch) alone. So resuming or changing the number of devices does not change the samples.
 
 Shapes: S samples, N numbers; any shape is kept.
 """
@@ -19,7 +19,7 @@ from lmtool.errors import DataError
 IntArray = NDArray[np.int64]
 
 ROUNDS = 12
-"""Feistel rounds, each of both halves; with 6 or fewer, some orders of six items come up more often than others."""
+"""Feistel rounds, each of both halves; with 6 or fewer, permutations of six items are not uniform."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _ONE = np.uint64(1)
@@ -28,7 +28,7 @@ _ONE = np.uint64(1)
 def hash_key(*parts: int | str) -> int:
     """A seed derived from numbers and words, 0 <= seed < 2**63.
 
-    The first 8 bytes, little-endian and less the top bit, of BLAKE2b (RFC 7693, 8-byte digest) of `parts` as a JSON
+    The first 8 bytes, little-endian without the top bit, of BLAKE2b (RFC 7693, 8-byte digest) of `parts` as a JSON
     list without spaces in ASCII: the same on every machine and in every version.
     """
     text = json.dumps(parts, separators=(",", ":"))
@@ -37,10 +37,10 @@ def hash_key(*parts: int | str) -> int:
 
 
 def permute(index_N: IntArray, n: int, key: int | NDArray[np.uint64]) -> IntArray:
-    """Where a keyed permutation of range(n) sends each index: constant memory, any part in any order.
+    """A keyed permutation of range(n) applied to each index: constant memory, random access.
 
-    A Feistel network (Luby and Rackoff 1988) on a grid of about sqrt(n) x sqrt(n) cells, whose few results beyond n
-    are sent round again until they fall inside (cycle walking, Black and Rogaway 2002).
+    A Feistel network (Luby and Rackoff 1988) on a grid of about sqrt(n) x sqrt(n) cells, with cycle walking for results
+    beyond n (Black and Rogaway 2002).
 
     index_N: numbers in range(n). n: 1 <= n < 2**62. key: one for all, or one for each index.
     Raises ValueError when n or an index is out of range.
@@ -68,7 +68,7 @@ def _shuffle_cells(
     round_key_N = _mix(key_N)
     for _ in range(ROUNDS):
         round_key_N = round_key_N + _GOLDEN
-        # A shift by one leaves room for the sum: were it to wrap at 2**64, two cells could meet in one.
+        # The shift avoids overflow of the sum at 2**64, with which the map would not be injective.
         row_N = (row_N + (_mix(column_N ^ _mix(round_key_N)) >> _ONE)) % height
         round_key_N = round_key_N + _GOLDEN
         column_N = (column_N + (_mix(row_N ^ _mix(round_key_N)) >> _ONE)) % width
@@ -83,7 +83,7 @@ def _mix(x_N: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def rank_samples(step: int, batch_size: int, rank: int = 0, n_ranks: int = 1) -> IntArray:
-    """Numbers of the samples of batch `step` (from 0) that `rank` computes: its contiguous share of the batch.
+    """Sample numbers of batch `step` (from 0) on `rank`: its contiguous share of the batch.
 
     All ranks together have samples step * batch_size to (step + 1) * batch_size - 1, in order.
     """
@@ -93,7 +93,7 @@ def rank_samples(step: int, batch_size: int, rank: int = 0, n_ranks: int = 1) ->
 
 @dataclass(frozen=True)
 class SampleOrder:
-    """Every item once an epoch, in another order each epoch.
+    """Every item once per epoch, reshuffled each epoch.
 
     n_items: items of one epoch, at least 1. seed: the recipe's.
     """
@@ -102,7 +102,7 @@ class SampleOrder:
     seed: int
 
     def __call__(self, sample_S: IntArray) -> tuple[IntArray, IntArray]:
-        """The epochs (from 0) of samples with these numbers, and the items (in range(n_items)) that they are."""
+        """The epochs (from 0) and items (in range(n_items)) of these sample numbers."""
         epoch_S, place_S = np.divmod(sample_S, self.n_items)
         epochs, where_S = np.unique(epoch_S, return_inverse=True)
         keys = np.array([hash_key(self.seed, "order", int(epoch)) for epoch in epochs], dtype=np.uint64)
@@ -111,12 +111,13 @@ class SampleOrder:
 
 @dataclass(frozen=True)
 class StreamWindows:
-    """Windows of `context` + 1 tokens, inputs and targets, cut from one long stream; each epoch cuts it elsewhere.
+    """Windows of `context` + 1 tokens, inputs and targets, cut from one long stream, with a different offset each
+    epoch.
 
-    Window i of epoch e is tokens[start : start + context + 1], start = phase(e) + i * context. As many windows are
-    cut as leave room for every phase, so all epochs have the same number.
+    Window i of epoch e is tokens[start : start + context + 1], start = phase(e) + i * context. Every phase leaves room
+    for the same number of windows, so all epochs have equal length.
 
-    n_tokens: tokens in the stream. context: positions a window predicts. seed: the recipe's.
+    n_tokens: tokens in the stream. context: predicted positions per window. seed: the recipe's.
     Raises DataError when the stream is shorter than one window.
     """
 
@@ -139,12 +140,12 @@ class StreamWindows:
         return max(1, self.n_tokens // self.context - 1)
 
     def phase(self, epoch: int) -> int:
-        """Where the first window of an epoch starts."""
+        """Offset of the first window of an epoch."""
         n_phases = min(self.context, self.n_tokens - self.n_windows * self.context)
         return hash_key(self.seed, "phase", epoch) % n_phases
 
     def starts(self, epoch_S: IntArray, window_S: IntArray) -> IntArray:
-        """Positions in the stream of the first tokens of windows."""
+        """Offsets of windows in the stream."""
         epochs, where_S = np.unique(epoch_S, return_inverse=True)
         phases = np.array([self.phase(int(epoch)) for epoch in epochs], dtype=np.int64)
         starts_S: IntArray = phases[where_S.reshape(epoch_S.shape)] + window_S * self.context
@@ -153,10 +154,10 @@ class StreamWindows:
 
 @dataclass(frozen=True)
 class LaneOrder:
-    """Windows in an order by which each row of a batch goes on where the same row of the batch before left off.
+    """Orders windows so that each batch row continues the same row of the previous batch.
 
-    An epoch divides into one lane for each row, a stretch of adjoining windows. Those that are left over stand before
-    and behind the lanes, in another place each epoch.
+    An epoch is divided into one lane per row, of contiguous windows. Leftover windows are before and after the lanes,
+    at different positions each epoch.
 
     n_items: windows of one epoch. n_lanes: rows of a batch. seed: the recipe's.
     Raises DataError when there are fewer windows than lanes.
@@ -169,18 +170,18 @@ class LaneOrder:
     def __post_init__(self) -> None:
         if self.n_items < self.n_lanes:
             raise DataError(
-                f"the text has {self.n_items} windows, but {self.n_lanes} rows of a batch are to read on in it",
+                f"the text has {self.n_items} windows, but {self.n_lanes} rows of a batch need one each",
                 where="training.carry_state",
                 fix=f"set training.batch_size to {self.n_items} or less, or model.context lower",
             )
 
     @property
     def n_steps(self) -> int:
-        """Batches in one epoch, which is the windows of a lane."""
+        """Batches per epoch, the windows of a lane."""
         return self.n_items // self.n_lanes
 
     def __call__(self, sample_S: IntArray) -> tuple[IntArray, IntArray]:
-        """The epochs (from 0) of samples with these numbers, and the windows (in range(n_items)) that they are."""
+        """The epochs (from 0) and windows (in range(n_items)) of these sample numbers."""
         step_S, lane_S = np.divmod(sample_S, self.n_lanes)
         epoch_S, place_S = np.divmod(step_S, self.n_steps)
         epochs, where_S = np.unique(epoch_S, return_inverse=True)
@@ -189,5 +190,5 @@ class LaneOrder:
         return epoch_S, offsets[where_S.reshape(epoch_S.shape)] + lane_S * self.n_steps + place_S
 
     def restarts(self, step: int) -> bool:
-        """True when the rows of this batch (from 0) do not go on from those before."""
+        """Whether the rows of this batch (from 0) do not continue those of the previous batch."""
         return step % self.n_steps == 0

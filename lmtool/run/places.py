@@ -1,4 +1,4 @@
-"""Where runs are kept: the runs directory, and a note there of the runs that were put elsewhere."""
+"""Locations of runs: the runs directory, and an index there of runs elsewhere."""
 
 import json
 import os
@@ -7,19 +7,19 @@ from pathlib import Path
 from lmtool import durable
 
 INFO = "run.json"
-"""A folder is a run exactly when it has a file of this name."""
+"""A folder is a run if and only if it has this file."""
 
 ELSEWHERE = ".elsewhere"
 """In the runs directory: paths of runs outside it, one JSON string a line."""
 
 
 def runs_root() -> Path:
-    """Where runs are made: $LMTOOL_RUNS, or `runs` in the working directory."""
+    """The directory of new runs: $LMTOOL_RUNS, or `runs` in the working directory."""
     return Path(os.environ.get("LMTOOL_RUNS") or "runs")
 
 
 def known_runs() -> list[Path]:
-    """Directories of all runs in `runs_root()`, and of those started from there and put elsewhere, unsorted."""
+    """Directories of all runs in `runs_root()`, and of those recorded elsewhere, unsorted."""
     try:
         inside = [path for path in runs_root().iterdir() if os.path.exists(path / INFO)]
     except OSError:
@@ -28,7 +28,7 @@ def known_runs() -> list[Path]:
 
 
 def remember(path: Path) -> None:
-    """Remember a run outside `runs_root()`, so that `last` and its name find it."""
+    """Record a run outside `runs_root()`, so that `last` and its name find it."""
     path = path.resolve()
     root = runs_root()
     others = [other for other in _elsewhere() if other != path]
@@ -39,7 +39,7 @@ def remember(path: Path) -> None:
         lines = [json.dumps(str(other)) for other in [*others, path]]
         durable.replace(root / ELSEWHERE, "".join(line + "\n" for line in lines).encode("ascii"))
     except OSError:
-        # A convenience only: the run can always be named by its path.
+        # Not essential: the run can always be named by its path.
         return
 
 

@@ -1,7 +1,7 @@
-"""Tensors in the safetensors format, written in one pass that also digests them.
+"""Writes and reads safetensors files, digesting while writing.
 
 The library's own writer reports a full disk as a string and would need a second pass for the digest; the format is a
-JSON header and then the bytes (https://github.com/huggingface/safetensors#format). Reading is left to the library.
+JSON header and then the bytes (https://github.com/huggingface/safetensors#format). The library is used for reading.
 """
 
 import json
@@ -34,15 +34,15 @@ def check(tensors: Mapping[str, Tensor]) -> None:
     owners: dict[tuple[torch.device, int], str] = {}
     for name, tensor in tensors.items():
         if tensor.dtype not in _NAMES:
-            raise ValueError(f"tensor {name!r} has the type {tensor.dtype}, which checkpoints do not hold")
+            raise ValueError(f"tensor {name!r} has the type {tensor.dtype}, which checkpoints do not support")
         owner = owners.setdefault((tensor.device, tensor.data_ptr()), name)
         if owner != name and tensor.numel():
-            raise ValueError(f"tensors {owner!r} and {name!r} are the same memory: save one of them")
+            raise ValueError(f"tensors {owner!r} and {name!r} share memory: save one of them")
 
 
 def serialise(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     """The bytes of a safetensors file, one tensor at a time in CPU memory."""
-    # Wide types first, as the library does it, so that every tensor lies at a multiple of its own width.
+    # Wide dtypes first, as in the library, so that every tensor is aligned.
     names = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
     header = {}
     end = 0

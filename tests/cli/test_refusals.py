@@ -256,7 +256,7 @@ def test_a_damaged_optimizer_stops_resuming_only(lmtool, run, corpus, damage):
 def test_no_checkpoint_is_whole(lmtool, run, corpus, command):
     for path in (run / "checkpoints").iterdir():
         flip(path / "model.safetensors")
-    words = ["no checkpoint of this run is whole", "SHA-256", f"runs/{RUN}/checkpoints"]
+    words = ["no checkpoint of this run is complete", "SHA-256", f"runs/{RUN}/checkpoints"]
     lmtool.refuses(CHECKPOINT, *reading(command, "last", corpus), words=words)
 
 

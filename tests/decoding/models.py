@@ -1,4 +1,4 @@
-"""Models built by hand, whose next token is known from a table or from the whole history.
+"""Hand-built models, whose next-token distribution is given by a table or by the whole history.
 
 Shapes: B rows, T positions, S positions so far, V vocabulary. Hidden states are the logits themselves.
 """
@@ -11,10 +11,10 @@ from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel, Ou
 
 
 class HistoryModel(LanguageModel):
-    """Logits that a generator draws for each history, and that differ wildly when one token of it differs.
+    """Random logits for each history, which differ strongly when one token of it differs.
 
-    Keys and values both hold the ids read so far, so a state that is mixed up anywhere changes everything after.
-    `read` counts the positions that were advanced over.
+    Keys and values both hold the ids read so far, so any error in a state changes everything after. `read` counts the
+    positions processed.
     """
 
     def __init__(self, vocab_size=11, context=None):
@@ -89,7 +89,7 @@ class TableModel(HistoryModel):
 
 
 class SidesModel(HistoryModel):
-    """Reads both sides: the logits of a position are drawn for its place and all other tokens of the row."""
+    """Bidirectional: random logits for each position and all other tokens of the row."""
 
     reads = "both"
 
@@ -128,7 +128,7 @@ class AnswerModel(HistoryModel):
 
 
 class PrefixModel(HistoryModel):
-    """Sees the source from all sides: its state holds it as it holds the tokens, so that it takes up the context."""
+    """A prefix LM: its state holds the source like the tokens, so that it uses up context."""
 
     reads = "source"
 

@@ -19,7 +19,7 @@ from tests.reference import decoding as reference
 
 VOCAB_SIZE, MASK = 17, 4
 TRANSFORMER = {"kind": "transformer", "n_layers": 2, "d_model": 16, "n_heads": 2, "context": 24}
-TRANSFORMER |= {"tie_embeddings": False}  # tied ones of random weights repeat themselves
+TRANSFORMER |= {"tie_embeddings": False}  # tied random weights cause repetition
 RECURRENT = {"kind": "recurrent", "n_layers": 2, "d_model": 16, "context": 24}
 FAMILIES = {
     "decoder": Transformer.model_validate(TRANSFORMER),
@@ -83,7 +83,7 @@ def test_a_hundred_requests_are_the_same_in_any_batch(family, settings):
 @pytest.mark.parametrize("settings", [STRATEGIES[0], STRATEGIES[2]], ids=lambda settings: settings.name)
 @pytest.mark.parametrize("family", ["decoder", "encoder-decoder", "bahdanau"])
 def test_packed_matrices_write_the_same_in_any_batch_and_as_plain_ones(family, settings):
-    """As the commands compute; the plain model is float64, so that it tells what exact sums would write."""
+    """As in the commands; the plain model is float64, for the result without rounding."""
     prompts = prompts_of(model_of(family, torch.float32), 30)
     exact = tokens_of(model_of(family, torch.float64), prompts, settings, 1)
     packed = model_of(family, torch.float32)
@@ -104,7 +104,7 @@ def test_cached_equals_uncached(family, settings):
         @torch.inference_mode()
         def logits_after(ids):
             tokens_BT = torch.tensor([ids])
-            if model.reads == "source":  # a prefix LM has no forward pass over a source beside the tokens
+            if model.reads == "source":  # a prefix LM has no forward pass with a separate source
                 hidden_BTD, _ = model.advance(tokens_BT, model.start(Batch(tokens_BT, source_BS=source_BS)))
             else:
                 hidden_BTD = model(Batch(tokens_BT)).hidden_BTD

@@ -1,4 +1,4 @@
-"""Beam search over models whose next token is known, beside the plain reference and the list of all texts."""
+"""Beam search over models whose next token is known, against a plain reference and exhaustive enumeration."""
 
 import math
 import random
@@ -110,7 +110,7 @@ def test_one_beam_is_greedy():
 
 
 def test_a_better_beginning_that_ends_badly_is_found_out():
-    """Token 1 looks best at first; what follows 2 makes up for it. Token 0 ends."""
+    """Token 1 is best greedily; continuations of 2 have a higher total. Token 0 ends."""
     model = TableModel([[1.0, 0.0, 0.0, 0.0], [0.3, 0.1, 0.3, 0.3], [0.9, 0.04, 0.03, 0.03], [0.0, 0.6, 0.4, 0.0]])
     assert collect(generate(model, [[3]], Greedy(max_new_tokens=3), end_ids={0}))[0, 0][0][0] == 1
     (((score, tokens),),) = search(model, [[3]], Beam(num_beams=2, length_penalty=0.0, max_new_tokens=3), end_ids={0})
@@ -119,7 +119,7 @@ def test_a_better_beginning_that_ends_badly_is_found_out():
 
 
 def test_a_finished_hypothesis_is_kept_and_wins_by_its_mean():
-    """One that ends at once has probability 0.3; all longer ones have less in all, and the best a better mean."""
+    """Ending at once has probability 0.3; all longer texts have less in total, and the best a better mean."""
     table = [[1.0, 0.0, 0.0], [0.01, 0.99, 0.0], [0.3, 0.7, 0.0]]
     model = TableModel(table)
     by_sum = Beam(num_beams=2, length_penalty=0.0, early_stopping="never", max_new_tokens=100)
@@ -214,5 +214,5 @@ def test_details_of_the_tokens_are_those_of_the_model():
 
 def test_a_search_with_nothing_left_to_choose_is_an_error():
     model = TableModel([[0.5, 0.5]] * 2)
-    with pytest.raises(UsageError, match="no token to choose"):
+    with pytest.raises(UsageError, match="filters exclude every token"):
         search(model, [[0]], Beam(num_beams=2, no_repeat_ngram=1, max_new_tokens=4, min_new_tokens=4), end_ids={1})

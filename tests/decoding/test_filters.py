@@ -41,7 +41,7 @@ def test_filters_equal_transformers(settings):
     if settings.top_p is not None:
         expected = TopPLogitsWarper(settings.top_p)(None, expected)
     result = filters.apply(logits_BV, settings)
-    if settings.top_p != 1:  # where Transformers drops tokens whose probability is lost in rounding
+    if settings.top_p != 1:  # Transformers drops tokens whose probability is lost in rounding
         assert torch.equal(result.isinf(), expected.isinf())
     torch.testing.assert_close(result.softmax(-1), expected.softmax(-1))
 
@@ -63,7 +63,7 @@ def test_top_p_of_a_large_vocabulary_equals_transformers(p, scale):
 def test_filters_equal_the_plain_reference(scores, t, k, p):
     expected = reference.temperature(scores, t)
     expected = reference.top_k(expected, k) if k is not None else expected
-    # The sets differ where rounding moves a sum across p; so leave out a p that is a sum.
+    # The sets differ where rounding moves a sum across p; so exclude a p that is a sum.
     sums = torch.tensor(reference.softmax(expected)).sort(descending=True).values.cumsum(0)
     if p is not None and (sums - p).abs().min() < 1e-6:
         p = None
@@ -206,7 +206,7 @@ def test_typical_p_equals_the_plain_reference(weights, p):
     scores = [math.log(weight) for weight in weights]
     result = filters.typical_p(torch.tensor([scores], dtype=torch.float64), p)
     expected = torch.tensor(reference.typical_p(scores, p), dtype=torch.float64)
-    if not torch.equal(result[0].isinf(), expected.isinf()):  # unless rounding decides: who comes first, or who is last
+    if not torch.equal(result[0].isinf(), expected.isinf()):  # unless rounding decides on the first or the last token
         entropy = -sum(q * math.log(q) for q in reference.softmax(scores))
         near = sorted((abs(-math.log(q) - entropy), q) for q in reference.softmax(scores))
         masses = itertools.accumulate(q for _, q in near)

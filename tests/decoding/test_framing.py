@@ -1,4 +1,4 @@
-"""Marks around texts: each family reads a text as it did in training, whoever asks for it."""
+"""Special tokens around texts: each family has the same format as in training, in all uses."""
 
 from typing import Any
 
@@ -50,13 +50,13 @@ def ids(text: str) -> list[int]:
 
 
 def row(framing: Framing, *texts: str) -> list[int]:
-    """Texts as they are read whole."""
+    """Texts as complete rows."""
     return framing.row([np.array(ids(text), dtype=np.int64) for text in texts])[0].tolist()
 
 
 AB, CDE = ids("ab"), ids("cde")
 OPEN, CLOSED = (AB, [*AB, SEP, *CDE]), ([BOS, *AB, EOS], [BOS, *AB, SEP, *CDE, EOS])
-"""One text and two texts, without marks, and between those of a document."""
+"""One text and two texts, without special tokens, and between those of a document."""
 
 ROWS = [
     # model, objective, how the training text was divided; a row of one text, and of two
@@ -138,7 +138,7 @@ def test_what_is_written_may_have_begun(
 
 @pytest.mark.parametrize(("split", "before", "after"), [("document", [BOS], [EOS]), ("slice", [], [])])
 def test_masks_stand_in_a_row_of_training(split: str, before: list[int], after: list[int]) -> None:
-    """Behind [CLS] there is a document with its marks, as training's windows have them."""
+    """[CLS] is followed by a document with its special tokens, as in training windows."""
     made = framing("encoder", "masked", split)
     assert list(made.masks("ab_cde", placeholder="_", length=2)) == [
         *(CLS, *before),
@@ -151,7 +151,7 @@ def test_segments_are_told_where_a_model_knows_them() -> None:
     texts = [np.array(AB), np.array(CDE)]
     _, segments, _ = framing("bert", "classification").row(texts)
     assert segments is not None
-    # the mark behind a text belongs to it, the first mark to the first text
+    # the special token after a text belongs to it, the first one to the first text
     assert segments.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
     assert framing("encoder", "classification").row(texts)[1] is None
 
@@ -182,7 +182,7 @@ def test_rows_fill_the_context_and_no_more(
 ) -> None:
     made = framing(model, objective, split)
     tokens, _, cut = made.row([np.array(ids("abcdefgh" * 5)), np.array(ids("abc"))])
-    # what reads on for ever has no context
+    # recurrent models have no context limit
     unlimited = model in ("lstm", "elmo", "recurrent encoder-decoder", "ngram", "skipgram")
     assert cut == (not unlimited)
     assert len(tokens) == (43 + len(two) - 5 if unlimited else CONTEXT)
@@ -214,7 +214,7 @@ def test_an_answer_ends_with_the_mark_of_the_end(model: str, objective: str) -> 
 
 @pytest.mark.parametrize(("model", "objective"), PAIRED)
 def test_what_is_asked_is_what_was_learned(model: str, objective: str) -> None:
-    """The source of a prompt is that of a pair, and the answer stands behind [BOS]."""
+    """The source of a prompt is that of a pair, and the target follows [BOS]."""
     made = framing(model, objective)
     source, _, _ = pair(made, "ab", None)
     assert made.answer_to(source) == made.prompt("ab") == Prompt((BOS,), tuple(AB))
@@ -233,7 +233,7 @@ def test_pairs_fill_the_context_and_no_more() -> None:
 
 @pytest.mark.parametrize("n_source", [1, 3, 11, 12, 13, 23, 24, 40])
 def test_a_row_that_is_shared_keeps_room_for_an_answer(n_source: int) -> None:
-    """At least half of it; and what there is room for, source and answer fill together."""
+    """At least half of it; and source and target together fill the room."""
     made = framing("prefix", "seq2seq")
     source, _, cut = pair(made, "a" * n_source, None)
     assert len(source) == min(n_source, CONTEXT // 2)

@@ -158,7 +158,7 @@ def test_greedy_with_filters_equals_transformers():
 
 
 def test_all_filters_together_equal_those_of_transformers_in_their_order():
-    """Each filter changes what the next one sees, so that another order would show."""
+    """Each filter changes the next one's input, so that a wrong order is detected."""
     model = gpt(context=64)
     peer = gpt2_with_weights_of(model)
     settings = Sample(

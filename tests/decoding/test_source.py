@@ -1,4 +1,4 @@
-"""Requests with a source: answers to it, and texts that continue it."""
+"""Requests with a source: targets, and texts that continue it."""
 
 import pytest
 from pydantic import TypeAdapter
@@ -25,7 +25,7 @@ STRATEGIES = [
 
 
 def after(model, prompt):
-    """Logits after the tokens of an answer, whose source the models keep in front of it."""
+    """Logits after the tokens of a target, preceded by its source."""
     before = [*prompt.source, 99] if isinstance(model, AnswerModel) else list(prompt.source)
     return lambda ids: model.logits_after([*before, *ids]).tolist()
 
@@ -110,7 +110,7 @@ def test_a_joined_text_longer_than_the_context_loses_its_beginning():
 
 
 def test_no_room_for_an_answer_is_an_error():
-    with pytest.raises(UsageError, match="answer begins with 5 tokens"):
+    with pytest.raises(UsageError, match="target begins with 5 tokens"):
         generate(PrefixModel(context=4), [Prompt((1, 2, 3, 4, 5), (6,))], Greedy(), overflow="cut")
     with pytest.raises(UsageError, match="no tokens"):
         generate(AnswerModel(), [Prompt((1,), ())], Greedy())

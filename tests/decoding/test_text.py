@@ -45,7 +45,7 @@ class WordTokenizer(ByteTokenizer):
 
 
 class ScriptModel(HistoryModel):
-    """Goes on with a text of bytes, whatever the prompt: which begins with its number of tokens."""
+    """Continues with a text of bytes, whatever the prompt, which begins with its number of tokens."""
 
     def __init__(self, script, vocab_size=ByteTokenizer.vocab_size, n_prompt=1, context=None):
         super().__init__(vocab_size, context)

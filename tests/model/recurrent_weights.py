@@ -39,7 +39,7 @@ class Weights:
         self.of = of
 
     def layer(self, name: str, context: str | None = None) -> reference.Layer:
-        """A layer; `context` names the matrix for a context beside its input."""
+        """A layer; `context` names the matrix for a context concatenated to its input."""
         n_gates = {"rnn": 1, "gru": 3, "lstm": 4}[self.of.cell]
         w, u, b, c = (
             self.named[f"{name}.kernel.{part}"] for part in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
@@ -56,7 +56,7 @@ class Weights:
         return list(self.named["embedding.weight"][tokens.numpy()])
 
     def score(self) -> reference.Score:
-        """q and k compared as the papers write it, with matrices that stand to the left of column vectors."""
+        """Scores of q and k as in the papers, with matrices multiplying column vectors from the left."""
         attention = self.of.attention
         assert attention is not None
         weights = {name.rpartition(".")[2]: w for name, w in self.named.items() if ".score." in name}

@@ -46,7 +46,7 @@ def heads(n_heads: int, length: int, seed: int, dtype: torch.dtype = torch.float
 
 
 def sees(mask: dict[str, Any], row: int, query: int, key: int) -> bool:
-    """The reference for one row of the mask, with the rule that a query that sees nothing sees itself."""
+    """The reference for one row of the mask, where a fully masked query attends to itself."""
 
     def seen(s: int) -> bool:
         return reference.may_see(
@@ -64,7 +64,7 @@ def sees(mask: dict[str, Any], row: int, query: int, key: int) -> bool:
 
 @pytest.fixture(params=["plain", "fused"])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Both ways in which training can compute attention on a CPU."""
+    """Both kernels of CPU training."""
     if request.param == "fused":
         monkeypatch.setattr(attention, "PLAIN_LIMIT", 0)
     return request.param
@@ -116,7 +116,7 @@ def test_kernels_agree(
 
 
 def test_the_kernels_differ() -> None:
-    """The tests above would compare a kernel with itself if the choice did not depend on the limit."""
+    """Otherwise the tests above would compare a kernel with itself."""
 
     def names(with_grad: bool) -> str:
         q = torch.randn(1, 1, 3, 4, requires_grad=with_grad)
@@ -141,7 +141,7 @@ def test_long_rows_train_through_the_fused_kernel(n_keys: int) -> None:
     "mask", [{"causal": True}, {"causal": True, "keep_BS": KEEP}, {}], ids=["causal", "keep", "all"]
 )
 def test_dropout_of_attention_weights(kernel: str, mask: dict[str, Any]) -> None:
-    """With values that form the identity, the output is the weights: some zero, the rest divided by 1 - p."""
+    """With identity values, the output is the attention weights: some zero, the rest divided by 1 - p."""
     p, repeats = 0.3, 400
     q, k = torch.randn(2, B, N, S, S, generator=torch.Generator().manual_seed(0))
     v = torch.eye(S).expand(B, N, S, S)
@@ -200,7 +200,7 @@ def test_very_large_scores_stay_finite(kernel: str) -> None:
 
 @pytest.mark.parametrize("n_queries", [1, 5, 7, 12])
 def test_more_queries_than_keys_of_a_source(kernel: str, n_queries: int) -> None:
-    """Each query sees the text of the source, and each row's own; where there is none, all stays finite."""
+    """Each query attends to its own row's source without padding; with an all-padding source, all stays finite."""
     q, k, v = heads(N, n_queries, 1), heads(N, S, 2), heads(N, S, 3)
     keep_BS = KEEP.clone()
     keep_BS[2] = False

@@ -30,7 +30,7 @@ def model(**keys: Any) -> AveragingModel:
 
 
 def same(built: AveragingModel) -> nn.Linear:
-    """A head that says what it reads."""
+    """A head that returns its input."""
     head = nn.Linear(built.width, built.width).double()
     with torch.no_grad():
         head.weight.copy_(torch.eye(built.width))
@@ -101,16 +101,16 @@ def test_every_parameter_gets_a_gradient() -> None:
 
 
 def test_what_has_no_use_is_refused() -> None:
-    with pytest.raises(ValidationError, match="n_layers 2 do not stand above one_hot"):
+    with pytest.raises(ValidationError, match="n_layers 2 has no effect with one_hot"):
         Averaging(kind="averaging", one_hot=True)
     with pytest.raises(ValidationError, match="log_ratios are weights of single words"):
         Averaging(kind="averaging", log_ratios=True, word_dropout=0.0)
-    with pytest.raises(ValidationError, match=r"word_dropout 0.3 is for means, which log_ratios do not take"):
+    with pytest.raises(ValidationError, match=r"word_dropout 0.3 is for means, which log_ratios do not compute"):
         Averaging(kind="averaging", one_hot=True, n_layers=0, log_ratios=True)
     one_hot = Averaging(kind="averaging", one_hot=True, n_layers=0)
     for changes, said in (
-        ({"pool": "max", "dropout": 0.0}, "objective.pool max has no use"),
-        ({"layers": "mix", "dropout": 0.0}, "objective.layers mix has no use"),
+        ({"pool": "max", "dropout": 0.0}, "objective.pool max has no effect"),
+        ({"layers": "mix", "dropout": 0.0}, "objective.layers mix has no effect"),
         ({"lm_weight": 0.5, "dropout": 0.0}, "objective.lm_weight 0.5 is for decoders"),
         ({}, "objective.dropout is for vectors"),
     ):
@@ -127,7 +127,7 @@ def test_it_gives_vectors_of_words_and_writes_nothing() -> None:
     assert built.embedding is not None
     assert torch.equal(built.layers(batch)[0], built.embedding.weight[batch.tokens_BT])
     assert built.token_vectors().shape == (VOCAB, 5)
-    with pytest.raises(UsageError, match="writes no text"):
+    with pytest.raises(UsageError, match="does not generate text"):
         built.start(batch)
     with pytest.raises(UsageError, match="one_hot"):
         model(one_hot=True, n_layers=0).token_vectors()
@@ -156,7 +156,7 @@ def bayes(task: str, n: int) -> tuple[AveragingModel, RatioHead]:
 
 @pytest.mark.parametrize("task", ["class", "multi"])
 def test_log_ratios_are_those_of_the_plain_counts(task: str) -> None:
-    """Counted in two batches, one of them padded; a feature that comes twice in a text counts once."""
+    """Counted in two batches, one of them padded; a repeated feature of a text counts once."""
     body, head = bayes(task, 3)
     tokens_BT = torch.cat((tiny.tokens(3, 6), torch.tensor([[5, 5, 5, 2, 5, 5]] * 2)))
     labels = [{0}, {2}, {1}, {2}, {0}] if task == "class" else [{0, 1}, set(), {1}, {0, 2}, {2}]
@@ -172,7 +172,7 @@ def test_log_ratios_are_those_of_the_plain_counts(task: str) -> None:
     scores = np.array([[sum(ratios_F[f] for f in text) for ratios_F in ratios] for text in texts])
     scale = float(np.sqrt(np.mean(scores**2)))
     torch.testing.assert_close(head.ratios_CF, torch.tensor(ratios, dtype=torch.float64) / scale, **EXACT)
-    # untrained, it answers as naive Bayes does when all classes are as frequent
+    # untrained, it predicts as naive Bayes with uniform class priors
     found = torch.cat([body.scores(batch, head, 0.0) for batch in batches])
     torch.testing.assert_close(found.detach(), torch.from_numpy(scores) / scale, **EXACT)
 
@@ -193,7 +193,7 @@ def test_a_feature_counts_its_ratio_times_its_trained_weight() -> None:
 
 @pytest.mark.parametrize("label", range(3))
 def test_the_softmax_classifier_has_the_gradient_of_its_closed_form(label: int) -> None:
-    """p x for every class, less x for the right one, where x are the shares of words in the text."""
+    """p x for every class, minus x for the true one, with x the relative frequencies of words."""
     (built, objective), tokens_BT = linear("class", 3), tiny.tokens(1, 6)
     assert isinstance(built.body, AveragingModel)
     batch = Batch(tokens_BT, labels_B=torch.tensor([label]))
@@ -223,7 +223,7 @@ def test_the_sigmoid_classifier_has_the_gradient_of_its_closed_form() -> None:
 
 
 def test_a_step_trains_what_the_closed_form_says() -> None:
-    """The whole way of a batch: collated rows, scores in float32, the summed loss."""
+    """End to end: collated rows, scores in float32, the summed loss."""
     built, objective = linear("class", 3)
     built = built.float()
     batch = Batch(tiny.tokens(4, 6), labels_B=torch.tensor([0, 2, 1, 2]))

@@ -82,7 +82,7 @@ def test_blocks_equal_the_dense_mask(
     if prefix and causal:
         rows["prefix_B"] = torch.randint(0, length, (B,), generator=generator)
     mask = Mask(causal, size, dilation, n_global, **rows)
-    # the scores with weights have them for each head of the keys
+    # learned scores have weights per key head
     shared = shared and kind in ("dot", "scaled-dot")
     q, k, v = (heads(length, seed + i)[:, : 1 if shared and i else N].clone().requires_grad_() for i in range(3))
     positions = torch.randint(0, 30, (B, length), generator=generator)
@@ -127,7 +127,7 @@ def test_a_model_with_a_window_is_the_same_in_blocks_and_dense(monkeypatch: pyte
 
 
 def kept_bytes(length: int, windowed: bool) -> int:
-    """Bytes that the backward pass of one attention needs."""
+    """Memory of the backward pass of one attention, in bytes."""
     sizes: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""Cached decoding equals the full forward pass, for any chunks, and states are values that rows can be picked from.
+"""Cached decoding equals the full forward pass, for any chunks, and states are immutable and support row selection.
 
-Over all families that decode. Those that read a source have another one in each row, of another length.
+Over all families that decode. Those with a source have a different one in each row, of different length.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def full(model: LanguageModel, tokens_BT: Tensor, texts: Texts | None = None) ->
 
 
 def read(model: LanguageModel, tokens_BT: Tensor, cuts: list[int], state: DecodeState | None = None) -> Any:
-    """Hidden states of all positions, read in chunks that end at `cuts`, and the last state."""
+    """Hidden states of all positions, computed in chunks that end at `cuts`, and the final state."""
     state = tiny.start(model, len(tokens_BT)) if state is None else state
     hidden = []
     for start, stop in zip([0, *cuts], [*cuts, tokens_BT.shape[1]], strict=True):
@@ -162,7 +162,7 @@ def test_grouped_heads_make_the_cache_smaller(family: str) -> None:
     cuts=st.sets(st.integers(1, 4)),
 )
 def test_joined_rows_equal_each_row_alone(family: str, lengths: list[int], cuts: set[int]) -> None:
-    """Rows that read 1 to 9 tokens go on together for 5 more, in any chunks."""
+    """Rows of 1 to 9 tokens continue together for 5 more, in any chunks."""
     model = model_of(family)
     texts = tiny.sources(len(lengths), seed=sum(lengths))
     rows = [tiny.tokens(1, length + 5, seed=i) for i, length in enumerate(lengths)]
@@ -231,9 +231,9 @@ def test_joining_does_not_look_at_what_stands_in_the_padding(family: str) -> Non
 
 
 def search(model: LanguageModel, parents: Sequence[Sequence[int]], width: int, lengths: Sequence[int]) -> DecodeState:
-    """Rows of as many texts as `lengths` says, `width` of each, that go on from one another as `parents` says.
+    """`width` rows for each of the texts of `lengths`, reordered as given by `parents`.
 
-    At each step all that a row has read is compared with the row alone.
+    At each step each row is compared with the row alone.
     """
     texts = tiny.sources(len(lengths), seed=5)
     beginnings = [tiny.tokens(1, length, seed=length) for length in lengths]
@@ -265,7 +265,7 @@ def keeps_lines(state: DecodeState) -> bool:
     lengths=st.lists(st.integers(1, 4), min_size=1, max_size=2),
 )
 def test_rows_that_share_a_line_equal_each_row_alone(family: str, parents: list[list[int]], lengths: list[int]) -> None:
-    """As in a beam search: texts go on from one another in any way, and all see their own past only."""
+    """As in a beam search: any reordering of hypotheses, each of which attends to its own past only."""
     with torch.inference_mode():
         state = search(model_of(family), parents, 3, lengths)
     assert state.width == (3 if keeps_lines(state) else 1)
@@ -302,7 +302,7 @@ def test_slots_of_texts_that_are_given_up_do_not_pile_up(family: str, monkeypatc
 
 @families
 def test_a_search_copies_no_keys_and_values(family: str) -> None:
-    """Neither to write behind them, nor to go on from other texts; and what a row has read before is kept once."""
+    """Neither to append nor to reorder; and a common prefix is stored once."""
     model = model_of(family)
     with torch.inference_mode():
         _, state = read(model, tiny.tokens(1, 3), [], tiny.start(model, 1))
@@ -316,13 +316,13 @@ def test_a_search_copies_no_keys_and_values(family: str) -> None:
 
 
 def places_of(state: DecodeState) -> list[int]:
-    """Where in memory keys and values lie."""
+    """Memory addresses of keys and values."""
     return [t.data_ptr() for layer in state.layers if isinstance(layer, KeyValue | Memory) for t in layer]
 
 
 @families
 def test_two_futures_of_one_state(family: str) -> None:
-    """The second finds the room behind the state taken, and changes nothing of the first."""
+    """The second finds the spare slots taken, and does not change the first."""
     model = model_of(family)
     tokens_BT = tiny.tokens(2, 8)
     other_BT = torch.cat((tokens_BT[:, :3], tiny.tokens(2, 5, seed=9)), 1)
@@ -337,7 +337,7 @@ def test_two_futures_of_one_state(family: str) -> None:
 
 
 def test_caches_grow_by_half_at_a_time() -> None:
-    """So that a text of n tokens costs copies of order n, not n^2."""
+    """So that copies for n tokens are O(n), not O(n^2)."""
     with torch.inference_mode():
         state, rooms = KeyValue(torch.zeros(1, 1, 0, 1), torch.zeros(1, 1, 0, 2)), set()
         for i in range(2000):

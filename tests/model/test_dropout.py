@@ -1,4 +1,4 @@
-"""Dropout on a processor, where elements share draws: each is still dropped as often as asked, and on its own."""
+"""Dropout on a CPU, where elements share draws: each is still dropped independently with probability p."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What may not change a logit: later tokens, padding, neighbours in the batch and in a packed row, padded sources."""
+"""Logits are invariant to later tokens, padding, other rows of a batch, packed documents and source padding."""
 
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,15 @@ PACKED = [name for name in FAMILIES if name not in WITH_SOURCE]
 """Families whose rows may hold several documents."""
 WINDOWS = ("window", "global window", "longformer", "encoder-decoder with rotary windows", "prefix with windows")
 REACH = {**dict.fromkeys(WINDOWS, 1), "3-gram": 2, "1-gram": 0, "skip-gram": 1, "elman of sigmoids": 2}
-"""At how many positions, its own the first, a token surely counts, for families in which it does not at all after it.
+"""Number of positions, its own included, that a token certainly affects, for families with limited memory.
 
-What an n-gram model says depends on the last n - 1 tokens, what a skip-gram model says of a word on that word alone.
-Sigmoids, whose slope is a quarter at most, soon forget.
+An n-gram model depends on the last n - 1 tokens, a skip-gram model on one word. Sigmoid states, with a derivative of at
+most 1/4, decay fast.
 """
 
 
 def segments(family: str, n_rows: int, length: int, first: int = 4) -> dict[str, Any]:
-    """For families that know them: the first tokens belong to one text, the others to a second one."""
+    """Segment ids, for families with segments: the first tokens belong to one text, the others to a second one."""
     if "n_segments" not in FAMILIES[family] or not FAMILIES[family]["n_segments"]:
         return {}
     return {"segments_BT": (torch.arange(length) >= first).long().expand(n_rows, length)}
@@ -87,7 +87,7 @@ def test_neighbours_in_the_batch_change_nothing(family: str, rows: list[list[int
 @quick
 @given(keep=st.lists(st.booleans(), min_size=T, max_size=T).filter(any), filler=NEIGHBOURS, grad=st.booleans())
 def test_padding_anywhere_changes_nothing(family: str, keep: list[bool], filler: list[int], grad: bool) -> None:
-    """A row with padding in front, behind and between equals its text alone."""
+    """A row with left, right and inner padding equals its text alone."""
     model = model_of(family)
     text = tiny.tokens(1, sum(keep))
     keep_BT = torch.tensor([keep, [True] * T])
@@ -194,6 +194,6 @@ def test_positions_matter_and_without_them_order_of_the_past_does_not(family: st
     back = torch.tensor([[2, 1, 3, 4]])
     model = model_of(family)
     assert not torch.allclose(model(Batch(forth)).hidden_BTD[0, 3], model(Batch(back)).hidden_BTD[0, 3], atol=1e-3)
-    # in a single layer without positions, the last token sees a set
+    # in a single layer without positions, attention ignores order
     blind = tiny.model(n_layers=1, position={"kind": "none"})
     torch.testing.assert_close(blind(Batch(forth)).hidden_BTD[0, 3], blind(Batch(back)).hidden_BTD[0, 3], **EXACT)

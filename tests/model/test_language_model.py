@@ -1,4 +1,4 @@
-"""What models say of themselves."""
+"""Descriptions and embeddings of models."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""The output of every layer, from one pass, and the vectors of tokens without context."""
+"""The output of every layer, from one pass, and context-independent embeddings."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def test_there_is_one_for_the_embeddings_and_one_for_each_layer(family: str, sha
     layers = model.layers(batch)
     assert [layer.shape for layer in layers] == [(2, 7, 16)] * 4
     torch.testing.assert_close(layers[-1], last_of(model, batch), **EXACT)
-    # a model that ends after k layers has what layer k gave, behind its own final norm
+    # a model truncated after k layers has the output of layer k, after its own final norm
     for k in (1, 2):
         shorter = tiny.model(**{**changes, "n_layers": k})
         shorter.load_state_dict(

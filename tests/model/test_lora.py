@@ -1,4 +1,4 @@
-"""Low-rank adapters against the plain formula; what they share with the weights that they stand beside."""
+"""Low-rank adapters against the plain formula; merging and saving."""
 
 from itertools import chain, pairwise
 from typing import Any
@@ -21,7 +21,7 @@ ALL = ("query", "key", "value", "output", "feed-forward")
 
 
 def drawn(model: torch.nn.Module, seed: int = 3) -> None:
-    """Adapters as they are after some training: nothing in them is zero."""
+    """Adapters as after training: without zeros."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         if name in set(adapters(model)):
@@ -89,7 +89,7 @@ def test_a_model_begins_as_the_one_that_it_is_made_of_and_merges_into_one_like_i
 
 @pytest.mark.parametrize("targets", [("query",), ("key", "value"), ("output",), ("feed-forward",)])
 def test_only_targets_have_adapters(targets: tuple[str, ...]) -> None:
-    """What the merged weights differ in."""
+    """Names of weights changed by merging."""
     plain, adapted = (tiny.model(**tiny.TRANSFORMERS["2017 pre-norm"]) for _ in range(2))
     filled(adapted, rank=2, targets=targets)
     merge(adapted)
@@ -150,7 +150,7 @@ def test_what_is_adapted_is_computed_from_a_cache_alike() -> None:
 
 
 def test_dropout_is_of_what_adapters_read() -> None:
-    """Without adapters that have learnt anything there is nothing to drop."""
+    """With zero adapters dropout has no effect."""
     model = tiny.model()
     adapt(model, Lora(dropout=0.5))
     model.train()

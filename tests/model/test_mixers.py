@@ -1,4 +1,4 @@
-"""What a mixer is told and may give back: a state of fixed size without attention, and auxiliary losses.
+"""The mixer interface: fixed-size states without attention, and auxiliary losses.
 
 Shapes: B rows, T positions, D model width.
 """
@@ -96,7 +96,7 @@ def test_a_state_of_fixed_size_equals_the_forward_pass_at_any_chunks(
 
 @pytest.mark.parametrize("shape", ["decoder", "encoder-decoder"])
 def test_rows_that_share_a_line_have_a_state_each(with_traces: Callable[..., LanguageModel], shape: str) -> None:
-    """An encoder-decoder keeps the source once for all rows, which go on from one another in any way."""
+    """An encoder-decoder keeps one copy of the source for all rows, in any reordering of these."""
     with torch.inference_mode():
         state = search(with_traces(shape=shape), [[0, 0, 2], [2, 1, 0], [1, 1, 1], [0, 2, 2]], 3, [2, 4])
     assert state.width == (3 if shape == "encoder-decoder" else 1)
@@ -145,7 +145,7 @@ def test_without_auxiliary_losses_there_is_none() -> None:
 
 
 def test_mixers_may_be_made_of_mixers(with_teams: Callable[..., LanguageModel]) -> None:
-    """Their projections into the stream start out small, and all of their matrices are packed and adapted, once."""
+    """Their residual projections are scaled down, and all of their matrices are packed and adapted, once."""
     spec = tiny.spec(d_model=64)
     torch.manual_seed(0)
     decoder = stack.Stack(spec, causal=True)

@@ -24,7 +24,7 @@ orders = pytest.mark.parametrize("order", range(1, 6))
 
 
 def some_documents(n: int = 60, seed: int = 0, vocab_size: int = VOCAB) -> list[list[int]]:
-    """Documents that begin with BOS, whose tokens are of quite unequal frequency."""
+    """Documents that begin with BOS, with a skewed token distribution."""
     rng = np.random.default_rng(seed)
     share = np.arange(1, vocab_size - 2) ** -1.5
     lengths = rng.integers(0, 15, n)
@@ -32,7 +32,7 @@ def some_documents(n: int = 60, seed: int = 0, vocab_size: int = VOCAB) -> list[
 
 
 def as_batches(documents: list[list[int]], cuts: list[int], n_before: int) -> list[Batch]:
-    """All documents as one row, cut into batches that begin with tokens of the batch before."""
+    """All documents as one row, cut into overlapping batches."""
     tokens = torch.tensor([token for document in documents for token in document])
     owner = torch.tensor([number for number, document in enumerate(documents) for _ in document])
     batches = []
@@ -174,7 +174,7 @@ def test_isolated_documents_equal_each_alone(order: int) -> None:
 
 
 def test_what_stands_before_a_document_does_not_count() -> None:
-    """No n-gram crosses a [BOS], so the text before it changes nothing, also where documents are not told apart."""
+    """No n-gram crosses a [BOS], so earlier documents change nothing, also without document ids."""
     model = counted(some_documents(), 5)
     torch.testing.assert_close(log_p(model, [5, 3, 2, BOS, 4])[3:], log_p(model, [BOS, 4]), **EXACT)
 

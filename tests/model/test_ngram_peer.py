@@ -16,7 +16,7 @@ from lmtool.model import NGramModel
 from tests.model.test_ngram import counted, some_documents
 
 VOCAB, EOS, BOS = 60, 0, 1
-"""[BOS] is never predicted; its share of the last order stands for KenLM's <unk>."""
+"""[BOS] is never predicted; its unigram probability corresponds to KenLM's <unk>."""
 
 
 def name(token: int) -> str:
@@ -24,7 +24,7 @@ def name(token: int) -> str:
 
 
 def texts() -> tuple[list[list[int]], int]:
-    """Documents between the marks in which every word occurs, and the size of their vocabulary."""
+    """Documents between [BOS] and [EOS] in which every word occurs, and the size of their vocabulary."""
     documents = [[*document, EOS] for document in some_documents(500, vocab_size=VOCAB)]
     used = sorted({token for document in documents for token in document} - {EOS, BOS})
     number = {token: i for i, token in enumerate(used, 2)} | {EOS: EOS, BOS: BOS}

@@ -1,4 +1,4 @@
-"""Packed matrices compute what the plain ones do, in the precision that is asked for."""
+"""Packed matrices compute what the plain ones do, in the given precision."""
 
 import copy
 
@@ -50,7 +50,7 @@ def test_logits_stay_close_and_float32(family: str, precision: str) -> None:
 
 @pytest.mark.parametrize("family", SHAPES)
 def test_packing_rounds_where_it_says_so(family: str) -> None:
-    """Or the test above would hold of a function that packs nothing."""
+    """Otherwise the test above would pass without packing."""
     model = model_of(family)
     wanted = logits(model)
     found = [away(logits(packed(model, precision)), wanted) for precision in PRECISIONS]
@@ -114,7 +114,7 @@ def test_a_tied_embedding_still_gives_its_vectors() -> None:
 
 
 def test_matrices_are_kept_once() -> None:
-    """All but a tied head: what stands in the place of a packed weight holds one number."""
+    """All but a tied head: the placeholder of a packed weight holds one number."""
     other = packed(model_of("gpt2"), "bfloat16")
     kept = {name: p.untyped_storage().nbytes() for name, p in other.named_parameters() if isinstance(p, PackedMatrix)}
     assert len(kept) == 1 + 4 * 2

@@ -34,7 +34,7 @@ ROUNDED = {
     "prefix-lm": 110e6,
     "transformer-base": 65e6,
 }
-"""What the papers print."""
+"""Parameter counts in the papers."""
 
 
 def rows_of(recipe: Recipe) -> int:
@@ -67,7 +67,7 @@ def test_papers_print_the_same_size_rounded(name: str) -> None:
 
 
 def test_every_recipe_of_a_paper_is_here() -> None:
-    """Those are the ones with a size that no laptop trains."""
+    """Those too large for a laptop."""
     recipes = {name: load(name).recipe for name in shipped()}
     large = {
         name

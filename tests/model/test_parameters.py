@@ -1,4 +1,4 @@
-"""How far above the embeddings parameters stand: told from their names, and from what changes when one is turned."""
+"""Depth of parameters: by their names, and by the layers that change when one is perturbed."""
 
 import re
 
@@ -51,7 +51,7 @@ def test_names_tell_the_depth(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["gpt2", "modern", "bert", "prefix", "lstm", "elmo"])
 def test_a_parameter_changes_the_layers_from_its_depth_on(family: str) -> None:
-    """The states of layers below it stay as they are; those of its own do not."""
+    """Perturbing it leaves the layers below unchanged, but not its own."""
     model = tiny.model(**LAYERS[family])
     batch = Batch(tiny.tokens(2, 6))
     names = {parameter: name for name, parameter in model.named_parameters()}
@@ -66,7 +66,7 @@ def test_a_parameter_changes_the_layers_from_its_depth_on(family: str) -> None:
                 names[parameter].endswith(("segments.weight", "norm.weight", "norm.bias"))
                 or ".bias_" in names[parameter]
             ):
-                continue  # rows that are not read, norms that `layers` leaves out
+                continue  # rows that are not read, norms that `layers` omits
             assert all(same[:depth]), names[parameter]
             if depth < len(same):
                 assert not same[depth], names[parameter]

@@ -92,7 +92,7 @@ def no_grad_forward(model: LanguageModel, tokens_BT: Tensor) -> Tensor:
 
 
 def joined(peer: dict[str, Tensor], model: LanguageModel, names: dict[str, tuple[str, ...]]) -> None:
-    """Copy weights that they keep apart and we keep as one; all of theirs must be used."""
+    """Copy weights that are separate in theirs and joined in ours; all of theirs must be used."""
     for name, parameter in model.named_parameters():
         module, _, kind = name.rpartition(".")
         with torch.no_grad():
@@ -201,7 +201,7 @@ def test_bloom(dtype: torch.dtype, tolerance: float, n_heads: int) -> None:
     weights = peer.transformer.state_dict()
     for layer in range(2):
         for kind in ("weight", "bias"):
-            # theirs has query, key and value of a head beside each other
+            # theirs interleaves query, key and value by head
             key = f"h.{layer}.self_attention.query_key_value.{kind}"
             heads = weights[key].view(n_heads, 3, 4, *weights[key].shape[1:])
             weights[key] = heads.transpose(0, 1).reshape(weights[key].shape)
@@ -397,7 +397,7 @@ def exact_rms(norm: torch.nn.Module, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("pre", [True, False])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
 def test_torch_transformer(dtype: torch.dtype, tolerance: float, pre: bool, grad: bool) -> None:
-    """The layers of 2017, encoder and decoder, between our embedding and our head."""
+    """Encoder and decoder layers of Vaswani et al. 2017, between our embedding and our head."""
     layer: dict[str, Any] = {"d_model": 16, "nhead": 4, "dim_feedforward": 64, "dropout": 0.0, "batch_first": True}
     layer |= {"norm_first": pre, "layer_norm_eps": 1e-3}
     encoder = nn.TransformerEncoder(

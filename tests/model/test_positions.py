@@ -62,7 +62,7 @@ def test_relative_buckets(both_sides: bool, buckets: int, max_distance: int) -> 
     away = torch.arange(-1100, 1101)
     found = rule.bucket(away).tolist()
     wanted = [reference.relative_bucket(int(a), buckets, max_distance, both_sides) for a in away]
-    # where the logarithm meets a whole number, rounding may go either way
+    # at integer values of the logarithm, rounding may go either way
     differ = [(a, f, w) for a, f, w in zip(away.tolist(), found, wanted, strict=True) if f != w]
     assert all(abs(f - w) == 1 for _, f, w in differ)
     assert len(differ) <= 8
@@ -93,7 +93,7 @@ def test_learned_positions_end_with_their_table() -> None:
 
 @pytest.mark.parametrize("kind", ["alibi", "relative", "rotary"])
 def test_the_same_text_further_on_is_read_alike(kind: str) -> None:
-    """Only distances count: after shifting all positions of a window, its last hidden state is the same."""
+    """Only relative positions matter: after shifting all positions of a window, its last hidden state is the same."""
     model = tiny.model(n_layers=1, position={"kind": kind}, pattern={"kind": "window", "size": 4})
     row = tiny.tokens(1, 20)
     shifted = torch.cat((tiny.tokens(1, 3, seed=5), row), 1)

@@ -26,13 +26,13 @@ TOKENS = tiny.tokens(4, 19)
 
 
 def initial(family: str) -> LanguageModel:
-    """A model with its first weights, whose logits are of the size that training starts from."""
+    """A model with its initial weights, and so initial logits."""
     torch.manual_seed(0)
     return build(tiny.spec(init={"std": 0.2}, **TRANSFORMERS[family]), VOCAB)
 
 
 def close(one: Tensor, two: Tensor, share: float) -> bool:
-    """Within a share of the size of `two`."""
+    """Within a fraction of the norm of `two`."""
     return float((one.detach().cpu().float() - two.detach()).norm()) <= share * float(two.detach().norm())
 
 
@@ -54,7 +54,7 @@ def test_autocast_is_close_to_float32(device: str, dtype: torch.dtype, family: s
     gradients = zip(plain.named_parameters(), other.parameters(), strict=True)
     for (name, wanted), parameter in gradients:
         assert parameter.dtype == torch.float32
-        if wanted.grad is None:  # the head for next sentences
+        if wanted.grad is None:  # the next-sentence head
             continue
         assert parameter.grad is not None
         assert close(parameter.grad, wanted.grad, 0.1), name
@@ -120,7 +120,7 @@ def test_cuda_equals_the_cpu(family: str, rows: str) -> None:
     there.log_softmax(-1)[..., 3].sum().backward()
     torch.testing.assert_close(there.detach().cpu(), logits.detach(), rtol=1e-4, atol=1e-4)
     for (name, wanted), parameter in zip(plain.named_parameters(), other.parameters(), strict=True):
-        if wanted.grad is None:  # the head for next sentences
+        if wanted.grad is None:  # the next-sentence head
             continue
         assert parameter.grad is not None
         assert close(parameter.grad, wanted.grad, 1e-3), name

@@ -1,4 +1,4 @@
-"""Recurrent layers and decoders equal plain loops; what is computed packed equals what is computed apart."""
+"""Recurrent layers and decoders equal plain loops; packed computation equals separate rows."""
 
 from typing import Any
 
@@ -88,7 +88,7 @@ BORDERS = st.lists(st.lists(st.integers(0, 1), min_size=T, max_size=T), min_size
 def test_packed_texts_equal_each_text_alone(
     cell: str, nonlinearity: str, keep: list[list[bool]], borders: list[list[int]], isolated: bool
 ) -> None:
-    """Forth and back, whatever stands in the padding; only the first text of a row goes on from its state."""
+    """In both directions, for any padding values; only the first text of a row continues from its state."""
     own = cell_of(cell, nonlinearity)
     keep_BT, documents_BT = torch.tensor(keep), torch.tensor(borders).cumsum(1)
     x = torch.randn(ROWS, T, 3, dtype=torch.float64)
@@ -154,7 +154,7 @@ def test_what_is_chosen_by_hand() -> None:
 
 @pytest.mark.parametrize("select", ["hard", "multi-hot"])
 def test_hard_choices_take_the_gradient_of_the_softmax(select: str) -> None:
-    """The straight-through estimator: the value of the choice, the gradient of what it stands for."""
+    """The straight-through estimator: the value of the hard choice, the gradient of the softmax."""
     torch.manual_seed(0)
     value, allowed = torch.randn(2, 3, 5).double(), torch.rand(2, 3, 5) > 0.3
     gradients = []
@@ -230,7 +230,7 @@ def test_dropout_is_of_embeddings_between_layers_and_of_outputs() -> None:
 def test_a_decoder_without_attention_has_no_alignments() -> None:
     model = built(spec())
     assert isinstance(model, RecurrentDecoder)
-    with pytest.raises(ValueError, match="no alignments"):
+    with pytest.raises(ValueError, match="no attention weights"):
         model.alignments(Batch(tokens(1, 2)))
 
 

@@ -1,4 +1,4 @@
-"""Recurrent encoder-decoders equal plain loops; sources may be padded anywhere; alignments can be read."""
+"""Recurrent encoder-decoders equal plain loops; sources may be padded anywhere; attention weights are accessible."""
 
 from typing import Any
 
@@ -97,7 +97,7 @@ def test_any_cell_any_number_of_layers_any_head(
 @attentions
 @directions
 def test_padding_of_sources_and_targets_changes_nothing(attention: Any, both: bool) -> None:
-    """In front, behind and inside; a source that is all padding gives nothing to look at."""
+    """Left, right and inner padding; an all-padding source gets no attention."""
     model, _ = seq2seq(attention=attention, bidirectional_encoder=both)
     source_keep = torch.tensor([[0, 1, 1, 0, 1, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]]).bool()
     keep = torch.tensor([[1, 0, 1, 1, 0], [0, 1, 1, 1, 1], [1, 1, 1, 0, 0]]).bool()
@@ -117,7 +117,7 @@ def test_padding_of_sources_and_targets_changes_nothing(attention: Any, both: bo
 @attentions
 @directions
 def test_cached_decoding_equals_the_forward_pass(attention: Any, both: bool) -> None:
-    """In any chunks, with rows of several sources joined, picked and doubled."""
+    """In any chunks, with rows of several sources joined, selected and duplicated."""
     model, _ = seq2seq(attention=attention, bidirectional_encoder=both)
     rows = [(tokens(1, 8, seed=i), tokens(1, length, seed=10 + i)) for i, length in enumerate((4, 2, 6))]
     states = [model.start(Batch(target[:, :1], source_BS=source)) for target, source in rows]
@@ -157,13 +157,13 @@ def test_a_source_is_needed_and_attention_for_alignments() -> None:
     model, _ = seq2seq()
     with pytest.raises(ValueError, match="source"):
         model(Batch(tokens(1, 3)))
-    with pytest.raises(ValueError, match="no alignments"):
+    with pytest.raises(ValueError, match="no attention weights"):
         model.alignments(Batch(tokens(1, 3), source_BS=tokens(1, 3)))
 
 
 @pytest.mark.parametrize("feed", ["output", "input"])
 def test_it_learns_to_reverse(feed: str) -> None:
-    """And looks back where it should: the weights lie on the other diagonal."""
+    """With the right alignment: the weights are on the anti-diagonal."""
     torch.manual_seed(0)
     of = spec(
         shape="encoder-decoder",

@@ -19,7 +19,7 @@ GIGABYTE = 10**9
 
 
 def holds(spec: Model) -> None:
-    """The size of a spec is that of the model which is really built."""
+    """The size of a spec equals that of the built model."""
     model = build(spec, vocab_size=50)
     assert size_of(spec, vocab_size=50).parameters == sum(p.numel() for p in model.parameters())
     assert size_of(spec, vocab_size=50).matrices == sum(p.numel() for p in layer_matrices(model))
@@ -61,7 +61,7 @@ def test_an_outline_has_the_shapes_of_the_model(family):
 
 
 def test_outlines_load_no_compiler():
-    """Which would take longer than all else before training; torch loads it to draw numbers on the meta device."""
+    """The compiler takes longest to import; torch imports it for random numbers on the meta device."""
     program = (
         "import sys\n"
         "from lmtool.model.size import outline\n"

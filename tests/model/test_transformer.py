@@ -1,4 +1,4 @@
-"""The Transformers against the plain ones, their gradients, their first weights and their size."""
+"""The Transformers against a plain reference, their gradients, initial weights and size."""
 
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     **TRANSFORMERS,
 }
 PLAIN = {name: of for name, of in CHOICES.items() if of.get("score") not in ("bilinear", "reduced-rank", "additive")}
-"""Scores with weights are held to loops in test_scores.py."""
+"""Learned scores are tested in test_scores.py."""
 SOURCES = [[3, 1, 4, 1], [5]]
 SEGMENTS = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 1, 1]])
 
@@ -254,7 +254,7 @@ def test_the_position_table_can_be_longer_than_the_context() -> None:
 
 
 def test_dropout_of_embeddings_zeroes_some_and_scales_the_rest() -> None:
-    """With every sublayer silenced, the stream is the embedding after dropout."""
+    """With every sublayer zeroed, the residual stream is the embedding after dropout."""
     model = tiny.model(dropout=0.25)
     for name, parameter in model.named_parameters():
         if ".mixer.out." in name:
@@ -308,7 +308,7 @@ def test_the_recipe_on_a_page_is_one(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_names_the_recipes_of_its_shape(name: str) -> None:
-    """With the sizes of those whose papers say them."""
+    """With sizes given in their papers."""
     page = PAGES[name].read_text(encoding="utf-8")
     for recipe_name in shipped():
         recipe = load(recipe_name).recipe

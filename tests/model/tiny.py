@@ -138,9 +138,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
 """One model of each family, by name."""
 BOTH_SIDES = [name for name, of in FAMILIES.items() if of.get("shape") == "encoder"]
 ONE_SIDE = [name for name in FAMILIES if name not in BOTH_SIDES]
-"""Families in which no position sees those after it."""
+"""Causal families."""
 CACHED = [name for name in ONE_SIDE if name != "skip-gram"]
-"""Families that read on from a state; a skip-gram model has no next token."""
+"""Families with a decoding state; a skip-gram model has no next token."""
 
 
 def spec(**changes: Any) -> Transformer:
@@ -151,9 +151,9 @@ def spec(**changes: Any) -> Transformer:
 
 
 def model(seed: int = 0, dtype: torch.dtype = torch.float64, vocab_size: int = VOCAB, **changes: Any) -> LanguageModel:
-    """A model in evaluation mode with large random weights, biases and gains, so that a wrong one shows.
+    """A model in evaluation mode with large random weights, biases and gains, so that errors are visible.
 
-    One that counts has counted a random text.
+    An n-gram model has counted a random text.
     """
     built = build(any_spec(**changes), vocab_size).to(dtype).eval()
     if isinstance(built, NGramModel):
@@ -168,7 +168,7 @@ def model(seed: int = 0, dtype: torch.dtype = torch.float64, vocab_size: int = V
 
 
 def any_spec(**changes: Any) -> Model:
-    """Of the kind that the changes name: what they say, or else a Transformer as `spec` makes it."""
+    """A spec of the kind in the changes, or else a Transformer from `spec`."""
     if "kind" not in changes:
         return spec(**changes)
     named: Model = TypeAdapter(Model).validate_python(changes)
@@ -185,7 +185,7 @@ def sources(n_rows: int, seed: int = 0) -> list[list[int]]:
 
 
 def padded(texts: Sequence[Sequence[int]], longest: int = 0) -> tuple[Tensor, Tensor | None]:
-    """Texts as rows, padded behind to the longest, or to more; and what is text, unless all of it is."""
+    """Right-padded rows, and the padding mask unless there is no padding."""
     longest = max(longest, *map(len, texts))
     rows = torch.tensor([[*text, *[7] * (longest - len(text))] for text in texts], dtype=torch.int64)
     keep = torch.arange(longest) < torch.tensor([[len(text)] for text in texts])
@@ -193,7 +193,7 @@ def padded(texts: Sequence[Sequence[int]], longest: int = 0) -> tuple[Tensor, Te
 
 
 def read(built: LanguageModel, tokens_BT: Tensor, texts: Sequence[Sequence[int]] | None = None, **more: Any) -> Tensor:
-    """Hidden states (B, T, D) of the tokens in one forward pass; models with a source read `texts` as that.
+    """Hidden states (B, T, D) of the tokens in one forward pass; models with a source get `texts` as source.
 
     more: other fields of the batch.
     """
@@ -219,7 +219,7 @@ def read(built: LanguageModel, tokens_BT: Tensor, texts: Sequence[Sequence[int]]
 
 
 def start(built: LanguageModel, n_rows: int, texts: Sequence[Sequence[int]] | None = None) -> DecodeState:
-    """The state before the first token of so many rows, behind their sources."""
+    """The initial state of this many rows, after their sources."""
     source_BS, keep_BS = padded(sources(n_rows) if texts is None else texts)
     batch = Batch(tokens(n_rows, 1), source_BS=source_BS, source_keep_BS=keep_BS)
     return built.start(batch.to(device_of(built)))
@@ -301,7 +301,7 @@ class _Weights:
         )
 
     def attention(self, name: str, joined: str) -> reference.Attention:
-        """Queries stand in front of keys and values in one matrix, or in one of their own (to a source)."""
+        """Queries come before keys and values in one matrix, or have their own (cross-attention)."""
         width, kv_width = self.of.d_model, self.head_width * self.n_kv_heads
         matrix, first = f"{name}.mixer.{joined}", width if joined == "qkv" else 0
         return reference.Attention(

@@ -1,4 +1,4 @@
-"""Auxiliary losses of a model: in every loss that is trained on, as often as a row has targets, and in no score."""
+"""Auxiliary losses of a model: in every training loss, weighted by a row's number of targets, and in no score."""
 
 from typing import Any
 
@@ -54,7 +54,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 
 
 def take(model: LanguageModel) -> None:
-    """Let a model take a price for each row."""
+    """Give a model an auxiliary loss for each row."""
     price_B = torch.nn.Parameter(PRICE_B.clone())
     model.register_parameter("price_B", price_B)
     forward, layers = model.forward, model.layers_and_auxiliary

@@ -1,4 +1,4 @@
-"""ELMo's objective: the next token from those before, the one before from those behind, never over given tokens."""
+"""ELMo's objective: the next token left to right, the previous one right to left, never over given tokens."""
 
 from typing import Any
 
@@ -33,14 +33,14 @@ def batch_of(rows: list[list[int]], isolated: bool = False) -> Batch:
 
 
 def test_targets_of_the_backward_half() -> None:
-    """Nothing stands before a row, and the end of a document is given to what reads from its end."""
+    """The first token of a row has no previous one, and the last of a document is given right to left."""
     found = objective().targets_before(batch_of(ROWS))
     assert found.tolist() == [[IGNORE, BOS, 4, 5, IGNORE, BOS], [IGNORE, 5, 6, IGNORE, BOS, 3]]
 
 
 @pytest.mark.parametrize("isolated", [False, True])
 def test_the_loss_is_half_the_sum_of_both_directions(isolated: bool) -> None:
-    """Each -log p by hand, from texts that are cut by hand where documents are apart."""
+    """Each -log p by hand, from texts cut by hand where documents are isolated."""
     model = model_of()
     assert isinstance(model, BidirectionalModel)
     total = 0.0

@@ -123,7 +123,7 @@ def test_without_targets_there_is_no_loss() -> None:
 
 
 def gradients(model: LanguageModel, rows: list[NDArray[np.int64]], size: int, eps: float) -> tuple[int, float]:
-    """Piles up the gradients of micro-batches; returns the number of targets and the summed loss."""
+    """Accumulates the gradients of micro-batches; returns the number of targets and the summed loss."""
     own = objective(eps, isolate=True)
     count, total = 0, 0.0
     for start in range(0, len(rows), size):
@@ -159,7 +159,7 @@ def test_any_micro_batches_give_the_same_gradients(
 
 
 def test_the_gradient_of_a_tied_matrix_counts_both_its_uses() -> None:
-    """The chunked loss hands the head's share to autograd, which adds the embedding's."""
+    """The chunked loss passes the head's gradient to autograd, which adds the embedding's."""
     rows = examples(4, 8)
     model = tiny.model()
     gradients(model, rows, 4, 0.0)

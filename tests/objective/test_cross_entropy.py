@@ -1,4 +1,4 @@
-"""Cross-entropy against loops, in chunks and whole, and how much of it is alive at once."""
+"""Cross-entropy against loops, in chunks and whole, and its peak memory."""
 
 from collections.abc import Callable
 from typing import Any
@@ -56,7 +56,7 @@ def test_gradient_without_smoothing_is_softmax_minus_one_hot() -> None:
 
 
 def test_smoothing_gives_the_target_one_minus_eps_and_not_more() -> None:
-    """torch spreads eps over all V entries, the target too: that is another eps."""
+    """torch spreads eps over all V entries, the target included: a different eps."""
     logits, targets = logits_of(M, V), torch.arange(M) % V
     ours = smoothed_cross_entropy(logits, targets, 0.2)
     theirs = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=0.2)
@@ -196,9 +196,9 @@ def test_chunks_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class AliveLogits(TorchDispatchMode):
-    """Measures how many elements of tensors that are (rows, V) are alive at once, whoever holds them.
+    """Records the peak number of elements in live tensors of shape (rows, V).
 
-    What is (D, V) is the head's matrix.
+    The head's matrix is (D, V).
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -260,7 +260,7 @@ def test_slopes_below_float16_reach_the_gradient_once_they_are_scaled(scale: flo
 
 
 def test_chunks_in_float16_keep_small_slopes_too() -> None:
-    """Their gradients are taken before the scale is known."""
+    """Their gradients are computed before the scale is known."""
     weight_VD = torch.full((50, 1), -18.0)
     weight_VD[0] = 0.0
 

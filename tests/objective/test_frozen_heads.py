@@ -1,4 +1,4 @@
-"""Losses over a vocabulary whose head learns in part or not at all: in chunks as at once."""
+"""Losses with a partly or fully frozen head: chunked equals unchunked."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def gradients(model: LanguageModel, objective: Objective, batch: Batch) -> tuple
 def in_chunks_as_at_once(
     model: LanguageModel, objective: Objective, batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Tensor]:
-    """The gradients, which are the same in both ways."""
+    """The gradients, which are equal both ways."""
     calls = []
     genuine = cross_entropy._ChunkedLoss.forward
     monkeypatch.setattr(cross_entropy._ChunkedLoss, "forward", lambda *a: calls.append(1) or genuine(*a))

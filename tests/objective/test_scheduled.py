@@ -1,4 +1,4 @@
-"""Scheduled sampling: which tokens are the model's own, in all families, and that no split or state changes it."""
+"""Scheduled sampling: which tokens are sampled, in all families, independent of splits and states."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -180,7 +180,7 @@ def objective(done_floor: float = 0.2) -> CausalObjective:
 
 @pytest.mark.parametrize("family", ["elman", "lstm", "gru with a mean of memories"])
 def test_a_recurrent_model_learns_as_if_it_drew_while_it_learns(family: str) -> None:
-    """The paper's loop: draw or take the truth, read on, add the loss of the next token, all with gradients."""
+    """The paper's loop: sample or take the true token, step, add the loss of the next token, all with gradients."""
     own, examples = objective(), rows(3, T + 1)
     batch = own.collate(examples, 0.6)
     assert batch.draws_BT is not None
@@ -263,7 +263,7 @@ def test_dropout_is_off_while_tokens_are_drawn_and_on_again(family: str) -> None
 
 @pytest.mark.parametrize("family", ["gpt2", "lstm"])
 def test_under_autocast_all_weights_have_gradients(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What autocast keeps of the pass that draws has none."""
+    """Weights that autocast cached in the sampling pass have none."""
     monkeypatch.setattr(cross_entropy, "chunk_rows", lambda *_: 2)
     model = tiny.model(dtype=torch.float32, **FAMILIES[family]).train()
     own = objective()

@@ -59,7 +59,7 @@ texts = st.lists(st.sampled_from([BOS, EOS, UNK, *range(SPECIALS, V - 1)]), max_
 @settings(max_examples=60, deadline=None)
 @given(tokens=texts, window=st.integers(1, 4), seed=st.integers(0, 99))
 def test_pairs_are_those_of_the_windows(tokens: list[int], window: int, seed: int) -> None:
-    """Special tokens are left out, documents do not mix, and a reach from 1 to the window is drawn for each word."""
+    """Special tokens are skipped, documents do not mix, and a window from 1 to the maximum is drawn for each word."""
     words = [t for t in tokens if t >= SPECIALS]
     documents = [sum(t == BOS for t in tokens[: i + 1]) for i, t in enumerate(tokens) if t >= SPECIALS]
     reaches = np.random.Generator(np.random.PCG64(seed))
@@ -88,7 +88,7 @@ def test_noise_has_the_power_of_the_counts_and_no_special_tokens() -> None:
 
 
 def test_frequent_words_are_left_out_as_often_as_they_should() -> None:
-    """sqrt(t / f) + t / f of the occurrences stay (word2vec.c)."""
+    """sqrt(t / f) + t / f of the occurrences are kept (word2vec.c)."""
     t = 0.05
     tokens = list(range(SPECIALS, V - 1)) * 800
     batch = objective(subsample=t, negatives=0).collate([example(tokens)])
@@ -216,7 +216,7 @@ def test_a_recipe_cannot_ask_for_samples() -> None:
         "training": {"steps": 1, "batch_size": 1},
     }
     Recipe.model_validate(recipe)
-    with pytest.raises(ValidationError, match=r"evaluation\.prompts are for models that write"):
+    with pytest.raises(ValidationError, match=r"evaluation\.prompts are for generative models"):
         Recipe.model_validate(recipe | {"evaluation": {"prompts": ["One"]}})
 
 

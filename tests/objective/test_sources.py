@@ -1,4 +1,4 @@
-"""Prefixes and removed spans: nothing is lost, the loss is on the target only, and a text has one likelihood."""
+"""Prefixes and removed spans: no token is lost, the loss is on the target only, and likelihoods are consistent."""
 
 from typing import Any
 
@@ -56,7 +56,7 @@ def test_source_and_target_reassemble(n: int, rate: float, mean: float, seed: in
 
 
 def test_lengths_are_t5s() -> None:
-    """512 tokens of source come from 569, one more than in Raffel et al. 2020, whose source has an end mark."""
+    """512 tokens of source come from 569, one more than in Raffel et al. 2020, whose source has an end token."""
     many = Vocabulary(400, 0, 1, 2, 4, 5, 6, tuple(range(7, 107)), 107)
     own = SpanCorruptionObjective(SpanCorruption(kind="span-corruption"), many, False)
     length = own.cut(512).length

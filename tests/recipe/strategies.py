@@ -67,9 +67,9 @@ def specs(spec: type[Spec]) -> st.SearchStrategy[Spec]:
 
 
 def _grown(spec: type[Spec], fields: dict[str, Any], others: dict[str, Any]) -> Any:
-    """The spec with these fields, which fit each other, and with all of the others that fit those before them.
+    """The spec with these compatible fields, and with all others that are compatible with preceding ones.
 
-    So that every draw gives a spec, and none has to be thrown away.
+    So that every draw is valid, without rejection.
     """
     built = spec(**fields)
     for name, value in others.items():
@@ -87,7 +87,7 @@ def _recipes(draw: st.DrawFn) -> Recipe:
     objective = objectives[draw(st.sampled_from(objectives_of(model)))]
     fits = {
         "model": model,
-        # dropout is the one default of an objective that a model, of words without vectors, may have no use for
+        # dropout is the one default of an objective that a model, with one-hot words, may not support
         "objective": objective(kind=kind_of(objective), **({"dropout": 0.0} if objective is Classification else {})),
         "tokenizer": BpeTokenizer(sentinels=100),
         "training": Training(steps=1, batch_size=1),
@@ -105,14 +105,14 @@ def _fields(spec: type[Spec]) -> dict[str, st.SearchStrategy[Any]]:
 
 
 def _part(field: FieldInfo) -> st.SearchStrategy[Any]:
-    """One of the specs that may stand at a field, or none where it may be left out."""
+    """One of the specs allowed at a field, or none where it is optional."""
     found: list[st.SearchStrategy[Any]] = [specs(part) for part in parts(field).values()]
     return st.one_of(([st.none()] if type(None) in get_args(field.annotation) else []) + found)
 
 
 @st.composite
 def transformers(draw: st.DrawFn) -> Transformer:
-    """Transformers small enough to build, whose sizes fit each other."""
+    """Transformers small enough to build, with compatible sizes."""
     groups, kv_heads = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     sizes = {
         "kind": "transformer",
@@ -136,7 +136,7 @@ def transformers(draw: st.DrawFn) -> Transformer:
 
 @st.composite
 def recurrents(draw: st.DrawFn) -> Recurrent:
-    """Recurrent networks small enough to build, whose parts fit each other."""
+    """Recurrent networks small enough to build, with compatible parts."""
     sizes = {"kind": "recurrent", "d_model": draw(st.integers(1, 12)), "context": draw(st.integers(1, 20))}
     drawn = {name: draw(strategy) for name, strategy in _fields(Recurrent).items() if name not in sizes}
     if drawn["attention"] is not None:

@@ -1,4 +1,4 @@
-"""What a wrong recipe is told: every mistake at once, each with its line, in plain words."""
+"""Messages for invalid recipes: every mistake at once, each with its line, in plain words."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -26,7 +26,7 @@ training:
 
 @pytest.fixture
 def refused(tmp_path, monkeypatch):
-    """What loading a text says."""
+    """The messages of loading a text."""
 
     def read(text: str) -> list[str]:
         monkeypatch.chdir(tmp_path)
@@ -106,7 +106,7 @@ def test_wrong_values_of_the_model(refused, line, message):
         ("data: {train: 3}", "data.train: 3 is not text or a list of texts"),
         ("data: {train: [a, 3]}", "data.train: ['a', 3] is not text or a list of texts"),
         ("data: {column: 3}", "data.column: 3 is not text"),
-        ('evaluation: {prompts: "\\ud800"}', "evaluation.prompts: hold a character that UTF-8 cannot write"),
+        ('evaluation: {prompts: "\\ud800"}', "evaluation.prompts: hold a character that UTF-8 cannot encode"),
         ("description: {a: b}", "description: {'a': 'b'} is not text"),
         ("model: {}", "model: written twice, first in line 1"),
         ("seed: -1", "seed: -1 is not a whole number of at least 0 and below 9007199254740992"),
@@ -150,20 +150,20 @@ def test_missing_keys_and_sizes_that_do_not_fit(refused, old, new, message):
 @pytest.mark.parametrize(
     ("model", "objective", "message"),
     [
-        ("{kind: averaging}", "{kind: classification}", "models that write text, which averaging models do not"),
-        ("{kind: skipgram}", "{kind: skip-gram}", "models that write text, which skipgram models do not"),
+        ("{kind: averaging}", "{kind: classification}", "generative models, which averaging models are not"),
+        ("{kind: skipgram}", "{kind: skip-gram}", "generative models, which skipgram models are not"),
         (
             "{kind: transformer, shape: encoder, n_layers: 1, d_model: 8, n_heads: 2, context: 8}",
             "{kind: classification}",
-            "a transformer encoder fills masks, which objective classification does not teach",
+            "a transformer encoder fills masks, which objective classification does not train",
         ),
     ],
 )
 def test_prompts_are_for_what_writes(refused, model, objective, message):
-    """Told when the recipe is read, not when the first sample fails."""
+    """Reported when the recipe is read, not when the first sample fails."""
     text = f"training: {{steps: 1, batch_size: 1}}\nmodel: {model}\nobjective: {objective}\n"
     (told,) = refused(text + "evaluation: {prompts: [a]}\n")
-    assert told.startswith("r.yaml:4: evaluation.prompts: are for models that write text")
+    assert told.startswith("r.yaml:4: evaluation.prompts: are for generative models")
     assert message in told
 
 
@@ -183,7 +183,7 @@ def test_what_writes_may_have_prompts(tmp_path, model, objective):
 
 
 def test_prompts_on_the_command_line_are_refused_as_well():
-    with pytest.raises(RecipeError, match=r"evaluation\.prompts: are for models that write text") as caught:
+    with pytest.raises(RecipeError, match=r"evaluation\.prompts: are for generative models") as caught:
         load("dan", ["evaluation.prompts=a"])
     assert caught.value.exit_code == 2
 

@@ -86,10 +86,10 @@ def test_a_duplicate_key_names_both_lines_and_the_rest_is_still_read():
         ("a: 'b\n", "f:1:4: not YAML: a quote is not closed"),
         ("a: 1\n---\nb: 2\n", "f:2:1: not YAML: a second document; a recipe is one"),
         ("a: &x 1\nb: *x\n", "f:2:4: not YAML: an alias; write the value itself"),
-        ("a: 1\nb: x\x07y\n", "f:2:5: not YAML: the character U+0007, which text does not hold"),
+        ("a: 1\nb: x\x07y\n", "f:2:5: not YAML: the character U+0007, which YAML does not allow"),
         ("a: !!python/name:os.system 1\n", "f:1: a: the tag !!python/name:os.system is not read; leave it out"),
         ("a: !!float 1\n", "f:1: a: the tag !!float is not read; leave it out"),
-        ("? [1]\n: 2\n", "f:1: a key must be a word, not a list or mapping"),
+        ("? [1]\n: 2\n", "f:1: a key must be a string, not a list or mapping"),
         ("[" * 100_000, "f: not a recipe: nested too deeply"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Finding recipes, laying the command line over them, and where each value came from."""
+"""Finding recipes, command-line overrides, and origins of values."""
 
 import subprocess
 import sys
@@ -94,7 +94,7 @@ def test_a_folder_is_not_a_recipe(tmp_path):
             b"To be, or not to be",
             "x.yaml: holds 'To be, or not to be'; a recipe is a mapping of keys such as model and",
         ),
-        (b"description: caf\xe9\n", "x.yaml: byte 16 is not UTF-8; a recipe is a YAML text"),
+        (b"description: caf\xe9\n", "x.yaml: byte 16 is not UTF-8; a recipe is YAML text"),
         (b"a: [1\n", "x.yaml:1:4: not YAML: a list that [ opened is not closed"),
         (b"\n" * (LARGEST_FILE + 1), "x.yaml: 1000001 bytes; a recipe is a short YAML file"),
     ],
@@ -204,7 +204,7 @@ def test_a_value_inside_a_mapping_from_the_command_line_has_its_origin(file):
         ("model.d_model=5", "model.n_heads: 4 does not divide d_model 5"),
         ("model.position.size=8", "model.context: 16 is longer than position.size 8"),
         ("model.position={size: 8}", "model.context: 16 is longer than position.size 8"),
-        ("training.steps=5\x1b[31m", "not YAML: the character U+001B, which text does not hold"),
+        ("training.steps=5\x1b[31m", "not YAML: the character U+001B, which YAML does not allow"),
     ],
 )
 def test_mistakes_of_overrides_name_the_override(file, override, message):
@@ -281,7 +281,7 @@ def every_spec(spec: type[Spec] = Recipe):
 
 
 def test_defaults_of_parts_are_the_defaults_of_their_fields():
-    # Setting one key of a part that a recipe leaves out must not change the others.
+    # Setting one key of a part that a recipe omits must not change the others.
     defaults = [f.default for spec in every_spec() for f in spec.model_fields.values() if isinstance(f.default, Spec)]
     assert defaults
     assert all(default == type(default)() for default in defaults)

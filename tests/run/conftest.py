@@ -18,7 +18,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def make(runs: Path) -> MakeRun:
-    """Makes a run with a checkpoint at each of the given steps, the first being the best, and lets go of it."""
+    """Makes a run with a checkpoint at each of the given steps, the first being the best, and releases its lock."""
 
     def make(
         name: str = "tiny", folder: Path | None = None, steps: tuple[int, ...] = (10, 20), finished: bool = False

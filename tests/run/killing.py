@@ -1,7 +1,7 @@
 """Kills savers, for test_kill.py: run as `python -m tests.run.killing at-each-event|at-random FOLDER SEED`.
 
 A process of its own, so that it can fork: its children need no import of torch, which makes a kill cost milliseconds.
-Prints what came of each kill, as one JSON list.
+Prints the result of each kill, as one JSON list.
 """
 
 import json
@@ -117,7 +117,7 @@ def die_at_event(number: int, folder: Path) -> None:
 
 
 def at_each_event(folder: Path) -> Iterable[dict[str, object]]:
-    """Kill before the first, second, third... thing that a save of step 3 over step 2 does, until it survives."""
+    """Kill before the first, second, third... event of a save of step 3 over step 2, until it survives."""
     with new_run(folder / "fresh") as run:
         save(run, 1)
         save(run, 2)

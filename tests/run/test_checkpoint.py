@@ -85,7 +85,7 @@ def test_loaded_tensors_can_be_trained_on(tmp_path: Path) -> None:
 
 def test_tied_tensors_are_refused_by_name(tmp_path: Path) -> None:
     weight = torch.ones(2)
-    with pytest.raises(ValueError, match="'embedding' and 'head' are the same memory"):
+    with pytest.raises(ValueError, match="'embedding' and 'head' share memory"):
         checkpoint.save(tmp_path, 1, {"embedding": weight, "head": weight}, {}, {}, best_step=None, keep_last=1)
     with pytest.raises(ValueError, match="complex64"):
         checkpoint.save(tmp_path, 1, {}, {"z": torch.zeros(1, dtype=torch.complex64)}, {}, best_step=None, keep_last=1)
@@ -251,7 +251,7 @@ ENTRY = {"bytes": 0, "sha256": hashlib.sha256(b"").hexdigest()}
         ({"step": "5"}, "is not a manifest"),
         ({"step": 6}, "is that of step 6"),
         ({"format": 2}, "has format 2; this lmtool reads 1"),
-        ({"note": "hello"}, "does not have the digest"),
+        ({"note": "hello"}, "does not match the digest"),
     ],
 )
 def test_a_forged_manifest_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -296,7 +296,7 @@ def test_the_newest_whole_one_is_taken_with_a_warning(tmp_path: Path) -> None:
     ]
     assert "state.json is missing" in warnings[0]
     shutil.rmtree(tmp_path / "step-000001")
-    with pytest.raises(CheckpointError, match=r"no checkpoint of this run is whole.*state\.json is missing"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint of this run is complete.*state\.json is missing"):
         checkpoint.newest_valid(tmp_path)
 
 

@@ -136,7 +136,7 @@ def test_a_full_disk_while_making_a_run_frees_the_lock(
         with pytest.raises(ResourceError, match="No space left"):
             Run.create(tmp_path / "out", **GIVEN)
     RunLock(tmp_path / "out").release()
-    # Either there is no run, or it is a whole one.
+    # Either there is no run, or a complete one.
     if (tmp_path / "out" / "run.json").exists():
         assert Run.open(tmp_path / "out").fingerprints == GIVEN["fingerprints"]
 
@@ -212,12 +212,12 @@ def test_the_best_is_found(make: MakeRun) -> None:
     (best.path / "state.json").unlink()
     best, (warning,) = run.best()
     assert best.step == 30
-    assert "took step-000030 instead of the best, step-000010: state.json is missing" in warning
+    assert "using step-000030 instead of the best, step-000010: state.json is missing" in warning
 
 
 @pytest.mark.parametrize("noted", [None, 10, 20])
 def test_the_best_is_found_without_a_look_at_the_weights_of_others(make: MakeRun, noted: int | None) -> None:
-    """Which may be large; from what was noted, and else from the newest manifest."""
+    """Which may be large; from the recorded step, or else the newest manifest."""
     run = make(steps=(10, 20, 30))
     if noted is not None:
         with run:

@@ -1,4 +1,4 @@
-"""A process killed at any moment of a save leaves the old checkpoint or the new one, whole."""
+"""A process killed at any moment of a save leaves the old checkpoint or the new one, complete."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def test_kill_before_each_thing_that_a_save_does(tmp_path: Path) -> None:
     assert survived["status"] == 0
     assert survived["step"] == 3
     assert len(killed) >= 30
-    # Once the new one has its name, it stays.
+    # Once the new one has its name, it is kept.
     assert [outcome["step"] for outcome in killed] == sorted(outcome["step"] for outcome in killed)
     assert {outcome["step"] for outcome in killed} == {2, 3}
 

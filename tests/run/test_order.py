@@ -82,7 +82,7 @@ def test_neighbours_go_to_independent_places(n: int) -> None:
     key_N = np.arange(200 * n, dtype=np.uint64)
     first, second = (permute(np.full(len(key_N), index), n, key_N) for index in (8, 9))
     assert chi_square_is_plausible(np.bincount(first, minlength=n))
-    # The second is anywhere but where the first is, so its distance is uniform in 1..n-1.
+    # The second is anywhere but at the first, so its distance is uniform in 1..n-1.
     assert chi_square_is_plausible(np.bincount((second - first) % n, minlength=n)[1:])
 
 

@@ -394,7 +394,7 @@ def test_all_checkpoints_damaged(work: Work) -> None:
     work.pretrain()
     for _, path in listed(work.run() / "checkpoints"):
         damage(path / "optimizer.safetensors")
-    with pytest.raises(CheckpointError, match="no checkpoint of this run is whole"):
+    with pytest.raises(CheckpointError, match="no checkpoint of this run is complete"):
         work.resume()
 
 

@@ -213,12 +213,15 @@ def test_adapters_need_weights_to_stand_beside(work: Work) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["tuning.freeze=body"], "leaves nothing to learn"),
+        (["tuning.freeze=body"], "leaves nothing to train"),
         (["model={kind: recurrent, d_model: 8, context: 8}", LORA], "adapts the matrices of a Transformer"),
         (["model={kind: ngram}", "tuning.layer_decay=0.5"], "for models with layers"),
-        (["objective.kind=classification", "tuning.freeze=body", LORA], "not under freeze body"),
+        (["objective.kind=classification", "tuning.freeze=body", LORA], "freeze body leaves frozen"),
         (["objective.kind=classification", "tuning.freeze=body", "tuning.unfreeze_every=2"], "would end"),
-        (["objective.kind=classification", "tuning.freeze=body", "objective.lm_weight=0.5"], "nothing to teach"),
+        (
+            ["objective.kind=classification", "tuning.freeze=body", "objective.lm_weight=0.5"],
+            "lm_weight 0.5 has no effect",
+        ),
         (["tuning.lora={targets: []}"], "targets"),
     ],
 )
