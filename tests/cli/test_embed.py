@@ -123,5 +123,5 @@ def test_neighbors_are_the_nearest_by_cosine(lmtool, run):
 
 
 def test_an_unknown_word_is_refused_with_those_like_it(lmtool, run):
-    lmtool.refuses(2, "neighbors", run, "Thee", words=["'Thee' is no token", "did you mean"])
+    lmtool.refuses(2, "neighbors", run, "Thee", words=["'Thee' is not a token", "did you mean"])
     lmtool.refuses(2, "neighbors", run, "xyzzyxyzzy", words=["single word"])

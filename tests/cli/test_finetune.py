@@ -126,7 +126,7 @@ def test_a_trained_run_is_fine_tuned_and_resumed(folder: Path, base: Path) -> No
     assert steps == list(range(1, len(steps) + 1))
     # a head for the same labels is kept
     result = CliRunner().invoke(app, [*map(str, once[:2]), "--from", str(folder / "tuned"), "--epochs", "1"])
-    assert "the head is kept" in result.stderr
+    assert "the head is reused" in result.stderr
 
 
 @pytest.mark.parametrize(

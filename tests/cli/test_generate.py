@@ -358,7 +358,9 @@ def test_other_weights_are_not_replayed(load, tmp_path):
     assert "not the one of the record" in str(error)
 
 
-@pytest.mark.parametrize(("content", "words"), [("", "no record"), ("{}\n", "no record"), ("not JSON", "no record")])
+@pytest.mark.parametrize(
+    ("content", "words"), [("", "no record"), ("{}\n", "not a record"), ("not JSON", "not a record")]
+)
 def test_what_is_no_record_is_refused(load, tmp_path, content, words):
     load(history_model())
     (tmp_path / "texts.jsonl").write_text(content)

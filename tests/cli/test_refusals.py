@@ -298,7 +298,7 @@ def test_another_recipe_or_text_than_the_runs(lmtool, run, corpus, home):
     (home / "tales.txt").write_text("Another text than it was.\n" * 100)
     recipe.write_text(recipe.read_text().replace(str(corpus), "tales.txt"))
     changed = contents(run)
-    words = ["its training data have changed", "tales.txt", "put the old data back"]
+    words = ["its training data have changed", "tales.txt", "restore the old data"]
     lmtool.refuses(CHECKPOINT, "resume", "last", "-s", "training.steps=+2", words=words)
     assert contents(run) == changed
     assert {path: content for path, content in before.items() if path != "recipe.yaml"}.items() <= changed.items()

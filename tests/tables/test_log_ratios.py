@@ -57,7 +57,7 @@ def test_a_run_can_be_trained_on(work: Work) -> None:
     finetune(work, "run", labels, 3)
     path = table(work, labels)
     events = work.finetune(source=work.run("run"), table=path, name="on")
-    assert "the head is kept, since the labels are the same" in warnings_in(events)
+    assert "the head is reused, since the labels are the same" in warnings_in(events)
     assert torch.equal(weights(work, "on")["head.ratios_CF"], weights(work, "run")["head.ratios_CF"])
 
 

@@ -55,7 +55,7 @@ def test_two_processes(work: Work) -> None:
     more = f"training.steps={step + 10}"
     process = start(work, [*TORCHRUN, "resume", str(work.run()), "-s", more])
     assert process.wait() == 0, output(work)
-    assert "not bit for bit" not in output(work)[1]
+    assert "not bitwise" not in output(work)[1]
     (warning,) = warnings_in(work.resume(more, name="one process"))
     assert "processes 2 -> 1" in warning
 

@@ -192,7 +192,7 @@ def test_a_base_whose_checkpoint_is_damaged_is_refused(base: Path, tuned: Path) 
 def test_adapters_are_trained_on_from_as_if_they_were_merged(work: Work, tuned: Path) -> None:
     """Their head is kept, and adapters to adapters go on bit for bit."""
     events = work.finetune(LORA, source=tuned, name="again", stop=after(5))
-    assert "the head is kept, since the labels are the same" in warnings_in(events)
+    assert "the head is reused, since the labels are the same" in warnings_in(events)
     assert set(weights(work.run("again"), 5)) == set(weights(tuned, 12))
     work.resume(name="again")
     work.finetune(LORA, source=tuned, name="whole")
@@ -206,7 +206,7 @@ def test_adapters_are_trained_on_from_as_if_they_were_merged(work: Work, tuned: 
 
 
 def test_adapters_need_weights_to_stand_beside(work: Work) -> None:
-    with pytest.raises(UsageError, match="beside weights of a run, and none is named"):
+    with pytest.raises(UsageError, match="need the weights of a run, and none is given"):
         work.pretrain(LORA)
 
 
