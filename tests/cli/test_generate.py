@@ -1,4 +1,4 @@
-"""`lmtool generate` over a model built by hand, in place of a run."""
+"""`lmtool generate` with a hand-made model instead of a run."""
 
 import io
 import json
@@ -30,7 +30,7 @@ HASH = "ab" * 32
 
 @pytest.fixture
 def load(monkeypatch):
-    """Put a model in place of all runs; gives the list of what was asked for."""
+    """Replace all runs by a model; returns the list of requested runs."""
     asked = []
 
     def put(model, warnings=(), answers=False):
