@@ -43,22 +43,22 @@ def base_of(run: Run) -> Base:
 
     Raises CheckpointError when it is missing, or when its weights have changed.
     """
-    told = run.info.get("base")
-    if told is None:
+    info = run.info.get("base")
+    if info is None:
         raise CheckpointError("the run does not name the base of its adapters", where=str(run.path), fix="train anew")
-    place = Path(told["path"])
+    place = Path(info["path"])
     try:
-        found = find(str(place) if place.exists() else told["run"])
-        checkpoint = verify(found.run.path / CHECKPOINTS / told["checkpoint"], optimizer=False)
+        found = find(str(place) if place.exists() else info["run"])
+        checkpoint = verify(found.run.path / CHECKPOINTS / info["checkpoint"], optimizer=False)
     except CheckpointError as error:
         raise CheckpointError(
-            f"{run.name} holds adapters only, to {told['checkpoint']} of {told['run']}: {error.what}",
-            where=told["path"],
+            f"{run.name} holds adapters only, to {info['checkpoint']} of {info['run']}: {error.what}",
+            where=info["path"],
             fix="restore that run; `lmtool runs merge` makes a run that needs no base",
         ) from error
-    if checkpoint.files[MODEL].sha256 != told["sha256"]:
+    if checkpoint.files[MODEL].sha256 != info["sha256"]:
         raise CheckpointError(
-            f"{run.name} holds adapters only, to {told['checkpoint']} of {told['run']}, which has changed since",
+            f"{run.name} holds adapters only, to {info['checkpoint']} of {info['run']}, which has changed since",
             where=str(checkpoint.path),
             fix="restore the checkpoint, or train anew",
         )

@@ -193,8 +193,8 @@ class Optimizers:
         if self._scaler.is_enabled() and scale:
             self._scaler.load_state_dict({key: tensor.item() for key, tensor in scale.items()})
         moments = {key: tensor for key, tensor in tensors.items() if not key.startswith("scaler/")}
-        learnt = {self._names[parameter] for parameter, first_step in self._first_steps.items() if first_step < steps}
-        if moments and (missing := learnt - {key.partition("/")[2] for key in moments}):
+        trained = {self._names[parameter] for parameter, first_step in self._first_steps.items() if first_step < steps}
+        if moments and (missing := trained - {key.partition("/")[2] for key in moments}):
             raise KeyError(f"no moments of {min(missing)}")
         for key, tensor in moments.items():
             moment, _, name = key.partition("/")

@@ -349,7 +349,7 @@ FAULTS = [
         "a.csv",
         't,l\n"a "b" c",d\ne,f\n',
         "text after a closing quote",
-        ["goes on after its closing quote", "a.csv:2, row 1, column 't'", '""'],
+        ["continues after its closing quote", "a.csv:2, row 1, column 't'", '""'],
         [("e", "f")],
     ),
     ("a.csv", "t,l\na,b\nc,d\0\ne,f\n", "NUL byte", ["a.csv:3, row 2, column 'l'"], [("a", "b"), ("e", "f")]),

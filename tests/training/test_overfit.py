@@ -16,7 +16,7 @@ from tests.training.test_recipes import TABLES, kind_of_objective, small
 from tests.training.tiny import Work, metrics, no_report
 
 STEPS = {"lstm": 500, "lstm-attention": 500, **dict.fromkeys(("elmo-tiny", "gru", "t5-tiny", "dan", "linear"), 300)}
-"""Recipes that need more than 150 steps, most of them with gates."""
+"""Steps of recipes that need more than 150; gated networks need the most to memorize a batch."""
 QUIET: dict[str, Any] = {"command": [], "report": no_report, "stop": lambda: False}
 PAPERS = {"gpt1", "bert-base", "bert-large", "roberta-base", "t5-small", "prefix-lm", "transformer-base"}
 """Their learning rates are for hundreds of thousands of steps, as are those of each gpt2."""
