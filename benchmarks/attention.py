@@ -1,11 +1,11 @@
-"""Memory and time of attention under a window beside dense attention, forward and backward, by the length of the row.
+"""Memory and time of windowed and dense attention, forward and backward, by sequence length.
 
     python benchmarks/attention.py [--lengths 512 1024 2048 4096 8192] [--window 128 --dilation 1 --globals 0]
 
-Each measurement is a process of its own, whose peak of memory is read off at its end, less that of a process that only
-loads and makes the inputs. Attention alone: queries, keys and values are given, one row, causal. "masked" is the window
-as a mask over all pairs of positions, "dense" the fused kernel without a window. Processor time of one thread, so that
-other work on the machine counts little.
+Each measurement is a process of its own; its peak memory is reported less that of a process that only creates the
+inputs. Attention alone: queries, keys and values are given, one row, causal. "masked" is the window as a mask over all
+pairs of positions, "dense" the fused kernel without a window. CPU time of one thread, so that other load on the machine
+matters little.
 """
 
 import argparse
@@ -24,7 +24,7 @@ REPEATS = 3
 
 
 def measure(length: int, kind: str, given: argparse.Namespace) -> None:
-    """Print the peak memory of this process in kB, and the median processor seconds of a forward and backward pass."""
+    """Print the peak memory of this process in kB, and the median CPU seconds of a forward and backward pass."""
     torch.set_num_threads(1)
     window = Mask(True, given.window, given.dilation, given.globals)
     mask = Mask(causal=True) if kind == "dense" else window

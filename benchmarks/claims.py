@@ -1,9 +1,9 @@
-"""Six claims of the lectures, shown again in small; docs/claims.md has what came out.
+"""Six claims of the lectures, reproduced at small scale; docs/claims.md has the results.
 
     python benchmarks/claims.py positions [--folder DIR] [--quick]
 
-Each claim is a series of lmtool commands, which go to stderr, and a Markdown table, which goes to stdout. What is in
-the folder already is not run again, so a series that was interrupted goes on.
+Each claim is a series of lmtool commands, which go to stderr, and a Markdown table, which goes to stdout. Results that
+are already in the folder are reused, so an interrupted series is resumed.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def lmtool(*arguments: str) -> str:
 class Bench:
     """Runs commands in a folder, each once.
 
-    quick: few steps and one seed, to see that everything runs. spent: seconds of processor time that each command took.
+    quick: few steps and one seed, to check that all runs. spent: CPU seconds of each command.
     """
 
     def __init__(self, folder: Path, quick: bool) -> None:
@@ -55,7 +55,7 @@ class Bench:
         return range(1, 2 if self.quick else n + 1)
 
     def run(self, name: str, *arguments: str, settings: Iterable[str] = ()) -> str:
-        """What a command prints. Its results are kept under this name."""
+        """The output of a command, cached under this name."""
         command = [*arguments, *(word for setting in settings for word in ("-s", setting))]
         kept = self.folder / f"{name}.json"
         if not kept.exists():
@@ -71,7 +71,7 @@ class Bench:
         return printed
 
     def train(self, verb: str, name: str, *arguments: str, settings: Iterable[str] = ()) -> Path:
-        """The run directory of a command that trains."""
+        """The run directory of a training command."""
         run = self.folder / name
         if not run.with_suffix(".json").exists():
             shutil.rmtree(run, ignore_errors=True)
@@ -84,7 +84,7 @@ class Bench:
 
 
 def figures(run: Path) -> dict[str, Any]:
-    """What a fine-tuned run reached on its test table."""
+    """The results of a fine-tuned run on its test table."""
     found: dict[str, Any] = json.loads((run / "metrics.json").read_text())
     return found
 
@@ -105,11 +105,11 @@ def positions(bench: Bench) -> str:
         "alibi": "{kind: alibi}",
         "rotary": "{kind: rotary}",
         "sinusoidal": "{kind: sinusoidal}",
-        "learned": "{kind: learned, size: 1024}",  # more rows than are trained, so that longer texts can be read at all
+        "learned": "{kind: learned, size: 1024}",  # more positions than are trained, for longer texts
     }
     contexts = (64, 128, 256, 512, 1024)
     small = ["model.context=128", "training.batch_size=16", bench.steps(600)]
-    # of `tiny`, but rates and embeddings that suit no kind of positions more than another
+    # of `tiny`, but learning rates and embeddings that favour no kind of positions
     rates = ["optimizer={kind: muon, lr: 0.01, adamw: {lr: 5e-3, beta2: 0.99, weight_decay: 0}}", "model.init={}"]
     rows = []
     for kind, position in kinds.items():
@@ -124,7 +124,7 @@ def positions(bench: Bench) -> str:
 
 
 def attention(bench: Bench) -> str:
-    """Attention relieves the bottleneck of an encoder-decoder: the gap grows with the length of the source."""
+    """Attention removes the bottleneck of an encoder-decoder: the gap grows with the length of the source."""
     buckets = ((3, 7), (8, 12), (13, 18), (19, 30))
     small = ["model.d_model=192", "tokenizer.vocab_size=1024"]
     recipes = {"none": "seq2seq", "Luong": "seq2seq-luong"}
@@ -148,7 +148,7 @@ def attention(bench: Bench) -> str:
 
 
 def by_length(bench: Bench, low: int, high: int) -> Path:
-    """The rows of the translations for testing whose source has so many words."""
+    """The test translations whose source has so many words."""
     part = bench.folder / f"words-{low}-{high}.tsv"
     with (DATA / "translation.test.tsv").open(encoding="utf-8", newline="") as file:
         head, *lines = file.read().splitlines(keepends=True)
@@ -163,13 +163,13 @@ MUON = (
     "optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.02, beta2: 0.99, weight_decay: 0}}",
     "model.init.embedding_std=1.0",
 )
-"""What is fine-tuned: 1.3 million parameters, and minutes of pretraining on a core."""
+"""The pretrained models: 1.3 million parameters, and minutes of pretraining on a CPU core."""
 
 
 def pretrained(bench: Bench, name: str) -> Path:
-    """The run of an encoder, a decoder or an ELMo: the same texts and tokenizer, and nearly one size.
+    """The run of an encoder, a decoder or an ELMo: the same texts and tokenizer, and similar sizes.
 
-    The texts of the reviews are read without their labels. All read 2,048 tokens in a step; an ELMo's takes five
+    The texts of the reviews are used without their labels. All have 2,048 tokens per step; an ELMo's step takes five
     times as long, so it has fewer.
     """
     recipe, *settings = {
@@ -187,21 +187,21 @@ TUNED = {"encoder": ("optimizer.lr=5e-4", "objective.pool=mean"), "decoder": ("o
 SCRATCH = ("optimizer.lr=1e-3",)
 FEATURES = ("tuning.freeze=body", "objective.layers=mix", "optimizer.lr=5e-3")
 DAN = ("model.d_model=680", "optimizer.lr=1e-3")
-"""Rates of all weights that were pretrained, of all weights that were not, and of a head on a body that stays; and a
+"""Learning rates of pretrained weights, of weights from scratch, and of a head on a frozen body; and a
 deep averaging network as large as the others. An encoder's first position sees little of a text under ALiBi."""
 
 
 def tuned(
     bench: Bench, name: str, data: Path, test: str, seed: int, epochs: float, settings: Iterable[str], *how: str
 ) -> Path:
-    """A run on a labelled table: its last step, chosen by nothing, measured on the table for testing."""
+    """A run on a labelled table: its last step, without model selection, evaluated on the test table."""
     last = ("evaluation.every=100000", "checkpoint.every=100000")
     settings = [f"seed={seed}", "training.epochs=" + ("0.05" if bench.quick else f"{epochs}"), *last, *settings]
     return bench.train("finetune", name, str(data), "--test", str(DATA / test), *how, settings=settings)
 
 
 def from_scratch(bench: Bench, name: str, like: Path, data: Path, test: str, seed: int, epochs: float) -> Path:
-    """The same as the run `like`, with the same tokenizer, but for the weights that it starts from and their rate."""
+    """The same as the run `like`, with the same tokenizer, except for the initial weights and their learning rate."""
     settings = (f"tokenizer={{kind: file, path: {like / 'tokenizer.json'}}}", *SCRATCH)
     return tuned(bench, name, data, test, seed, epochs, settings, "--recipe", str(like / "recipe.yaml"))
 
@@ -217,11 +217,11 @@ def sample(bench: Bench, n: int, seed: int) -> Path:
 
 
 REVIEWS = {50: (40, 2), 150: (25, 2), 500: (12, 2), 1500: (6, 2), 3000: (4, 2)}
-"""For so many reviews: epochs, and how many seeds, each with a sample of its own."""
+"""By number of reviews: epochs, and number of seeds, each with a sample of its own."""
 
 
 def classifier(bench: Bench, name: str, part: str, data: Path, test: str, seed: int, epochs: float) -> Path:
-    """A model on a labelled table: pretrained and all of it trained on, a head on a frozen ELMo, or a DAN."""
+    """A model on a labelled table: pretrained and fully fine-tuned, a head on a frozen ELMo, or a DAN."""
     what = (bench, f"{name}-{part}", data, test, seed)
     match name:
         case "elmo":
@@ -241,7 +241,7 @@ def on_entailment(bench: Bench, name: str) -> Path:
 
 
 def pretraining(bench: Bench) -> str:
-    """Pretraining, then fine-tuning, beats training from scratch on the same labelled rows."""
+    """Pretraining and fine-tuning beats training from scratch on the same labelled rows."""
     rows = []
     for n, (epochs, seeds) in REVIEWS.items():
         cells = [f"{n:,}"]
@@ -260,7 +260,7 @@ def pretraining(bench: Bench) -> str:
 
 
 def transfer(bench: Bench) -> str:
-    """Fine-tuning on a larger task first helps a small one: entailment, then kinship."""
+    """Intermediate fine-tuning on a larger task helps a small one: entailment, then kinship."""
     rows = []
     for name in ("encoder", "decoder"):
         middle = on_entailment(bench, name)
@@ -304,15 +304,15 @@ def main() -> None:
     commands = parser.add_subparsers(dest="claim", required=True)
     for name, claim in CLAIMS.items():
         command = commands.add_parser(name, help=claim.__doc__, description=claim.__doc__)
-        command.add_argument("--folder", type=Path, help="where runs are kept; a folder that is deleted by default")
-        command.add_argument("--quick", action="store_true", help="few steps and one seed, to see that everything runs")
+        command.add_argument("--folder", type=Path, help="where runs are saved; a temporary folder by default")
+        command.add_argument("--quick", action="store_true", help="few steps and one seed, to check that all runs")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = (asked.folder or Path(scratch)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         bench = Bench(folder, asked.quick)
         print(CLAIMS[asked.claim](bench))
-    print(f"\n{sum(bench.spent.values()):.0f} s of processor time")
+    print(f"\n{sum(bench.spent.values()):.0f} s of CPU time")
 
 
 if __name__ == "__main__":

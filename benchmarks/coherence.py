@@ -1,9 +1,9 @@
-"""How many stories of a model hold together, so that the program that told the training text could have told them.
+"""The share of coherent stories of a model: those that the generator of the training text could have produced.
 
     python benchmarks/coherence.py [RUN] [--stories 200] [--temperatures 0.5 0.8] [--top-k 40] [--show]
 
-A story counts when the program has a derivation for it, to the last word: whose coat it is, who is still owed how much,
-whose watch it was. A single wrong name is enough to fail. Only runs trained on data/stories.txt are worth asking about.
+A story is coherent when the generator has a derivation of it, to the last word: whose coat it is, who is still owed how
+much, whose watch it was. A single wrong name is a failure. For runs trained on data/stories.txt.
 """
 
 import argparse
@@ -20,10 +20,10 @@ from stories import story
 
 
 def holds(text: str) -> bool:
-    """Whether the program could have told this story."""
+    """Whether the generator has a derivation of this story."""
     try:
         return bool(derivations(story, text.strip()))
-    except RuntimeError:  # so far from any story that the search for a derivation does not end
+    except RuntimeError:  # the search for a derivation gives up, far from any story
         return False
 
 
@@ -33,10 +33,10 @@ def main() -> None:
     parser.add_argument("--stories", type=int, default=200, metavar="N", help="at each temperature")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.5, 0.8], metavar="T")
     parser.add_argument("--top-k", type=int, default=40, metavar="K")
-    parser.add_argument("--show", action="store_true", help="print the stories that do not hold")
+    parser.add_argument("--show", action="store_true", help="print the incoherent stories")
     given = parser.parse_args()
     writer = writing.load(given.run)
-    print("| temperature | stories | that hold |\n|---|---|---|", flush=True)
+    print("| temperature | stories | coherent |\n|---|---|---|", flush=True)
     for temperature in given.temperatures:
         settings = Sample(temperature=temperature, top_k=given.top_k, max_new_tokens=500)
         texts = writer.complete("", settings, n=given.stories)

@@ -1,11 +1,11 @@
-"""Decoding beside Transformers and CTranslate2: the same random weights, the same prompts, taking turns.
+"""Decoding speed compared with Transformers and CTranslate2: the same random weights and prompts, in turns.
 
     python benchmarks/decoding.py [gpt2 | translation] [--settings one batch beam alone] [--rounds 3]
 
-gpt2 has the shape of GPT-2 124M: 32 tokens are read, 64 written. translation is an encoder-decoder of the size that
-Multi30k takes, with T5's parts: 16 tokens are read, 16 written. No text may end before. Figures are medians of rounds,
-in each of which every contender writes all texts once; where a contender computes in float32, its tokens are compared
-with lmtool's. Needs `pip install transformers ctranslate2`.
+gpt2 has the shape of GPT-2 124M: 32 prompt tokens, 64 generated. translation is an encoder-decoder of a size for
+Multi30k, with T5's components: 16 source tokens, 16 generated. No text may end earlier. Figures are medians of rounds,
+in each of which every contender generates all texts once; the tokens of contenders in float32 are compared with
+lmtool's. Needs `pip install transformers ctranslate2`.
 """
 
 import argparse
@@ -38,12 +38,12 @@ from lmtool.recipe.spec import Transformer
 START, END = 0, 1
 CPU = torch.device("cpu")
 Write = Callable[[list[list[int]], int], list[list[int]]]
-"""Prompts and a number of beams, 1 for greedy, to what is written behind each."""
+"""Prompts and a number of beams, 1 for greedy, to the continuations."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is written. n_read, n_written: tokens of each prompt, and behind it."""
+    """A decoding task. n_read, n_written: tokens of each prompt, and of its continuation."""
 
     spec: Transformer
     vocab_size: int
@@ -57,7 +57,7 @@ TASKS = {
         Transformer.model_validate(
             {
                 **{"kind": "transformer", "n_layers": 12, "d_model": 768, "n_heads": 12, "context": 1024},
-                **{"activation": "gelu-tanh", "init": {"std": 0.05}},  # wider than in training, so that texts differ
+                **{"activation": "gelu-tanh", "init": {"std": 0.05}},  # larger than in training, so that texts differ
             }
         ),
         50257,
@@ -136,7 +136,7 @@ def ctranslate2_writes(path: str, n: int, precision: str, answers: bool) -> Writ
 
 
 def same_t5(source: LanguageModel, spec: Transformer, vocab_size: int) -> T5ForConditionalGeneration:
-    """Transformers' T5 with the weights of ours."""
+    """Transformers' T5 with our weights."""
     assert spec.d_ff is not None
     config = T5Config(
         vocab_size=vocab_size,
@@ -209,13 +209,13 @@ def contenders(task: Task, folder: Path) -> dict[str, Write]:
     found["transformers float32"] = transformers_writes(theirs, n)
     half = (same_t5 if answers else same_gpt2)(ours(), task.spec, task.vocab_size).eval().to(torch.bfloat16)
     found["transformers bfloat16"] = transformers_writes(half, n)
-    # on processors it has no bfloat16
+    # on CPUs it has no bfloat16
     found |= {f"ctranslate2 {name}": ctranslate2_writes(path, n, name, answers) for name in ("float32", "int8")}
     return found
 
 
 def equal(texts: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> float:
-    """Which part of the tokens are the same up to the first that is not."""
+    """The share of the tokens before the first difference."""
     total = same = 0
     for text, other in zip(texts, others, strict=True):
         total += len(text)
@@ -244,7 +244,7 @@ def compare(task: Task, running: dict[str, Write], n_texts: int, beams: int, rou
 
 
 def reorder_share(task: Task, write: Write) -> None:
-    """How much of a beam search is spent on choosing the state's rows."""
+    """The share of a beam search that is spent on reordering the state's rows."""
     spent = 0.0
     pick = DecodeState.pick
 
@@ -280,7 +280,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         running = contenders(task, Path(folder))
         print(
-            f"{given.task}: {task.n_read} tokens read, {task.n_written} written; {torch.get_num_threads()} threads; "
+            f"{given.task}: {task.n_read} tokens read, {task.n_written} generated; {torch.get_num_threads()} threads; "
             f"torch {torch.__version__}, transformers {transformers.__version__}, ctranslate2 {ctranslate2.__version__}"
         )
         if "one" in given.settings:

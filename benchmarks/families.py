@@ -1,9 +1,9 @@
-"""Every family at equal time and about a million parameters: bits per byte of stories.valid.txt, beside the limit.
+"""Every family at equal training time and about a million parameters: bits per byte of stories.valid.txt.
 
     python benchmarks/families.py [--seconds 180] [--only NAME ...]
 
-Each contender is a recipe made as large as the others, with the same 2,048 word pieces. A short run first tells how
-many steps fit into the time, so that its schedule ends with it. Counting needs no such time, and gets none.
+Each contender is a recipe scaled to equal size, with the same 2,048 word pieces. A short run first estimates how many
+steps fit into the time, so that its schedule ends with it. Counting is a single pass.
 """
 
 import argparse
@@ -44,7 +44,7 @@ CONTENDERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "BERT (pseudo)": ("bert-tiny", LAYERS_128),
     "Longformer (pseudo)": ("longformer-tiny", LAYERS_128),
 }
-"""Recipe and changes, by name. "Pseudo": each token given all others, which no text can be written by."""
+"""Recipe and changes, by name. "Pseudo": pseudo-likelihood, each token given all others, not a generative model."""
 
 
 def lmtool(*arguments: str) -> str:
@@ -57,14 +57,14 @@ def records(run: str) -> list[dict[str, float]]:
 
 
 def train(recipe: str, overrides: Sequence[str], steps: int) -> str:
-    """The directory of a run of so many steps, validated at its end only."""
+    """The directory of a run of so many steps, validated only at its end."""
     fixed = (f"training.steps={steps}", f"evaluation.every={steps}", f"checkpoint.every={steps}")
     settings = [text for override in (*overrides, *fixed, "evaluation.prompts=[]") for text in ("-s", override)]
     return lmtool("pretrain", TRAIN, "--recipe", recipe, "--quiet", *settings)
 
 
 def steps_in(recipe: str, overrides: Sequence[str], seconds: float) -> int:
-    """How many steps take that long, by the later half of a short run."""
+    """How many steps take that long, estimated from the later half of a short run."""
     steps = records(train(recipe, overrides, PROBE_STEPS))
     half, last = steps[len(steps) // 2], steps[-1]
     return round(seconds * (last["step"] - half["step"]) / (last["seconds"] - half["seconds"]))

@@ -1,12 +1,12 @@
-"""Fine-tuning throughput beside Transformers: the same weights, rows and optimizer, taking turns.
+"""Fine-tuning throughput compared with Transformers: the same weights, rows and optimizer, in turns.
 
     python benchmarks/finetuning.py TRAIN TEST [--layers 4 --width 256 --heads 4 --batch 32 --epochs 2]
 
 Every contender trains its own copy of one BERT with a head on [CLS] on all rows of a labelled table, from scratch. They
-take turns of some steps each, so that whatever else the machine does hits all alike; figures are medians over turns.
+take turns of some steps each, so that other load on the machine affects all alike; figures are medians over turns.
 Transformers runs in the usual loop: rows shuffled, each batch padded to its longest row, fused AdamW, eager or SDPA
-attention. lmtool runs its own loop, which puts rows of like length together. lmtool and the fastest of the others then
-train to the end and are measured on TEST.
+attention. lmtool runs its own loop, which batches rows by length. lmtool and the fastest of the others then train to
+the end and are evaluated on TEST.
 """
 
 import argparse
@@ -45,7 +45,7 @@ from lmtool.training.optimizer import Optimizers
 
 
 class Peer(nn.Module):
-    """Transformers' BERT and a linear head on its [CLS]."""
+    """Transformers' BERT with a linear head on [CLS]."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Peer(nn.Module):
 
 
 def padded(rows: Sequence[EncodedRow]) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens, what of them is no padding, and labels."""
+    """Tokens, attention mask, and labels."""
     T = max(len(row.tokens) for row in rows)
     tokens_BT, keep_BT = torch.zeros(len(rows), T, dtype=torch.int64), torch.zeros(len(rows), T, dtype=torch.int64)
     for i, row in enumerate(rows):
@@ -72,7 +72,7 @@ def padded(rows: Sequence[EncodedRow]) -> tuple[Tensor, Tensor, Tensor]:
 def ours(
     model: Classifier, objective: ClassificationObjective, rows: Sequence[EncodedRow], recipe: Recipe, compute: Compute
 ) -> Iterator[float]:
-    """Losses of lmtool's own training loop, a step each."""
+    """Losses of lmtool's own training loop, per step."""
     examples = TableExamples(rows, recipe.training.batch_size, recipe.seed)
     optimizers = Optimizers(recipe.optimizer, model, compute)
     for step in fit(model, objective, optimizers, examples, recipe, compute, World()):
@@ -80,7 +80,7 @@ def ours(
 
 
 def theirs(model: Peer, rows: Sequence[EncodedRow], recipe: Recipe, compute: Compute) -> Iterator[float]:
-    """Losses of a plain loop over Transformers' BERT, a step each."""
+    """Losses of a plain loop over Transformers' BERT, per step."""
     spec = recipe.optimizer
     assert isinstance(spec, AdamW)
     groups = [
@@ -110,7 +110,7 @@ def theirs(model: Peer, rows: Sequence[EncodedRow], recipe: Recipe, compute: Com
 
 
 def same_weights(source: Classifier, config: BertConfig, attention: str) -> Peer:
-    """Transformers' BERT with the weights of ours."""
+    """Transformers' BERT with our weights."""
     config._attn_implementation = attention
     model = Peer(config)
     own = source.state_dict()
@@ -149,7 +149,7 @@ def same_weights(source: Classifier, config: BertConfig, attention: str) -> Peer
 
 @torch.inference_mode()
 def scores_of(model: Peer, rows: Sequence[EncodedRow], compute: Compute) -> Tensor:
-    """What a peer says of rows, (R, C)."""
+    """Logits of a peer for rows, (R, C)."""
     model.eval()
     found = []
     for start in range(0, len(rows), 64):
@@ -192,7 +192,7 @@ def main() -> None:
         model=model_spec,
         objective=Classification(kind="classification"),
         tokenizer=WordPieceTokenizer(kind="wordpiece"),
-        # every row is trained on; the test table stands where a table to choose by would
+        # all rows are for training; the test table takes the place of a validation table
         data=Data(train=(str(given.train),), valid=(str(given.test),)),
         training=Training(steps=1, epochs=given.epochs, batch_size=given.batch),
         optimizer=AdamW(lr=5e-4, weight_decay=0.01, beta2=0.98),

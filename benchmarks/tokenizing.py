@@ -1,8 +1,8 @@
 """Text file to finished token store: lmtool against `datasets.map` with a fast tokenizer and grouping (run_clm's way).
 
-Both are given the same text file and the same trained byte-level BPE, and run alternately, each time in a fresh process
-and with an empty cache. Reported are MB/s of wall time and of processor time, which a busy machine disturbs less, peak
-memory with child processes, and whether the ids agree.
+Both get the same text file and the same trained byte-level BPE, and run alternately, each time in a new process and
+with an empty cache. Reported are MB/s of wall time and of CPU time, which other load affects less, peak memory with
+child processes, and whether the ids agree.
 
     python benchmarks/tokenizing.py [--megabytes 100] [--rounds 3] [--words FILE]
     python benchmarks/tokenizing.py --only lmtool --megabytes 1000 --rounds 1     # bounded memory
@@ -31,7 +31,7 @@ PROCESSES = 2
 def generate(path: Path, megabytes: int, words_from: Path | None) -> None:
     """Write English-like lines: words by Zipf's law (Zipf 1935), with capitals, numbers and punctuation. Seeded.
 
-    After FRESH megabytes the lines come again, in another order each time.
+    After FRESH megabytes the lines are repeated, each time in another order.
     """
     rng = np.random.default_rng(20)
     if words_from:
@@ -67,7 +67,7 @@ def generate(path: Path, megabytes: int, words_from: Path | None) -> None:
 
 
 def lmtool_way(text: Path, tokenizer: Path, out: Path, documents: str) -> None:
-    """Text file -> token store, as `lmtool tokenize` makes it."""
+    """Text file -> token store, as `lmtool tokenize` does."""
     from lmtool.recipe.spec import Data
     from lmtool.text.prepare import encode_files
     from lmtool.text.tokenizer import Tokenizer
@@ -78,7 +78,7 @@ def lmtool_way(text: Path, tokenizer: Path, out: Path, documents: str) -> None:
 
 
 def datasets_way(text: Path, tokenizer: Path, out: Path) -> None:
-    """Text file -> tokenized lines -> blocks of equal length, as transformers' run_clm example makes them."""
+    """Text file -> tokenized lines -> blocks of equal length, as transformers' run_clm example does."""
     import datasets
     from transformers import PreTrainedTokenizerFast
 
@@ -100,7 +100,7 @@ def datasets_way(text: Path, tokenizer: Path, out: Path) -> None:
 
 
 def ids_agree(text: Path, tokenizer: Path, stores: Path) -> bool:
-    """Whether the store holds the ids that `tokenizers` gives, line by line as datasets.map does."""
+    """Whether the store has the ids of `tokenizers`, line by line as by datasets.map."""
     from tokenizers import Tokenizer as Reference
 
     from lmtool.text.store import TokenStore
@@ -118,7 +118,7 @@ def ids_agree(text: Path, tokenizer: Path, stores: Path) -> bool:
 
 
 def measure(way: str, text: Path, tokenizer: Path, out: Path, documents: str) -> tuple[float, float, float]:
-    """Wall and processor seconds of a fresh process, imports left out, and the peak memory in MB, children included."""
+    """Wall and CPU seconds of a new process without imports, and the peak memory in MB, children included."""
     here = Path(__file__).resolve()
     environment = os.environ | {"PYTHONPATH": str(here.parents[1]), "OMP_NUM_THREADS": str(PROCESSES)}
     command = [sys.executable, str(here), "--worker", way, str(text), str(tokenizer), str(out), documents]
@@ -134,12 +134,12 @@ def measure(way: str, text: Path, tokenizer: Path, out: Path, documents: str) ->
     output, _ = process.communicate()
     if process.returncode:
         raise SystemExit(f"{way} failed")
-    seconds, processor = json.loads(output.splitlines()[-1])
-    return seconds, processor, peak / 1e6
+    seconds, cpu = json.loads(output.splitlines()[-1])
+    return seconds, cpu, peak / 1e6
 
 
 def memory_of(process: psutil.Process) -> int:
-    """Memory that only this process holds, so that what children share with it counts once."""
+    """Memory of this process alone, so that memory shared with children counts once."""
     try:
         return int(process.memory_full_info().uss)
     except psutil.Error:
@@ -147,27 +147,27 @@ def memory_of(process: psutil.Process) -> int:
 
 
 def work(way: str, text: str, tokenizer: str, out: str, documents: str) -> None:
-    """Run one way in this process and print its seconds."""
-    # Imports stay out of the measured time.
+    """Run one contender in this process and print its seconds."""
+    # Imports are excluded from the measured time.
     for module in ["lmtool.text.prepare"] if way == "lmtool" else ["datasets", "transformers.tokenization_utils_fast"]:
         importlib.import_module(module)
-    started, processor = time.perf_counter(), processor_seconds()
+    started, cpu = time.perf_counter(), cpu_seconds()
     if way == "lmtool":
         lmtool_way(Path(text), Path(tokenizer), Path(out), documents)
     else:
         datasets_way(Path(text), Path(tokenizer), Path(out))
-    print(json.dumps([time.perf_counter() - started, processor_seconds() - processor]))
+    print(json.dumps([time.perf_counter() - started, cpu_seconds() - cpu]))
 
 
-def processor_seconds() -> float:
-    """Processor time of this process and of its children that have ended."""
+def cpu_seconds() -> float:
+    """CPU time of this process and of its children that have ended."""
     return sum(os.times()[:4])
 
 
 def describe(way: str, figures: Sequence[float]) -> str:
     """One line of figures."""
-    wall, processor, peak = figures
-    return f"{way:8}  {wall:7.1f} MB/s  {processor:7.1f} MB per processor second  peak {peak:5.0f} MB"
+    wall, cpu, peak = figures
+    return f"{way:8}  {wall:7.1f} MB/s  {cpu:7.1f} MB per CPU second  peak {peak:5.0f} MB"
 
 
 def main() -> None:
@@ -175,7 +175,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--words", type=Path, help="take the words from this text file")
-    parser.add_argument("--documents", choices=["whole", "line"], default="whole", help="lmtool's documents")
+    parser.add_argument("--documents", choices=["whole", "line"], default="whole", help="documents of lmtool")
     parser.add_argument("--only", choices=["lmtool", "datasets"])
     parser.add_argument("--folder", type=Path, help="where to work; a temporary folder by default")
     parser.add_argument("--worker", nargs=5, help=argparse.SUPPRESS)
@@ -202,8 +202,8 @@ def main() -> None:
         for r in range(options.rounds):
             for way in ways:
                 with tempfile.TemporaryDirectory(dir=folder) as out:
-                    seconds, processor, peak = measure(way, text, tokenizer, Path(out), options.documents)
-                    measured[way].append((size / seconds, size / processor, peak))
+                    seconds, cpu, peak = measure(way, text, tokenizer, Path(out), options.documents)
+                    measured[way].append((size / seconds, size / cpu, peak))
                     print(f"round {r + 1}  {describe(way, measured[way][-1])}", flush=True)
                     if way == "lmtool" and agree is None and options.documents == "whole" and not options.only:
                         agree = ids_agree(text, tokenizer, Path(out))
@@ -211,8 +211,8 @@ def main() -> None:
         for way in ways:
             print(f"median   {describe(way, medians[way])}")
         if not options.only:
-            wall, processor = (medians["lmtool"][i] / medians["datasets"][i] for i in (0, 1))
-            print(f"ratio    {wall:.2f} by wall time, {processor:.2f} by processor time")
+            wall, cpu = (medians["lmtool"][i] / medians["datasets"][i] for i in (0, 1))
+            print(f"ratio    {wall:.2f} by wall time, {cpu:.2f} by CPU time")
         if agree is not None:
             print(f"same ids {agree}")
 

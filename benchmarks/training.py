@@ -1,10 +1,10 @@
-"""Training throughput beside Transformers: the same weights, the same tokens, the same optimizer, taking turns.
+"""Training throughput compared with Transformers: the same weights, tokens and optimizer, in turns.
 
     python benchmarks/training.py [TEXT] [--layers 6 --width 384 --heads 6 --context 128 --batch 32]
 
-Every contender trains its own copy of one GPT-2 by AdamW on the same batches. They take turns of a few steps each, so
-that whatever else the machine does hits all alike; figures are medians over turns. Transformers runs in a plain loop
-with its fastest settings: fused AdamW, fused GELU, and the faster of eager and SDPA attention.
+Every contender trains its own copy of one GPT-2 with AdamW on the same batches. They take turns of a few steps each, so
+that other load on the machine affects all alike; figures are medians over turns. Transformers runs in a plain loop with
+its fastest settings: fused AdamW, fused GELU, and the faster of eager and SDPA attention.
 """
 
 import argparse
@@ -31,7 +31,7 @@ STEPS = 10_000
 
 
 class Tokens:
-    """Characters of a text in memory, with the interface of a token store."""
+    """Characters of a text in memory, as a token store."""
 
     def __init__(self, text: str) -> None:
         alphabet = sorted(set(text))
@@ -47,7 +47,7 @@ class Tokens:
 
 
 def invented_text(n_characters: int) -> str:
-    """Words of a made-up language with a Zipf distribution: something to learn, from nothing."""
+    """Synthetic text of words with a Zipf distribution."""
     rng = np.random.default_rng(1)
     words = ["".join(rng.choice(list("aeioulnrstdmkp"), rng.integers(2, 9))) for _ in range(2000)]
     weights = 1 / np.arange(1, len(words) + 1)
@@ -56,14 +56,14 @@ def invented_text(n_characters: int) -> str:
 
 
 def ours(model: LanguageModel, examples: Windows, recipe: Recipe, compute: Compute) -> Iterator[float]:
-    """Losses of lmtool's own training loop, a step each."""
+    """Losses of lmtool's own training loop, per step."""
     optimizers = Optimizers(recipe.optimizer, model, compute)
     for step in fit(model, CausalObjective(Causal(), -1, False), optimizers, examples, recipe, compute, World()):
         yield step.loss
 
 
 def theirs(model: GPT2LMHeadModel, examples: Windows, recipe: Recipe, compute: Compute) -> Iterator[float]:
-    """Losses of a plain loop over Transformers' GPT-2, a step each."""
+    """Losses of a plain loop over Transformers' GPT-2, per step."""
     spec = recipe.optimizer
     assert isinstance(spec, AdamW)
     groups = [
@@ -87,7 +87,7 @@ def theirs(model: GPT2LMHeadModel, examples: Windows, recipe: Recipe, compute: C
 
 
 def same_weights(source: LanguageModel, config: GPT2Config, attention: str) -> GPT2LMHeadModel:
-    """Transformers' GPT-2 with the weights of ours."""
+    """Transformers' GPT-2 with our weights."""
     config._attn_implementation = attention
     model = GPT2LMHeadModel(config)
     own = source.state_dict()
@@ -109,7 +109,7 @@ def same_weights(source: LanguageModel, config: GPT2Config, attention: str) -> G
                 ("mlp.c_fc", f"{feed}.mixer.up"),
                 ("mlp.c_proj", f"{feed}.mixer.out"),
             ):
-                # their matrices are stored the other way round
+                # their matrices are stored transposed
                 renamed[f"{there}.{theirs_}.{kind}"] = own[f"{ours_}.{kind}"].t()
     model.load_state_dict(renamed)
     return model.train()

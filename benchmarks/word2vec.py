@@ -1,12 +1,11 @@
-"""Skip-gram with negative sampling: words per second and neighbours, beside gensim's (pip install gensim).
+"""Skip-gram with negative sampling: words per second and neighbours, compared with gensim (pip install gensim).
 
     python benchmarks/word2vec.py [--rounds 5] [--epochs 5] [--cores 1]
 
-Both read data/stories.txt with the same words, width 100, window 5, 5 noise words, subsampling at 1e-3, in turns, on
-that many cores: lmtool with one thread that computes and one that reads, gensim with a thread that computes for each
-core and one that reads. A word is a word of the text, whether subsampling keeps it or not;
-preparing the text does not count. The figure of quality: of the 5 nearest words of each word of a class, the share that
-is of the same class.
+Both train on data/stories.txt with the same words, dimension 100, window 5, 5 negative samples, subsampling at 1e-3, in
+turns, on that many cores: lmtool with one worker and one reader thread, gensim with one worker thread per core and one
+reader. Words are those of the text before subsampling; preparing the text is not timed. Quality: of the 5 nearest words
+of each word of a class, the share of the same class.
 """
 
 import argparse
@@ -66,7 +65,7 @@ def quality(find: Nearest) -> float:
 
 
 def lmtool(epochs: int, n_words: int) -> tuple[float, float]:
-    """Words per second and quality of the recipe `skipgram`."""
+    """Words per second and quality of lmtool's recipe `skipgram`."""
     steps = round(epochs * n_words / (CONTEXT * BATCH))
     settings = (f"training.steps={steps}", f"evaluation.every={steps}", f"checkpoint.every={steps}")
     flags = [word for setting in settings for word in ("-s", setting)]
@@ -78,7 +77,7 @@ def lmtool(epochs: int, n_words: int) -> tuple[float, float]:
 
 
 def gensim(epochs: int, documents: list[list[str]], cores: int) -> tuple[float, float]:
-    """Words per second and quality of Word2Vec."""
+    """Words per second and quality of gensim's Word2Vec."""
     model = Word2Vec(vector_size=100, window=5, negative=5, sample=1e-3, min_count=1, sg=1, workers=cores)
     model.build_vocab(documents)
     began = time.perf_counter()

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Does a refactoring leave behaviour as it was? Runs the same commands with two versions of lmtool and compares.
+"""Regression test of a refactoring: runs the same commands with two versions of lmtool and compares the results.
 
     scripts/same.py BASE [HEAD]
 
-BASE, HEAD: commits; HEAD is the working tree when it is left out. Every family trains for 20 steps by its shipped
-recipe and is resumed, every kind of table is fine-tuned on, texts are generated greedily and sampled, and every command
-with --json is asked. Losses, weights, texts and JSON are compared to the last bit, but for clocks and paths. What a
-commit gave is kept in build/same/ and not computed again. Exits with 1 where anything differs.
+BASE, HEAD: commits; HEAD is the working tree by default. Every family is trained for 20 steps with its shipped recipe
+and resumed, fine-tuned on every kind of table, texts are generated greedily and sampled, and every command with --json
+is run. Losses, weights, texts and JSON are compared bitwise, except for times and paths. The results of a commit are
+cached in build/same/. Exits with 1 if anything differs.
 """
 
 import argparse
@@ -31,7 +31,7 @@ CLOCKS_AND_PLACES = {
     *("seconds", "tokens_per_second", "megabytes_per_second", "started", "created", "ended", "pid", "environment"),
     *("command", "path", "run", "checkpoint", "bytes", "checkpoints", "fingerprints", "sha256", "base"),
 }
-"""Keys of JSON whose values differ from one run to the next, or hold names that a version is free to choose."""
+"""JSON keys whose values differ between runs, or are names that a version may change."""
 
 FEW = "-s training.steps=20 -s evaluation.every=10 -s checkpoint.every=10 -s evaluation.tokens=3000 -q"
 ON_TABLE = "--epochs 1 -s evaluation.every=4 -s checkpoint.every=4 -q"
@@ -55,14 +55,14 @@ ANSWERED = ["eval {run} {test} --json", "eval {run} {test}", "predict {run} {tes
 
 
 def on_text(recipe: str, more: str, after: list[str]) -> list[str]:
-    """Train by a recipe, then ask the run."""
+    """Train with a recipe, then run commands on the run."""
     name = f"runs/{recipe}"
     pretrain = f"pretrain text.txt --recipe {recipe} -o {name} {FEW} {more}"
     return [pretrain, *(command.format(run=name) for command in [*MEASURED, *after, *RESUMED])]
 
 
 def on_table(name: str, arguments: str, test: str, more: list[str] | None = None) -> list[str]:
-    """Fine-tune on a table, then measure and predict."""
+    """Fine-tune on a table, then evaluate and predict."""
     run = f"runs/{name}"
     finetune = f"finetune {arguments} -o {run} {ON_TABLE}"
     return [finetune, *(command.format(run=run, test=test) for command in [*ANSWERED, *(more or [])])]
@@ -147,7 +147,7 @@ SCENARIOS: dict[str, list[str]] = {
 
 
 def write_inputs(folder: Path) -> None:
-    """A small text and small tables of every kind, cut from the bundled ones, the same for all versions."""
+    """A small text and small tables of every kind, from the bundled ones, the same for all versions."""
     data = ROOT / "data"
     stories = (data / "stories.txt").read_text(encoding="utf-8").split("\n\n")
     held = (data / "stories.valid.txt").read_text(encoding="utf-8").split("\n\n")
@@ -173,7 +173,7 @@ def _first(path: Path, n: int) -> str:
 
 
 def run_scenario(name: str) -> dict[str, Any]:
-    """What the commands of a scenario give, in this process and folder, with the lmtool that it imports."""
+    """The results of the commands of a scenario, in this process and folder, with the imported lmtool."""
     from lmtool.cli import main
 
     found: dict[str, Any] = {}
@@ -200,7 +200,7 @@ def run_scenario(name: str) -> dict[str, Any]:
 
 
 def _lines(out: str) -> list[str]:
-    """Lines, but for a JSON object that takes several."""
+    """Lines, or one JSON object over several lines."""
     return [out] if out.startswith("{\n") else out.splitlines()
 
 
@@ -218,7 +218,7 @@ def _without_clocks(value: Any) -> Any:
 
 
 def _made(run: Path) -> Iterator[tuple[str, Any]]:
-    """What a run keeps: losses, samples, results, and the weights of its last checkpoint, whatever they are called."""
+    """Losses, samples, results, and the weights of the last checkpoint of a run, whatever their names."""
     for name in ("metrics.jsonl", "samples.jsonl"):
         if (run / name).exists():
             yield name, [_comparable(line) for line in (run / name).read_text(encoding="utf-8").splitlines()]
@@ -240,7 +240,7 @@ def _tensors(path: Path) -> str:
 
 
 def record(source: Path, names: list[str], seen: dict[str, Any]) -> dict[str, Any]:
-    """What the lmtool in `source` gives for these scenarios, beside what is known already."""
+    """The results of the lmtool in `source` for these scenarios, added to the cached ones."""
     env = os.environ | {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
     def ask(name: str) -> tuple[str, Any]:
@@ -259,7 +259,7 @@ def record(source: Path, names: list[str], seen: dict[str, Any]) -> dict[str, An
 
 
 def of_commit(commit: str, names: list[str]) -> dict[str, Any]:
-    """The same for a commit, from a checkout of its own; kept for the next time."""
+    """The same for a commit, in a checkout of its own; cached."""
     sha = subprocess.run(
         ["git", "rev-parse", "--verify", f"{commit}^{{commit}}"], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout.strip()
@@ -279,7 +279,7 @@ def of_commit(commit: str, names: list[str]) -> dict[str, Any]:
 
 
 def differences(before: Any, after: Any, where: str = "") -> Iterator[str]:
-    """Each place where two nested values are not the same."""
+    """The differences of two nested values."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in dict.fromkeys([*before, *after]):
             yield from differences(before.get(key), after.get(key), f"{where} > {key}")
@@ -293,7 +293,7 @@ def differences(before: Any, after: Any, where: str = "") -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("base", nargs="?")
-    parser.add_argument("head", nargs="?", help="the working tree when left out")
+    parser.add_argument("head", nargs="?", help="a commit; the working tree by default")
     parser.add_argument("--only", action="append", choices=SCENARIOS, help="a scenario; may be repeated")
     parser.add_argument("--scenario", choices=SCENARIOS, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -308,11 +308,9 @@ def main() -> None:
     found = list(differences(before, after))
     failed = [f"{name}: {command}" for name in names for command, got in after[name].items() if got["code"]]
     print("\n".join(found))
-    print(
-        f"{len(names)} scenarios, {sum(map(len, after.values()))} commands, {len(failed)} of which ended with an error"
-    )
+    print(f"{len(names)} scenarios, {sum(map(len, after.values()))} commands, {len(failed)} of which failed")
     print("\n".join(f"  {command}" for command in failed))
-    print("the same to the last bit" if not found else f"{len(found)} differences")
+    print("bitwise equal" if not found else f"{len(found)} differences")
     sys.exit(bool(found))
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints that other runs begin with: found once, and found again by runs that hold adapters only."""
+"""Base checkpoints: those that other runs are initialized from, and that runs of adapters need again."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from lmtool.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Base:
-    """A checkpoint whose weights another run begins with, and the run that it belongs to."""
+    """A checkpoint that another run is initialized from, and the run that it belongs to."""
 
     run: Run
     checkpoint: Checkpoint
@@ -22,7 +22,7 @@ class Base:
     tokenizer: Tokenizer
 
     def record(self) -> dict[str, str]:
-        """Where it is, and the SHA-256 of its weights: what `base_of` finds it by."""
+        """Its path and the SHA-256 of its weights, by which `base_of` finds it."""
         return {
             "run": self.run.name,
             "path": str(self.run.path.resolve()),
@@ -32,35 +32,35 @@ class Base:
 
 
 def open_base(reference: str) -> Base:
-    """The best checkpoint of a run whose weights another run begins with, or the checkpoint that is named."""
+    """The best checkpoint of a run, or a given checkpoint, as the base of another run."""
     found = find(reference)
     checkpoint, _ = found.best(optimizer=False)
     return Base(found.run, checkpoint, *read_run(found.run))
 
 
 def base_of(run: Run) -> Base:
-    """The checkpoint that a run began with, where it was or in a run of its name.
+    """The checkpoint that a run was initialized from, at its old path or in a run of its name.
 
-    Raises CheckpointError when it is gone, or when its weights are not what they were.
+    Raises CheckpointError when it is missing, or when its weights have changed.
     """
-    told = run.info.get("base")
-    if told is None:
-        raise CheckpointError("the run does not say what its adapters belong to", where=str(run.path), fix="train anew")
-    place = Path(told["path"])
+    info = run.info.get("base")
+    if info is None:
+        raise CheckpointError("the run does not name the base of its adapters", where=str(run.path), fix="train anew")
+    place = Path(info["path"])
     try:
-        found = find(str(place) if place.exists() else told["run"])
-        checkpoint = verify(found.run.path / CHECKPOINTS / told["checkpoint"], optimizer=False)
+        found = find(str(place) if place.exists() else info["run"])
+        checkpoint = verify(found.run.path / CHECKPOINTS / info["checkpoint"], optimizer=False)
     except CheckpointError as error:
         raise CheckpointError(
-            f"{run.name} holds adapters only, to {told['checkpoint']} of {told['run']}: {error.what}",
-            where=told["path"],
-            fix="put that run back where it was; `lmtool runs merge` makes a run that needs no other",
+            f"{run.name} holds adapters only, to {info['checkpoint']} of {info['run']}: {error.what}",
+            where=info["path"],
+            fix="restore that run; `lmtool runs merge` makes a run that needs no base",
         ) from error
-    if checkpoint.files[MODEL].sha256 != told["sha256"]:
+    if checkpoint.files[MODEL].sha256 != info["sha256"]:
         raise CheckpointError(
-            f"{run.name} holds adapters only, to {told['checkpoint']} of {told['run']}, which has changed since",
+            f"{run.name} holds adapters only, to {info['checkpoint']} of {info['run']}, which has changed since",
             where=str(checkpoint.path),
-            fix="put the checkpoint back as it was, or train anew",
+            fix="restore the checkpoint, or train anew",
         )
     return Base(found.run, checkpoint, *read_run(found.run))
 
@@ -72,6 +72,6 @@ def read_run(run: Run) -> tuple[Recipe, Tokenizer]:
         raise CheckpointError(
             "the tokenizer does not fit the model: it is not the one that the model was trained with",
             where=str(run.tokenizer_path),
-            fix="put the run's own tokenizer.json back",
+            fix="restore the run's own tokenizer.json",
         )
     return load(run.recipe_path).recipe, tokenizer

@@ -1,4 +1,4 @@
-"""`embed`: texts to vectors of any layer of any model, one for each word in its context or one for each text.
+"""`embed`: embeddings of texts at any layer of any model, one per word in its context or one per text.
 
 Shapes: B rows, T positions, D model width, N words.
 """
@@ -32,7 +32,7 @@ from lmtool.text.tokenizer import find_words
 Pool = Literal["none", "mean", "max", "first", "last"]
 
 TEXTS = 256
-"""Texts in work at once, of which those of like length are read together."""
+"""Texts processed at once, batched by length."""
 
 BATCH_TOKENS = 4096
 """Positions computed at once."""
@@ -44,8 +44,8 @@ Vectors = NDArray[np.float32]
 class Embedded:
     """Vectors of one text.
 
-    text: its number, from 0. words: as they stand in the text. vectors: (N, D), one for each word; when pooled (1, D),
-    and words None.
+    text: its number, from 0. words: as written in the text. vectors: (N, D), one per word; when pooled (1, D), and
+    words None.
     """
 
     text: int
@@ -55,9 +55,9 @@ class Embedded:
 
 @dataclass(frozen=True)
 class _Text:
-    """A text as the model reads it. first, last: where its own tokens begin and end between the special ones.
+    """A text as model input. first, last: the span of its own tokens between the special ones.
 
-    words: what of the text each word is. pieces: for each word, the indices of its tokens in the row.
+    words: the string of each word. pieces: for each word, the indices of its tokens in the row.
     """
 
     number: int
@@ -69,7 +69,7 @@ class _Text:
 
 
 def read_texts(sources: list[str], column: str) -> Iterator[str]:
-    """The lines of .txt files, and the rows of tables, that are not blank; those of standard input without files."""
+    """The non-blank lines of .txt files and rows of tables; without files, lines of standard input."""
     if not sources:
         yield from (line for line in read_prompts("-") if line.strip())
         return
@@ -84,7 +84,7 @@ def read_texts(sources: list[str], column: str) -> Iterator[str]:
 
 
 def check_output(path: Path) -> None:
-    """Refuse a file early that `save` would refuse. Raises UsageError."""
+    """Raise UsageError early for a file that `save` cannot write."""
     if path.suffix not in (".npz", ".jsonl"):
         raise UsageError("the output is neither .npz nor .jsonl", where=str(path), fix="end its name with one of them")
     if path.exists():
@@ -92,9 +92,9 @@ def check_output(path: Path) -> None:
 
 
 def save(path: Path, found: Iterable[Embedded]) -> None:
-    """Write vectors to a new file, which is whole as soon as it is there. Raises ResourceError.
+    """Write vectors to a new file, atomically. Raises ResourceError.
 
-    .jsonl: `as_lines`. .npz: vectors (N, D), texts (N), the number of the text of each, and words (N) unless pooled.
+    .jsonl: `as_lines`. .npz: vectors (N, D), texts (N), the index of the text of each, and words (N) unless pooled.
     """
     temporary = path.with_name(f"{durable.TEMPORARY}{path.name}")
     with refusing_disk(path):
@@ -137,9 +137,9 @@ def embed(
 
     layer: 0 for the embeddings, 1 for the output of the first layer, -1 for the last. pool: "none" gives each word and
     punctuation mark the mean of its tokens' vectors; "mean" and "max" pool the tokens of the text; "first" and "last"
-    take the first and last position of the row, marks included. truncate: cut texts that the model cannot read.
+    take the first and last position of the row, special tokens included. truncate: truncate texts to the context.
 
-    Raises UsageError for a layer that is not there, a text longer than the model's context, or one without tokens;
+    Raises UsageError for a layer that does not exist, a text longer than the model's context, or one without tokens;
     DataError when there is no text.
     """
     waiting = enumerate(texts)
@@ -159,7 +159,7 @@ def embed(
 
 
 def _laid_out(loaded: Loaded, number: int, text: str, truncate: bool) -> _Text:
-    """A text between the special tokens with which the model saw texts in training."""
+    """A text with the special tokens of the model's training."""
     tokenizer = loaded.tokenizer
     ids, places = tokenizer.encode_with_places(text)
     before, after = loaded.framing.before, loaded.framing.after
@@ -168,11 +168,11 @@ def _laid_out(loaded: Loaded, number: int, text: str, truncate: bool) -> _Text:
         if not truncate:
             raise UsageError(
                 f"text {number + 1} has {len(ids)} tokens, but the model reads {room}",
-                fix="divide it, or cut it off with --truncate",
+                fix="divide it, or truncate it with --truncate",
             )
         ids, places = ids[:room], places[:room]
     if not ids:
-        raise UsageError(f"text {number + 1} has no tokens", fix="leave it out")
+        raise UsageError(f"text {number + 1} has no tokens", fix="remove it")
     spans = find_words(text)
     pieces: list[list[int]] = [[] for _ in spans]
     word = 0
@@ -196,13 +196,13 @@ def _laid_out(loaded: Loaded, number: int, text: str, truncate: bool) -> _Text:
 
 
 def _read(loaded: Loaded, texts: list[_Text], layer: int, pool: Pool, chosen: list[int]) -> tuple[None, list[Vectors]]:
-    """The vectors of some of the texts, read together."""
+    """The vectors of a batch of texts."""
     rows = [texts[i] for i in chosen]
     tokens_BT, keep_BT = padded([np.array(row.tokens) for row in rows], loaded.tokenizer.pad_id)
     layers = loaded.model.layers(Batch(tokens_BT, keep_BT=keep_BT).to(loaded.device))
     if not -len(layers) <= layer < len(layers):
         raise UsageError(
-            f"there is no layer {layer}", fix=f"take 0, the embeddings, to {len(layers) - 1}, the last layer, or -1"
+            f"there is no layer {layer}", fix=f"use 0, the embeddings, to {len(layers) - 1}, the last layer, or -1"
         )
     hidden_BTD = layers[layer].float().cpu()
     return None, [_pooled(hidden_TD, row, pool).numpy() for hidden_TD, row in zip(hidden_BTD, rows, strict=True)]

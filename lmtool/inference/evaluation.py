@@ -1,6 +1,6 @@
-"""The one evaluation loop: items of like length in batches under a budget of tokens, shared out over all processes.
+"""The evaluation loop: items batched by length under a budget of tokens, distributed over all processes.
 
-Validation, `eval`, `predict` and `embed` go through it; what differs is how a batch is read and what is asked of it.
+Validation, `eval`, `predict` and `embed` use it, each with a `read` of its own.
 """
 
 import math
@@ -22,12 +22,12 @@ BATCH_TOKENS = 16_384
 """Positions computed at once."""
 
 Lengths = tuple[int, ...]
-"""Tokens of an item; several numbers where parts of it are padded apart."""
+"""Tokens of an item; several numbers where parts of it are padded separately."""
 
 
 @dataclass(frozen=True)
 class Validation:
-    """How good a model is. loss: nats per target or row. metrics: further figures by name, higher is better."""
+    """Loss and metrics of a model. loss: nats per target or row. metrics: by name, higher is better."""
 
     loss: float
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Validation:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Sums over all items and all processes, and what was found of each item, in the order of the items.
+    """Sums over all items and all processes, and the array of each item, in the order of the items.
 
     total: of the losses of all targets. count: of targets. metrics: means, by name.
     """
@@ -47,12 +47,12 @@ class Evaluated:
 
     @property
     def loss(self) -> float:
-        """Per target; NaN without any."""
+        """Mean per target; NaN without targets."""
         return self.total / self.count if self.count else math.nan
 
 
 def by_length(lengths: Sequence[Lengths], tokens: int, rows: int | None = None) -> Iterator[list[int]]:
-    """Indexes of items of like length together, so that little is padding.
+    """Indices of items grouped by length, to reduce padding.
 
     tokens: most positions of a group, padding included; an item above it is alone. rows: most items of a group.
     """
@@ -70,7 +70,7 @@ def by_length(lengths: Sequence[Lengths], tokens: int, rows: int | None = None) 
 
 
 def not_reported(stage: str, done: int, total: int) -> None:
-    """A report that nobody reads."""
+    """A report that does nothing."""
 
 
 @torch.inference_mode()
@@ -88,11 +88,11 @@ def evaluate(
 ) -> Evaluated:
     """Evaluate a model on items of these lengths; each process computes its share, and all get the same sums.
 
-    read: given the indexes of some items, their summed loss and an array of `dtype` for each; either may be left out,
-        the same for all. metrics: names of what losses measure besides. tokens: positions computed at once.
-    report: told the tokens of this process that are done and to do.
+    read: from the indices of some items, their summed loss and an array of `dtype` for each; either may be omitted,
+        the same for all. metrics: names of those in the losses. tokens: positions computed at once.
+    report: called with the tokens of this process done and in total.
 
-    The model is in evaluation mode meanwhile, and computes in the precision of `compute`.
+    The model is in evaluation mode, and computes in the precision of `compute`.
     """
     was_training = model.training
     model.eval()

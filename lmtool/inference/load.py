@@ -28,9 +28,9 @@ from lmtool.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Loaded:
-    """A trained model and all that belongs to it.
+    """A trained model with its recipe, tokenizer and device.
 
-    warnings: what was skipped on the way to this checkpoint.
+    warnings: damaged checkpoints that were skipped.
     """
 
     model: LanguageModel
@@ -47,7 +47,7 @@ class Loaded:
         return self.compute.device
 
     def with_beams(self, num_beams: int | None) -> "Loaded":
-        """The same model, which answers tables by a search of another width; of its recipe's width for None."""
+        """The same model with another beam width for tables; that of its recipe for None."""
         if num_beams is None:
             return self
         evaluation = self.recipe.evaluation.model_copy(update={"num_beams": num_beams})
@@ -55,17 +55,17 @@ class Loaded:
 
     @cached_property
     def objective(self) -> Objective:
-        """What the model has learned."""
+        """The training objective of the model."""
         return build_objective(self.recipe, self.tokenizer, self.model.counts_V)
 
     @cached_property
     def framing(self) -> Framing:
-        """How the model saw text in training."""
+        """How texts become inputs of the model, as in training."""
         return Framing.of(self.recipe, self.tokenizer)
 
 
 def build_model(recipe: Recipe, tokenizer: Tokenizer, compute: Compute) -> LanguageModel:
-    """A fresh model for this tokenizer, on its device; its weights follow from the recipe's seed.
+    """A new model for this tokenizer, on its device, initialized from the recipe's seed.
 
     Raises CheckpointError as `Tokenizer.embedding_rows` does.
     """
@@ -86,11 +86,11 @@ def learner(
     same_labels: bool,
     checkpoint: Checkpoint | None,
 ) -> tuple[LanguageModel, str | None]:
-    """A model to train under a recipe, with those of its weights learning that the recipe says.
+    """A model to train with a recipe, with the trainable weights that the recipe sets.
 
-    set_statistics: gives a fresh model what it begins with of the data. base: weights to begin with, of another run;
-    same_labels: its head answers the same labels. checkpoint: weights to continue from, of the same run.
-    Returns the model, and what became of the head of `base`, if there is anything to say.
+    set_statistics: initializes a new model with statistics of the data. base: initial weights, of another run;
+    same_labels: its head has the same labels. checkpoint: weights to continue from, of the same run.
+    Returns the model, and a notice about the head of `base`, if any.
     """
     lm = build_model(recipe, tokenizer, compute)
     set_statistics(lm)
@@ -102,10 +102,10 @@ def learner(
 
 
 def load_run(reference: str, *, device: DeviceName = "auto", precision: InferenceName = "float32") -> Loaded:
-    """The best checkpoint of a run, or the checkpoint that is named, ready for inference.
+    """The best checkpoint of a run, or a given checkpoint, ready for inference.
 
     reference: a run directory, a checkpoint directory, the name of a run, or `last`.
-    Raises CheckpointError when there is none, or when its parts do not fit together.
+    Raises CheckpointError when there is none, or when its parts are inconsistent.
     """
     found = find(reference)
     checkpoint, warnings = found.best(optimizer=False)
@@ -117,7 +117,7 @@ def load_run(reference: str, *, device: DeviceName = "auto", precision: Inferenc
 
 
 def load_packed(reference: str, *, device: DeviceName = "auto", precision: InferenceName = "float32") -> Loaded:
-    """The same with its matrices packed for the device: only to compute with, its weights cannot be had any more."""
+    """The same with its matrices packed for the device: for inference only, its weights are no longer accessible."""
     loaded = load_run(reference, device=device, precision=precision)
     pack(loaded.model, loaded.compute.precision, loaded.device)
     return loaded
@@ -126,9 +126,9 @@ def load_packed(reference: str, *, device: DeviceName = "auto", precision: Infer
 def trained_model(
     run: Run, recipe: Recipe, tokenizer: Tokenizer, checkpoint: Checkpoint, compute: Compute
 ) -> LanguageModel:
-    """The model of a run as it was at a checkpoint; where that holds adapters only, on the weights of the run's base.
+    """The model of a run at a checkpoint; a checkpoint of adapters only is applied to the run's base.
 
-    Raises CheckpointError when its parts do not fit together.
+    Raises CheckpointError when its parts are inconsistent.
     """
     lm = build_model(recipe, tokenizer, compute)
     if recipe.tuning.lora is not None:
@@ -139,7 +139,7 @@ def trained_model(
 
 
 def weights_of(base: Base) -> dict[str, Tensor]:
-    """All weights of a checkpoint by name, with adapters added to what they stand beside. Raises CheckpointError."""
+    """All weights of a checkpoint by name, with adapters merged into them. Raises CheckpointError."""
     if base.recipe.tuning.lora is None:
         return base.checkpoint.model()
     lm = trained_model(base.run, base.recipe, base.tokenizer, base.checkpoint, resolve("cpu", "float32"))
@@ -161,14 +161,14 @@ def _copy(lm: LanguageModel, tensors: dict[str, Tensor], checkpoint: Checkpoint)
             raise CheckpointError(
                 f"the checkpoint does not fit the recipe: {name} is {_shape(there)}, not {_shape(here)}",
                 where=str(checkpoint.path),
-                fix="put the run's own recipe.yaml back",
+                fix="restore the run's own recipe.yaml",
             )
-    # all that is kept is there; what is not kept stays
+    # all saved weights are present; others stay
     lm.load_state_dict(tensors, strict=False)
 
 
 def _tune(lm: LanguageModel, recipe: Recipe) -> None:
-    """Let only those weights of a model learn that the recipe says, in place; give it adapters if it is to have any."""
+    """Freeze, in place, the weights of a model that the recipe does not train; add adapters if the recipe has any."""
     body = lm.body if isinstance(lm, Classifier) else lm
     if recipe.tuning.lora is not None:
         torch.manual_seed(hash_key(recipe.seed, "adapters"))
@@ -180,12 +180,12 @@ def _tune(lm: LanguageModel, recipe: Recipe) -> None:
 def _load_body(lm: LanguageModel, base: Base, same_labels: bool) -> str | None:
     """Copy the weights of another run into a model, and its head where both have one for the same labels.
 
-    Returns what became of the head, if there is anything to say. Raises CheckpointError as `load_weights` does.
+    Returns a notice about the head, if any. Raises CheckpointError as `load_weights` does.
     """
     tensors, checkpoint = weights_of(base), base.checkpoint
     body, head = tensors, {}
     if isinstance(base.recipe.objective, Classification):
-        # seen from the recipe, as a body that only counts words has no weights
+        # from the recipe, since a body that only counts words has no weights
         body = {name.removeprefix("body."): t for name, t in tensors.items() if name.startswith("body.")}
         head = {name: t for name, t in tensors.items() if not name.startswith("body.")}
     if not isinstance(lm, Classifier):
@@ -197,8 +197,8 @@ def _load_body(lm: LanguageModel, base: Base, same_labels: bool) -> str | None:
         return None
     if same_labels and {name: t.shape for name, t in head.items()} == {name: t.shape for name, t in own.items()}:
         lm.load_state_dict(head, strict=False)
-        return "the head is kept, since the labels are the same"
-    return "the head is new, since the labels are not those of the run"
+        return "the head is reused, since the labels are the same"
+    return "the head is new, since the labels differ from those of the run"
 
 
 def _shape(tensor: Tensor | None) -> str:

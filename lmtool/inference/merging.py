@@ -1,4 +1,4 @@
-"""A run whose adapters are added to the weights that they stand beside."""
+"""Merging the adapters of a run into its weights."""
 
 import shutil
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ from lmtool.run.directory import RESULTS, SPLIT, Run, describe_environment
 
 
 def merge(reference: str, output: Path | None, command: Sequence[str]) -> Path:
-    """Make a run that answers as another one does, but has no adapters and needs no other run.
+    """Make a run that predicts as another one does, but has no adapters and needs no base run.
 
-    It holds the best checkpoint, or the one that is named. output: its directory; a new one under the runs directory
-    when None. command: as typed, for run.json.
-    Raises UsageError for a run without adapters, and CheckpointError when what they belong to is not there.
+    It has the best checkpoint, or the given one. output: its directory; a new one under the runs directory when None.
+    command: as typed, for run.json.
+    Raises UsageError for a run without adapters, and CheckpointError when their base is missing.
     """
     adapted = open_base(reference)
     old, recipe, step = adapted.run, adapted.recipe, adapted.checkpoint.step
     if recipe.tuning.lora is None:
         raise UsageError(
-            "this run has no adapters: it needs no other run as it is",
+            "this run has no adapters: it needs no base run",
             where=str(old.path),
             fix="name a run that was trained with tuning.lora",
         )

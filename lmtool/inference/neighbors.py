@@ -1,4 +1,4 @@
-"""`neighbors`: the tokens whose vectors point where a word's does.
+"""`neighbors`: the nearest tokens of a word by cosine similarity of their vectors.
 
 Shapes: V vocabulary, D model width.
 """
@@ -17,7 +17,7 @@ from lmtool.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Neighbor:
-    """A token, as `Tokenizer.piece` shows it, and the cosine of the angle between its vector and the word's."""
+    """A token, as shown by `Tokenizer.piece`, and the cosine similarity of its vector to the word's."""
 
     word: str
     similarity: float
@@ -25,7 +25,7 @@ class Neighbor:
 
 @dataclass(frozen=True)
 class Neighbors:
-    """The nearest tokens of a word, the nearest first. word: the token that stands for it."""
+    """The nearest tokens of a word, the nearest first. word: its token."""
 
     word: str
     nearest: list[Neighbor]
@@ -33,9 +33,9 @@ class Neighbors:
 
 
 def neighbors(reference: str, word: str, k: int, *, device: DeviceName = "auto") -> Neighbors:
-    """The k tokens nearest to a word by cosine, among the vectors that a run's model has for tokens without context.
+    """The k tokens nearest to a word by cosine, among the static token vectors of a run's model.
 
-    Raises UsageError when the word is no token of the run's tokenizer, or the model has no vectors.
+    Raises UsageError when the word is not a token of the run's tokenizer, or the model has no vectors.
     """
     loaded = load_run(reference, device=device, precision="float32")
     return Neighbors(loaded.tokenizer.piece(find_token(loaded.tokenizer, word)), nearest(loaded, word, k), loaded)
@@ -43,7 +43,7 @@ def neighbors(reference: str, word: str, k: int, *, device: DeviceName = "auto")
 
 @torch.inference_mode()
 def nearest(loaded: Loaded, word: str, k: int) -> list[Neighbor]:
-    """The same for a model that is loaded already: the neighbours alone, the nearest first."""
+    """The same for a loaded model: the neighbours alone, the nearest first."""
     tokenizer = loaded.tokenizer
     token = find_token(tokenizer, word)
     unit_VD = F.normalize(loaded.model.token_vectors()[: tokenizer.vocab_size], dim=-1)
@@ -55,9 +55,9 @@ def nearest(loaded: Loaded, word: str, k: int) -> list[Neighbor]:
 
 
 def find_token(tokenizer: Tokenizer, word: str) -> int:
-    """The one token that spells a word: as it stands behind a space, or else at the beginning of a text.
+    """The token of a word: after a space, or else at the beginning of a text.
 
-    Raises UsageError, with the words that are spelled most alike, when there is none.
+    Raises UsageError, with similarly spelled words, when there is none.
     """
     for text in (f" {word}", word):
         ids = tokenizer.encode(text)
@@ -66,6 +66,6 @@ def find_token(tokenizer: Tokenizer, word: str) -> int:
     words = {tokenizer.piece(i).strip() for i in range(tokenizer.n_specials, tokenizer.vocab_size)}
     alike = get_close_matches(word, sorted(words), n=3, cutoff=0.6)
     raise UsageError(
-        f"{word!r} is no token of this run",
+        f"{word!r} is not a token of this run",
         fix=f"did you mean {' or '.join(alike)}?" if alike else "name a single word of the training text",
     )

@@ -1,6 +1,6 @@
-"""Perplexity of a model on a text: sliding windows over each document, sums over all of them.
+"""Perplexity of a model on a text: sliding windows over each document, summed over all of them.
 
-`measure` is `eval`: from a run and files to a perplexity.
+`measure` implements `eval`: from a run and files to a perplexity.
 """
 
 import math
@@ -29,12 +29,12 @@ from lmtool.text.store import TokenStore
 from lmtool.text.tokenizer import Tokenizer
 
 Spans = Sequence[tuple[NDArray[np.int64], int]]
-"""Tokens of a row, and the index of the first one that is scored; those before it are context."""
+"""Tokens of a row, and the index of the first scored one; those before it are context."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of the store that is read at once, and its first token that is scored."""
+    """A window of the store, and its first scored token."""
 
     start: int
     stop: int
@@ -47,10 +47,10 @@ class Span:
 
 @dataclass(frozen=True)
 class Perplexity:
-    """How well a model predicts a text.
+    """Perplexity of a model on a text.
 
-    nats: sum over the scored tokens of -log p(token | tokens before it). n_bytes, n_words: of the text that they spell.
-    unit: "pair" where what is scored are pairs of words, so that nothing but the loss has a meaning.
+    nats: sum over the scored tokens of -log p(token | tokens before it). n_bytes, n_words: of their text.
+    unit: "pair" where pairs of words are scored, so that only the loss is meaningful.
     """
 
     nats: float
@@ -72,7 +72,7 @@ class Perplexity:
 
     @property
     def word_perplexity(self) -> float:
-        """Per whitespace-separated word, so that tokenizers compare."""
+        """Per whitespace-separated word, to compare tokenizers."""
         return _exp(self.nats / self.n_words) if self.n_words else math.nan
 
     @property
@@ -80,7 +80,7 @@ class Perplexity:
         return self.nats / math.log(2) / self.n_bytes
 
     def record(self) -> dict[str, float | int | None]:
-        """The names that other programs read; None for what is no number or too large for one."""
+        """The JSON record; None for values that are not finite."""
         if self.unit == "pair":
             return {"loss": self.loss, "pairs": self.tokens, "context": self.context}
         return {
@@ -103,10 +103,10 @@ def _finite(number: float) -> float | None:
 
 
 def spans(store: TokenStore, context: int, stride: int) -> list[Span]:
-    """Windows that score every token of every document once, but its first, which nothing comes before.
+    """Windows that score every token of every document once, except its first, which has no context.
 
-    The first window of a document scores all it reads. Each later one starts `stride` tokens further and scores what is
-    new, so that with a stride below the context every token but the first ones has at least context - stride before it.
+    The first window of a document scores all its tokens. Each later one starts `stride` tokens further and scores the
+    new ones: with a stride below the context, every token but the first ones has at least context - stride before it.
     """
     found = []
     for number in range(store.n_documents):
@@ -121,14 +121,14 @@ def spans(store: TokenStore, context: int, stride: int) -> list[Span]:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A fixed selection of windows of a text by which a model is validated: about so many scored tokens."""
+    """A fixed sample of windows of a text for validation, with about so many scored tokens."""
 
     store: TokenStore
     spans: Sequence[Span]
 
     @classmethod
     def of(cls, store: TokenStore, context: int, tokens: int | None, seed: int) -> Self:
-        """The selection that a seed gives, for a model that reads `context` tokens at once. tokens: None for all."""
+        """The sample of a seed, for a model with a context of `context` tokens. tokens: None for all."""
         every = spans(store, context, context)
         if tokens is None:
             return cls(store, every)
@@ -156,7 +156,7 @@ def evaluate_spans(
     world: World,
     report: Report = not_reported,
 ) -> Evaluated:
-    """The sum of the losses of some spans of a store, as `collate` makes a batch of them and `score` its loss."""
+    """The summed loss of some spans of a store, batched by `collate` and scored by `score`."""
 
     def read(items: list[int]) -> tuple[Loss, Sequence[NDArray[np.int64]]]:
         group = [wanted[i] for i in items]
@@ -180,8 +180,8 @@ def perplexity(
 ) -> Perplexity:
     """The perplexity of the whole store, computed by all processes together.
 
-    The text counts without the first token of a document, unless that is [BOS].
-    report: told how many tokens are done and to do. Raises DataError when there is no token to predict.
+    Bytes and words exclude the first token of a document, unless that is [BOS].
+    report: called with the tokens done and in total. Raises DataError when there is no token to predict.
     """
     longest = objective.window(context)
     wanted = spans(store, longest, min(stride, longest))
@@ -200,10 +200,10 @@ def perplexity(
 
 @dataclass(frozen=True)
 class Measured:
-    """The perplexity of a text, and the model that was asked.
+    """The perplexity of a text, and the evaluated model.
 
-    limit: bits per byte of the best possible model, where the text is a bundled one whose entropy is known. baseline:
-    the same of another run, where one was named.
+    limit: bits per byte of the best possible model, for a bundled text of known entropy. baseline: the same of another
+    run, if one is given.
     """
 
     perplexity: Perplexity
@@ -212,7 +212,7 @@ class Measured:
     baseline: "Measured | None" = None
 
     def record(self) -> dict[str, object]:
-        """The names that other programs read."""
+        """The JSON record."""
         record: dict[str, object] = dict(self.perplexity.record())
         if self.perplexity.unit == "token":
             record["limit_bits_per_byte"] = self.limit
@@ -221,7 +221,7 @@ class Measured:
         return record
 
     def lines(self) -> list[str]:
-        """All of it for people."""
+        """All results as text lines."""
         found = self.perplexity
         if found.unit == "pair":
             return [f"loss             {found.loss:.4f} nats per pair", f"pairs            {found.tokens:,}"]
@@ -234,8 +234,8 @@ class Measured:
         ]
         if self.baseline is not None:
             other = self.baseline.loaded
-            named = f"{other.run_path.name}, {other.recipe.model.kind}"
-            lines.append(f"baseline         {self.baseline.perplexity.bits_per_byte:.4f} bits per byte ({named})")
+            name = f"{other.run_path.name}, {other.recipe.model.kind}"
+            lines.append(f"baseline         {self.baseline.perplexity.bits_per_byte:.4f} bits per byte ({name})")
         return [
             *lines,
             f"tokens           {found.tokens:,} in {found.n_bytes:,} bytes",
@@ -257,12 +257,12 @@ def measure(
 ) -> Measured:
     """Perplexity of the text in `sources` under a run, computed by all processes together.
 
-    context, stride: tokens; by default the model's context, and a stride of the same, so that windows do not overlap. A
-        context may be as long as the model's positions go, which but for learned ones have no end.
-    baseline: another run to measure beside it, in windows of its own context.
-    column: of the text in tables; that of the training text by default. report: told how it goes.
-    Raises UsageError when the stride is longer than the context, when the context is longer than the model can read,
-    and when a run is to be compared that predicts pairs of words.
+    context, stride: tokens; by default the model's context, and the same stride, so that windows do not overlap. A
+        context may be as long as the model's positions, which are unbounded unless they are learned.
+    baseline: another run to compare with, in windows of its own context.
+    column: of the text in tables; that of the training text by default. report: called with the progress.
+    Raises UsageError when the stride is longer than the context, when the context is longer than the model's positions,
+    and when a run that predicts pairs of words is to be compared.
     """
     loaded = load_packed(reference, device=device, precision=precision)
     with joined(loaded.compute) as world:
@@ -271,7 +271,7 @@ def measure(
             return measured
         other = load_packed(baseline, device=device, precision=precision)
         if "pair" in (loaded.objective.unit, other.objective.unit):
-            raise UsageError("pairs of words cannot be compared with tokens", fix="leave out --baseline")
+            raise UsageError("pairs of words cannot be compared with tokens", fix="omit --baseline")
         return replace(measured, baseline=_measure(other, sources, None, None, column, world, report))
 
 
@@ -290,10 +290,10 @@ def _measure(
     if longest is not None and context > longest:
         raise UsageError(
             f"a context of {context} is longer than the model's, which has {longest} learned positions",
-            fix=f"take {longest} or less",
+            fix=f"use {longest} or less",
         )
     if stride > context:
-        raise UsageError(f"a stride of {stride} skips tokens", fix=f"take at most the context, {context}")
+        raise UsageError(f"a stride of {stride} skips tokens", fix=f"use at most the context, {context}")
     data = loaded.recipe.data
     if column is not None:
         data = data.model_copy(update={"column": column})
@@ -307,7 +307,7 @@ def _measure(
 
 
 def _limit(sources: Sequence[str], data: Data) -> float | None:
-    """The limit of bundled texts, which counts documents and their ends, as models trained on documents do."""
+    """The limit of bundled texts, for models trained on documents, which also predict the ends of documents."""
     if data.split != "document" or any(source.startswith(PREFIX) for source in sources):
         return None
     return bundled.limit([file for source in sources for file in find_files(source)])

@@ -1,4 +1,4 @@
-"""What was written as a record, from which it can be had again."""
+"""Records of generated texts, and reproducing texts from them."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,17 +17,17 @@ from lmtool.inference.writing import Writer, load
 from lmtool.run.directory import CHECKPOINTS
 
 _OPTIONS = ("stop", "prefix", "overflow", "mask", "length", "max_rows")
-"""What a record keeps of the options: `n` and `first` became the draw, and details change no text."""
+"""The options in a record: `n` and `first` determine the draw, and details do not change the text."""
 
 _NEEDED = (
     *("prompt", "sample", "tokens", "text", "draw", "steps", "settings", "options"),
     *("run", "step", "checkpoint", "device", "precision", "threads"),
 )
-"""What a replay reads of a record."""
+"""The keys of a record that a replay reads."""
 
 
 def record(writer: Writer, completion: Completion, settings: Settings, options: Options) -> dict[str, Any]:
-    """All that is needed to repeat a completion, as plain data."""
+    """All that is needed to reproduce a completion, as JSON values."""
     loaded = writer.loaded
     details = {"ranks": completion.ranks, "removed": completion.removed} if options.details else {}
     return {
@@ -57,9 +57,9 @@ def record(writer: Writer, completion: Completion, settings: Settings, options: 
 
 @dataclass(frozen=True)
 class Replayed:
-    """A record, and what came of repeating it.
+    """A record, and the result of replaying it.
 
-    differs_at: the first token that is another one; None when all are the same. changed: what is not as it was.
+    differs_at: the first token that differs; None when all are the same. changed: differences of the setup.
     """
 
     record: Mapping[str, Any]
@@ -69,12 +69,12 @@ class Replayed:
 
     @property
     def same(self) -> bool:
-        """True when tokens and text are those of the record."""
+        """True when tokens and text equal those of the record."""
         return self.differs_at is None and self.text == self.record["text"]
 
 
 def read_records(path: str) -> list[dict[str, Any]]:
-    """The records of a file, one a line. Raises DataError when it cannot be read, or holds something else."""
+    """The records of a file, one per line. Raises DataError when it cannot be read, or has something else."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -86,7 +86,7 @@ def read_records(path: str) -> list[dict[str, Any]]:
             itemgetter(*_NEEDED)(record)
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
-                "this is no record of generate --json", where=f"{path}:{number}", fix="write one with --json"
+                "not a record of generate --json", where=f"{path}:{number}", fix="write one with --json"
             ) from error
         records.append(record)
     if not records:
@@ -95,11 +95,11 @@ def read_records(path: str) -> list[dict[str, Any]]:
 
 
 def replay(records: Sequence[Mapping[str, Any]]) -> Iterator[Replayed]:
-    """Repeat each record, alone, with the same weights, settings, device, precision and number of threads.
+    """Replay each record, alone, with the same weights, settings, device, precision and number of threads.
 
-    A text that max_time ended is repeated up to the same number of steps.
+    A text that max_time ended is generated up to the same number of steps.
 
-    Raises CheckpointError when the weights are not there any more or are others.
+    Raises CheckpointError when the weights are missing or have changed.
     """
     writers: dict[tuple[str, ...], Writer] = {}
     threads = torch.get_num_threads()
@@ -118,7 +118,7 @@ def _load_recorded(record: Mapping[str, Any]) -> Writer:
     writer = load(str(checkpoint), device=record["device"], precision=record["precision"])
     if writer.loaded.checkpoint_hash != record["checkpoint"]:
         raise CheckpointError(
-            "the checkpoint is not the one of the record", where=str(checkpoint), fix="put that one back"
+            "the checkpoint is not the one of the record", where=str(checkpoint), fix="restore that one"
         )
     return writer
 
@@ -129,7 +129,7 @@ def _repeat(writer: Writer, record: Mapping[str, Any]) -> Replayed:
     kept = {name: record["options"][name] for name in _OPTIONS}
     options = Options(**{**kept, "stop": tuple(kept["stop"]), "first": record["draw"], "max_rows": 1})
     completions = {c.sample: c for c in writer.completions([record["prompt"]], settings, options)}
-    # A beam search has several texts of one sample; all else has one, whatever its number.
+    # A beam search returns several texts of one sample; other strategies return one, whatever its number.
     completion = completions[record["sample"] if settings.name == "beam" else 0]
     now = {"version": lmtool.__version__, "torch": torch.__version__}
     changed = tuple(f"{name} {record[name]} -> {value}" for name, value in now.items() if record.get(name) != value)

@@ -1,4 +1,4 @@
-"""A trained model as a thing that writes: it continues, answers and fills texts."""
+"""Text generation with a trained model: continuation, source to target, and mask filling."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ from lmtool.recipe.spec import DeviceName
 
 
 class Writer:
-    """A trained model that continues, answers and fills texts."""
+    """A trained model that generates text: continuations, targets of sources, and filled masks."""
 
     def __init__(self, loaded: build.Loaded) -> None:
         self.loaded = loaded
@@ -24,9 +24,9 @@ class Writer:
         options: Options | None = None,
         **changes: Any,
     ) -> Iterator[Piece]:
-        """Pieces of text as they come about, the last one of each request with its completion; see `write`.
+        """Pieces of text as they are generated, the last one of each request with its completion; see `write`.
 
-        settings: `Sample()` when left out, or `MaskPredict()` for a model that reads both sides.
+        settings: by default `Sample()`, or `MaskPredict()` for a bidirectional model.
         changes: fields of `Options`, such as n=3 or stop=("\\n",).
 
         Raises UsageError as `write` does.
@@ -43,7 +43,7 @@ class Writer:
         options: Options | None = None,
         **changes: Any,
     ) -> Iterator[Completion]:
-        """Whole texts and all about them, in the order of the prompts and of their samples; see `generate`."""
+        """Completions, in the order of the prompts and of their samples; see `generate`."""
         return complete(self.generate(prompts, settings, options, **changes))
 
     def complete(self, prompts: str | Sequence[str], settings: Settings | None = None, **changes: Any) -> list[str]:
@@ -52,7 +52,7 @@ class Writer:
 
     def _computed(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
         while True:
-            with self.loaded.compute.autocast():  # which must not last while the caller does other things
+            with self.loaded.compute.autocast():  # not while the caller runs
                 try:
                     piece = next(pieces)
                 except StopIteration:
@@ -60,9 +60,9 @@ class Writer:
             yield piece
 
     def echoed(self, prompt: str, settings: Settings, echo: bool | None = None) -> str:
-        """What is printed of the prompt in front of its text; on a line of its own where the text is an answer.
+        """The printed prompt before its text; on a line of its own where the text is a target.
 
-        echo: whether the prompt is wanted; None for unless it is answered. A text with filled masks holds it anyway.
+        echo: whether to print the prompt; None for all but sources. A text with filled masks contains it anyway.
         """
         answers = self.loaded.framing.answers
         wanted = not answers if echo is None else echo
@@ -70,7 +70,7 @@ class Writer:
 
 
 def load(run: str = "last", *, device: DeviceName = "auto", precision: InferenceName = "float32") -> Writer:
-    """The best checkpoint of a run, or the checkpoint that is named; see `load_packed` and `pack`."""
+    """The best checkpoint of a run, or a given checkpoint; see `load_packed` and `pack`."""
     return Writer(build.load_packed(run, device=device, precision=precision))
 
 
@@ -83,11 +83,11 @@ def load_for(
     precision: InferenceName = "float32",
     **asked: Any,
 ) -> tuple[Writer, Settings]:
-    """As `load`, together with the settings that a command line asks for, as they are for this model.
+    """As `load`, with the settings that a command line requests, resolved for this model.
 
-    strategy, asked: as in `choose`. biases: texts, and what is added to the logit of the last token of each.
+    strategy, asked: as in `choose`. biases: texts, and the bias on the logit of the last token of each.
 
-    Raises UsageError as `choose` does, and where it can before the model is loaded.
+    Raises UsageError as `choose` does, where possible before the model is loaded.
     """
     settings = choose(strategy, **asked)
     writer = load(run, device=device, precision=precision)

@@ -65,13 +65,13 @@ Record = tuple[int | None, Sequence[Any], Fault | None]
 A plain tuple: a corpus has hundreds of thousands of them a second."""
 
 
-def records(stretches: Iterable[str], dialect: Dialect, limit: int = FIELD_LIMIT) -> Iterator[Record]:
+def records(blocks: Iterable[str], dialect: Dialect, limit: int = FIELD_LIMIT) -> Iterator[Record]:
     """The records of text that comes in blocks of whole lines; empty lines are skipped, as in csv.
 
     A field is a fault when it has more than `limit` characters, is not closed, is closed before its end, or has a NUL.
     After an unclosed quote the next line begins a new record, so that one bad row does not consume the others.
     """
-    source = iter(stretches)
+    source = iter(blocks)
     line = 1
     for text in source:
         is_last = False
@@ -175,7 +175,7 @@ def _unclosed(line: int, column: int, limit: int | None) -> Fault:
 def _stray(opened: int, closed: int, column: int, rest: str) -> Fault:
     found = shown(rest, 20)
     if opened == closed:
-        what = f"a quoted field goes on after its closing quote: {found}"
+        what = f"a quoted field continues after its closing quote: {found}"
         return Fault(
             "text after a closing quote", what, 'write a quote inside a quoted field twice: ""', opened, column
         )

@@ -1,6 +1,6 @@
-"""Truncated backpropagation through time (Williams and Peng 1990): what rows carry from one step to the next.
+"""Truncated backpropagation through time (Williams and Peng 1990): states carried from one step to the next.
 
-The values of states go on, their gradients do not. Shapes: B rows, T positions, D model width.
+States are detached: their values are carried, their gradients are not. Shapes: B rows, T positions, D model width.
 """
 
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ from lmtool.model import DecodeState, LanguageModel, Output
 from lmtool.model.language_model import Wrapper
 
 PREFIX = "carried/"
-"""Of the names of carried states among the tensors of a checkpoint."""
+"""Prefix of the names of carried states among the tensors of a checkpoint."""
 
 
 class CarriedModel(Wrapper):
-    """A model whose rows start from the state `before`; `after` is the state behind them, without its gradient."""
+    """A model whose rows start from the state `before`; `after` is their final state, detached."""
 
     def __init__(self, model: LanguageModel, before: DecodeState) -> None:
         super().__init__(model)
@@ -29,27 +29,27 @@ class CarriedModel(Wrapper):
     def forward(self, batch: Batch) -> Output:
         hidden, after = self.body.advance(batch.tokens_BT, self.before)
         layers = tuple(tuple(tensor.detach() for tensor in layer) for layer in after.layers)
-        # of fixed size, so that it does not matter how much was read
+        # of fixed size, whatever the number of tokens read
         self.after = replace(after, length=0, layers=layers)
         return Output(hidden)
 
     def start(self, batch: Batch) -> DecodeState:
-        """The state that the rows start from."""
+        """The initial state of the rows."""
         return self.before
 
 
 def fresh(model: LanguageModel, n_rows: int, device: torch.device) -> DecodeState:
-    """The state of rows that start anew."""
+    """The state of rows without a past."""
     return model.start(Batch(torch.zeros(n_rows, 1, dtype=torch.int64, device=device)))
 
 
 def rows_of(state: DecodeState, start: int, stop: int) -> DecodeState:
-    """The state of some of the rows."""
+    """The state of a subset of the rows."""
     return state[torch.arange(start, stop, device=state.layers[0][0].device)]
 
 
 def to_tensors(state: DecodeState) -> dict[str, Tensor]:
-    """A state by names that a checkpoint can hold."""
+    """A state as named tensors for a checkpoint."""
     return {
         f"{PREFIX}{layer}/{part}": tensor
         for layer, parts in enumerate(state.layers)
@@ -58,15 +58,15 @@ def to_tensors(state: DecodeState) -> dict[str, Tensor]:
 
 
 def from_tensors(tensors: Mapping[str, Tensor], like: DecodeState, where: str) -> DecodeState:
-    """The state that `to_tensors` gave, on the device of `like`.
+    """The state from the tensors of `to_tensors`, on the device of `like`.
 
-    like: a state of the same rows. where: the checkpoint. Raises CheckpointError when the tensors are not of that form.
+    like: a state of the same rows. where: the checkpoint. Raises CheckpointError when the tensors do not match.
     """
     found = []
     for name, own in to_tensors(like).items():
         if name not in tensors or tensors[name].shape != own.shape:
             raise CheckpointError(
-                f"the checkpoint does not hold the states that rows carry on: no {name} of the right size",
+                f"the checkpoint lacks the carried states of the rows: no {name} of the right size",
                 where=where,
                 fix="resume from another checkpoint",
             )

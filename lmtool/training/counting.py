@@ -1,4 +1,4 @@
-"""Training by counting: what a step is for a model that has no gradient."""
+"""Training by counting: the steps of a model without gradients."""
 
 from collections.abc import Iterator
 
@@ -15,12 +15,12 @@ from lmtool.training.windows import Windows
 def count_part(
     model: CountingModel, examples: Windows, recipe: Recipe, step: int, compute: Compute
 ) -> tuple[float, int]:
-    """Count the next part of the text, which all steps together go through once, in its order.
+    """Count the next part of the text; all steps together are one pass over it, in order.
 
-    Returns the sum of -log p of the part's targets under what was counted before it, and the number of targets. Every
-    process counts everything, since each needs all the counts. `batch_size` rows of `context` tokens are read at once.
+    Returns the sum of -log p of the part's targets under the counts before it, and the number of targets. Every process
+    counts everything, since each needs all the counts. `batch_size` rows of `context` tokens are read at once.
 
-    Raises UsageError when no text is left.
+    Raises UsageError when the text is exhausted.
     """
     begin = int(model.n_read)
     left = examples.n_tokens - begin

@@ -1,4 +1,4 @@
-"""Training data: what a run learns from and is measured on. A text here; tables in `lmtool.tables.data`."""
+"""Training and validation data of a run. A text here; tables in `lmtool.tables.data`."""
 
 from typing import Protocol
 
@@ -21,12 +21,12 @@ from lmtool.training.windows import ExampleSource, Windows
 
 
 class TrainingData(Protocol):
-    """What a run learns from and is measured on.
+    """The training, validation and test data of a run.
 
-    recipe: with what only the data could say. framing: how texts are put before the model. fingerprint: of the content.
-    unit: what is counted. batch_units: how many there are in one step. lines: what the data are, in words. warnings:
-    what is odd about them. is_measured: there is more to know of the best checkpoint than its validation tells. split:
-    which rows are held out, to be kept in the run; None where that follows by itself.
+    recipe: with what is inferred from the data. framing: how texts become model inputs. fingerprint: of the content.
+    unit: of counts of data. batch_units: their number in one step. lines: descriptions of the data. warnings: about
+    the data. is_measured: the best checkpoint is evaluated at the end. split: the held-out rows, to be saved in the
+    run; None where they follow from the recipe.
     """
 
     @property
@@ -57,18 +57,18 @@ class TrainingData(Protocol):
     def split(self) -> dict[str, object] | None: ...
 
     def set_statistics(self, lm: LanguageModel) -> None:
-        """Give a fresh model the statistics of the data that it begins with, if its family has any."""
+        """Initialize a new model with statistics of the data, if its family uses any."""
 
     def examples(self, objective: Objective) -> ExampleSource:
-        """Examples to train on."""
+        """Training examples."""
 
     def validate(self, lm: LanguageModel, objective: Objective, compute: Compute, world: World) -> Validation:
-        """How good a model is on the part that it does not learn from; computed by all processes together."""
+        """Loss and metrics on the validation part; computed by all processes together."""
 
     def measure(
         self, lm: LanguageModel, objective: Objective, step: int, compute: Compute, world: World
     ) -> list[Results]:
-        """All that is to be known of the best checkpoint, of this step; on test rows, or else on those held out."""
+        """Results of the best checkpoint, of this step, on the test rows or else on the validation rows."""
 
 
 class TextData:
@@ -116,7 +116,7 @@ class TextData:
         lanes = training.batch_size if training.carry_state else None
         cut = objective.cut(self.recipe.model.context)
         if cut.unit == "pair":
-            # here, so that too short a text is refused before the first step
+            # here, so that a text that is too short raises before the first step
             self._pairs = Windows(self._valid, cut, self.recipe.seed)
         return Windows(self._train, cut, self.recipe.seed, lanes)
 
@@ -138,7 +138,7 @@ class TextData:
 def read_text(recipe: Recipe, tokenizer: Tokenizer | None, world: World, report: Report) -> TextData:
     """Prepare the text that a recipe names. Raises DataError when it is too short for the model's context.
 
-    tokenizer: of the run whose weights are trained; when None, that which the recipe says.
+    tokenizer: of the run to initialize from; when None, that of the recipe.
     """
     data = world.main_first(
         lambda: prepare(
@@ -159,7 +159,7 @@ def read_text(recipe: Recipe, tokenizer: Tokenizer | None, world: World, report:
 def _validate_pairs(
     pairs: Windows, tokens: int | None, lm: LanguageModel, objective: Objective, compute: Compute, world: World
 ) -> Validation:
-    """On pairs of texts of which the second may follow the first, about so many tokens of them; all when None."""
+    """Validation on pairs for next-sentence prediction, on about so many of their tokens; all when None."""
     n = pairs.per_epoch if tokens is None else min(pairs.per_epoch, -(-tokens // pairs.length))
 
     def read(chosen: list[int]) -> tuple[Loss, tuple[()]]:

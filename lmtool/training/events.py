@@ -1,4 +1,4 @@
-"""What happens in a training session, as the one who started it is told."""
+"""Events of a training session, as yielded to its caller."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +15,9 @@ EndReason = Literal["finished", "early", "interrupted"]
 
 @dataclass(frozen=True)
 class Started:
-    """The training data are ready and the run directory is there.
+    """The training data are ready and the run directory exists.
 
-    data: what is learned from, in words. changes: what differs from the run's recipe so far, when it is resumed.
+    data: descriptions of the training data. changes: to the run's recipe, when it is resumed.
     """
 
     path: Path
@@ -30,7 +30,7 @@ class Started:
 
 @dataclass(frozen=True)
 class AlreadyFinished:
-    """There is nothing left to train: all steps are done, or patience has run out."""
+    """Training is already complete: all steps are done, or patience has run out."""
 
     path: Path
     step: int
@@ -39,10 +39,10 @@ class AlreadyFinished:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is about to happen, known before the first step.
+    """The plan of the session, before the first step.
 
-    learning: of the parameters, how many are trained. batch_units: of `unit`, in one step. counted: what a target of
-    the loss is, which the speed is given in.
+    learning: number of trainable parameters. batch_units: number of `unit` in one step. counted: name of a target of
+    the loss, the unit of the speed.
     """
 
     parameters: int
@@ -58,7 +58,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Stepped:
-    """A step is done and logged. validation: how good the model is now, when the step ended with one."""
+    """A step is done and logged. validation: its result, when the step ended with one."""
 
     step: Step
     validation: Validation | None
@@ -67,7 +67,7 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Sampled:
-    """What the model makes of a prompt at this step."""
+    """A sample of the model for a prompt at this step."""
 
     step: int
     prompt: str
@@ -76,14 +76,14 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint is on disk."""
+    """A checkpoint was saved."""
 
     path: Path
 
 
 @dataclass(frozen=True)
 class Warned:
-    """Something went wrong that training survives."""
+    """An error that does not end the training."""
 
     text: str
 

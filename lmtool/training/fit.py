@@ -1,4 +1,4 @@
-"""The training loop: a generator of steps. Whoever iterates it logs, evaluates, samples and saves."""
+"""The training loop: a generator of steps. Its caller logs, evaluates, samples and saves."""
 
 import math
 import time
@@ -28,18 +28,18 @@ from lmtool.training.schedule import multiplier
 from lmtool.training.windows import ExampleSource, Windows
 
 MOST_SKIPPED = 25
-"""Updates in a row that float16 may skip while its gradient scale is halved until gradients are finite."""
+"""Consecutive updates that float16 may skip while its loss scale is halved until gradients are finite."""
 
 
 @dataclass(frozen=True)
 class Step:
     """One step of the optimizer, or of counting, done.
 
-    step: steps done so far. loss: mean over the step's targets, before the update. lr: peak rate times schedule.
+    step: steps done so far. loss: mean over the step's targets, before the update. lr: peak learning rate x schedule.
     grad_norm: before clipping; like lr it is 0 for a model that counts. Where it is not finite, no weight was changed.
-    tokens: targets of the step, over all processes. seconds: the step took. micro_batch: rows computed at once.
-    stop: somebody asked for an end; the same in every process. carried: the state that the next step's rows start from,
-    without which it cannot be done; None unless the recipe carries states.
+    tokens: targets of the step, over all processes. seconds: duration of the step. micro_batch: rows computed at once.
+    stop: a stop was requested; the same in every process. carried: the initial state of the next step's rows; None
+    unless the recipe carries states.
     """
 
     step: int
@@ -62,7 +62,7 @@ class _LossModule(nn.Module):
         self.objective = objective
 
     def forward(self, batch: Batch, before: DecodeState | None = None) -> tuple[Tensor, DecodeState | None]:
-        """The summed loss; and, where rows go on from the states `before`, the states after them."""
+        """The summed loss; and, where rows continue from the states `before`, their final states."""
         if before is None:
             return self.objective.loss(self.model, batch).total, None
         carrying = CarriedModel(self.model, before)
@@ -85,12 +85,12 @@ def fit(
 ) -> Iterator[Step]:
     """Train `model` in place, from `first_step` to the recipe's last, and yield each step when it is done.
 
-    Step n is a function of weights, moments, carried states, recipe and n: samples, dropout and rates follow from the
-    seed and n.
+    Step n is a function of weights, moments, carried states, recipe and n: samples, dropout and learning rates follow
+    from the seed and n.
 
-    micro_batch: rows at once; by default as the recipe says. When memory runs out it is halved and the step is done
-    again; the batch stays. carried: what the last step before `first_step` left, when the recipe carries states. A
-    model that counts has no gradient: its steps go once through the text, see `count_part`.
+    micro_batch: rows at once; by default that of the recipe. When out of memory it is halved and the step repeated; the
+    batch size stays. carried: the final states of the step before `first_step`, when the recipe carries states. A
+    model that counts has no gradient: its steps are one pass over the text, see `count_part`.
 
     Raises NumericalError, before any weight changes, when a loss or gradient is not finite, and ResourceError when one
     row does not fit into memory or another process ends.
@@ -131,7 +131,7 @@ def fit(
                     if not _out_of_memory(error):
                         raise
                     rows = _halve(rows, world, error)
-                # only here, because the error keeps the tensors of its micro-batch alive
+                # outside of the handler, because the error keeps the tensors of its micro-batch alive
                 optimizers.forget_gradients()
                 if compute.device.type == "cuda":
                     torch.cuda.empty_cache()
@@ -140,7 +140,7 @@ def fit(
             if not math.isfinite(total):
                 raise _not_finite("loss", total, step, loader)
             rate = multiplier(recipe.schedule, step, training.steps, recipe.model.d_model)
-            # the backward passes summed over targets, and the exchange averaged over processes
+            # backward passes summed over targets, and the all-reduce averaged over processes
             norm = optimizers.update(rate, world.size / n_targets, training.clip_norm, step)
             n_skipped = 0 if math.isfinite(norm) else n_skipped + 1
             if n_skipped and (not compute.scales_gradients or n_skipped > MOST_SKIPPED):
@@ -165,10 +165,10 @@ def _accumulate(
     compute: Compute,
     world: World,
 ) -> tuple[float, int, DecodeState | None]:
-    """Pile up the gradients of this process's micro-batches.
+    """Accumulate the gradients of this process's micro-batches.
 
-    before: the states that the rows go on from, if they do.
-    Returns the summed loss, the number of targets, and the states after the rows.
+    before: the initial states of the rows, if they are carried.
+    Returns the summed loss, the number of targets, and the final states of the rows.
     """
     losses, states, count, n_rows = [], [], 0, 0
     for index, batch in enumerate(batches):
@@ -187,7 +187,7 @@ def _accumulate(
 
 
 class _Loader:
-    """Reads the batches of the next step while the current one is computed."""
+    """Prefetches the batches of the next step while the current one is computed."""
 
     def __init__(
         self, examples: ExampleSource, objective: Objective, recipe: Recipe, world: World, compute: Compute
@@ -211,16 +211,16 @@ class _Loader:
         return batches
 
     def samples(self, step: int) -> NDArray[np.int64]:
-        """Numbers of the samples of this process in `step`."""
+        """Sample numbers of this process in `step`."""
         return rank_samples(step, self._batch_size, self._world.rank, self._world.size)
 
     @property
     def unit(self) -> str:
-        """What `documents` counts."""
+        """The unit of `documents`."""
         return self._examples.unit
 
     def documents(self, step: int) -> list[int]:
-        """Numbers of the documents in the whole batch of `step`, whichever processes compute it."""
+        """Numbers of the documents in the whole batch of `step`, over all processes."""
         return self._examples.documents(rank_samples(step, self._batch_size))
 
     def _read(self, step: int, rows: int) -> list[Batch]:
@@ -235,9 +235,9 @@ class _Loader:
 
 
 def micro_batches(examples: list[Example], rows: int, tokens: int | None) -> Iterator[list[Example]]:
-    """Divide a batch into parts of at most `rows` rows and, unless None, `tokens` positions with all padding.
+    """Divide a batch into parts of at most `rows` rows and, unless None, `tokens` positions including padding.
 
-    With a limit of tokens rows of like length go together, so that little is padded.
+    With a limit of tokens rows of similar length are grouped, to reduce padding.
     """
     if tokens is None:
         yield from (examples[i : i + rows] for i in range(0, len(examples), rows))

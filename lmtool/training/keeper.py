@@ -1,4 +1,4 @@
-"""What of a training run is kept: its state beside weights and moments, and the one that writes it all to the run."""
+"""Saving a training run: its state besides weights and moments, and the writer of logs and checkpoints."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -24,11 +24,11 @@ Record = dict[str, object]
 
 @dataclass
 class TrainingState:
-    """What a checkpoint holds beside weights and moments, so that a resumed run continues as if never stopped.
+    """State of a checkpoint besides weights and moments, so that a resumed run continues as if never interrupted.
 
-    stale: validations since the best one. micro_batch: rows at once, which memory may have made smaller. setup: what
-    results may depend on to the last bit, beside recipe and data. recipe: all its values. pending: the record of the
-    last step, where its validation comes after the checkpoint.
+    stale: validations since the best one. micro_batch: rows at once, maybe halved when out of memory. setup: what else
+    results depend on bitwise, besides recipe and data. recipe: all its values. pending: the record of the last step,
+    where its validation comes after the checkpoint.
     """
 
     tokens: int = 0
@@ -43,7 +43,7 @@ class TrainingState:
 
     @classmethod
     def read(cls, checkpoint: Checkpoint, noted: Mapping[str, Any] | None) -> Self:
-        """What a checkpoint holds, and what was noted of the validation behind it, if it came to that.
+        """The state of a checkpoint, updated by the noted validation after it, if there is one.
 
         Raises CheckpointError when another version of lmtool wrote it.
         """
@@ -59,11 +59,11 @@ class TrainingState:
         return state
 
     def note(self, step: int) -> dict[str, object]:
-        """What `read` takes as noted, behind the validation of a step."""
+        """The note for `read` after the validation of a step."""
         return {"step": step, "best_step": self.best_step, "best_value": self.best_value, "stale": self.stale}
 
     def recipe_of(self, checkpoint: Checkpoint) -> Recipe:
-        """The recipe that a checkpoint was trained under, whatever became of the run's recipe.yaml since."""
+        """The recipe of a checkpoint, which the run's recipe.yaml may have diverged from since."""
         try:
             return Recipe.model_validate(self.recipe)
         except ValidationError as error:
@@ -72,7 +72,7 @@ class TrainingState:
             ) from error
 
     def advance(self, step: Step) -> Record:
-        """Count a step that is done; returns its record, by the names that other programs read."""
+        """Count a completed step; returns its record, in the format of metrics.jsonl."""
         self.micro_batch = step.micro_batch
         self.tokens += step.tokens
         self.seconds += step.seconds
@@ -88,9 +88,9 @@ class TrainingState:
         }
 
     def update_best(self, step: int, validation: Validation, metric: str) -> bool:
-        """Compare a validation with the best so far; True when it is better: of less loss, or of a higher metric.
+        """Compare a validation with the best so far; True when it is better: a lower loss, or a higher metric.
 
-        One that is not finite never is.
+        A value that is not finite is never better.
         """
         value = validation.loss if metric == "loss" else validation.metrics[metric]
         sign = 1 if metric == "loss" else -1
@@ -107,7 +107,7 @@ class TrainingState:
 
 
 class RunKeeper:
-    """Writes to the run, if this process has one; a failure becomes a warning, and an error at the end of the run."""
+    """Writes to the run, if this process has one; failures are warnings, and an unsaved last checkpoint is an error."""
 
     def __init__(self, run: Run | None, keep_last: int) -> None:
         self._run = run
@@ -117,16 +117,16 @@ class RunKeeper:
 
     @property
     def keeps(self) -> bool:
-        """Whether this process has a run to write to."""
+        """Whether this process writes to a run."""
         return self._run is not None
 
     def log(self, record: Mapping[str, object]) -> Iterator[Warned]:
-        """Add a record of a step to the metrics."""
+        """Append the record of a step to the metrics."""
         if self._run is not None:
             yield from self._append(self._run.metrics.append, record)
 
     def log_sample(self, sampled: Sampled) -> Iterator[Warned]:
-        """Add a text to the samples."""
+        """Append a text to the samples."""
         if self._run is not None:
             yield from self._append(self._run.samples.append, asdict(sampled))
 
@@ -156,7 +156,7 @@ class RunKeeper:
             yield Warned(f"{error.what} ({error.fix}); training continues, the last checkpoint is intact")
 
     def note_validation(self, step: int, state: TrainingState) -> Iterator[Warned]:
-        """Note what came of the validation behind a checkpoint."""
+        """Note the result of the validation after a checkpoint."""
         if self._run is None:
             return
         try:

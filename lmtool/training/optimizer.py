@@ -1,4 +1,4 @@
-"""Optimizers: which parameter follows which rule, and the rules that torch does not have in this form.
+"""Optimizers: which parameter has which update rule, and the rules that torch does not have in this form.
 
 Shapes: G matrices of one shape, R rows, C columns.
 """
@@ -18,7 +18,7 @@ from lmtool.model.parameters import depths, layer_matrices
 from lmtool.recipe.spec import Adam, AdamW, Muon, Optimizer, Sgd, Tuning
 
 FLOAT16_SCALE = 2.0**4
-"""First scale of float16 losses. They are sums over thousands of targets, so it is that much below the usual 2^16."""
+"""Initial loss scale of float16. Losses are sums over thousands of targets, so it is far below the usual 2^16."""
 
 Groups = list[dict[str, Any]]
 Grads = tuple[Tensor, ...]
@@ -27,7 +27,7 @@ Shares = dict[Parameter, float]
 
 
 class MomentumSgd(torch.optim.Optimizer):
-    """v = m v + lr g; w = w - v (Polyak 1964, in the form in which the rate is part of the velocity)."""
+    """v = m v + lr g; w = w - v (Polyak 1964, in the form with the learning rate inside the velocity)."""
 
     def __init__(self, groups: Groups, lr: float, momentum: float) -> None:
         super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": 0.0})
@@ -47,10 +47,10 @@ class MomentumSgd(torch.optim.Optimizer):
 
 
 class MuonMatrices(torch.optim.Optimizer):
-    """Momentum, orthogonalised: w = w - lr max(1, R/C)^0.5 NS(Nesterov momentum) (Jordan et al. 2024).
+    """Muon, momentum orthogonalised: w = w - lr max(1, R/C)^0.5 NS(Nesterov momentum) (Jordan et al. 2024).
 
-    Matrices of one shape are orthogonalised together. A joined matrix (queries, keys and values) is taken apart first,
-    because each part is a map of its own. `blocks` gives the rows of the parts of each parameter.
+    Matrices of one shape are batched. A fused matrix (queries, keys and values) is split first, because each part is a
+    linear map of its own. `blocks` gives the rows of the parts of each parameter.
     """
 
     def __init__(self, groups: Groups, blocks: Blocks, lr: float, momentum: float, weight_decay: float) -> None:
@@ -84,7 +84,7 @@ def _groups_with_grads(optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[
 
 
 def _moments(optimizer: torch.optim.Optimizer, name: str, parameters: list[Tensor]) -> list[Tensor]:
-    """The moment of each parameter, which is zero at first."""
+    """The moment of each parameter, initially zero."""
     for parameter in parameters:
         if name not in optimizer.state[parameter]:
             optimizer.state[parameter][name] = torch.zeros_like(parameter)
@@ -92,9 +92,9 @@ def _moments(optimizer: torch.optim.Optimizer, name: str, parameters: list[Tenso
 
 
 def orthogonalise(matrices_GRC: Tensor, steps: int = 5) -> Tensor:
-    """Roughly the nearest semi-orthogonal matrix of each, by a quintic Newton-Schulz iteration in bfloat16.
+    """Approximately the nearest semi-orthogonal matrix of each, by a quintic Newton-Schulz iteration in bfloat16.
 
-    Singular values end between about 0.7 and 1.2, which is as good as 1 here (Jordan et al. 2024).
+    Singular values converge to about 0.7 to 1.2, which suffices here (Jordan et al. 2024).
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     x = matrices_GRC.bfloat16()
@@ -108,10 +108,10 @@ def orthogonalise(matrices_GRC: Tensor, steps: int = 5) -> Tensor:
 
 
 class Optimizers:
-    """The optimizers of all parameters of a model that learn, as one: scaling, clipping, update.
+    """The optimizers of all trainable parameters of a model, as one: scaling, clipping, update.
 
-    With `layer_decay` d a parameter k layers below the highest has d^k times its rate; with `unfreeze_every` N it stays
-    as it is for k N steps (Howard and Ruder 2018, ULMFiT).
+    With `layer_decay` d a parameter k layers below the highest has d^k times its learning rate; with `unfreeze_every` N
+    it is frozen for k N steps (Howard and Ruder 2018, ULMFiT).
     """
 
     def __init__(self, spec: Optimizer, model: LanguageModel, compute: Compute, tuning: Tuning = Tuning()) -> None:  # noqa: B008 - it is frozen
@@ -129,20 +129,20 @@ class Optimizers:
         )
 
     def backward(self, total: Tensor) -> None:
-        """Add the gradient of a summed loss to what has piled up."""
+        """Accumulate the gradient of a summed loss."""
         torch.autograd.backward(self._scaler.scale(total))
 
     def update(self, rate_multiplier: float, gradient_scale: float, clip_norm: float | None, step: int = 0) -> float:
-        """Scale the gradients, clip them to g min(1, c / norm(g)), change the weights, and forget the gradients.
+        """Scale the gradients, clip them to g min(1, c / norm(g)), update the weights, and zero the gradients.
 
-        rate_multiplier: what the peak rates are multiplied by. gradient_scale: what turns summed gradients into means.
-        step: how many were done before. Returns the norm before clipping, of what learns in this step. When it is not
-        finite, no weight is changed.
+        rate_multiplier: of the peak learning rates. gradient_scale: factor from summed gradients to means. step: the
+        number of steps before. Returns the norm before clipping, over the parameters trained in this step. When it is
+        not finite, no weight is changed.
         """
         for parameter, first_step in self._first_steps.items():
             if step < first_step:
                 parameter.grad = None
-        # the scaler refuses an optimizer that has nothing to change
+        # the scaler raises for an optimizer without gradients
         active = [
             (optimizer, rates)
             for optimizer, rates in zip(self._all, self._base_rates, strict=True)
@@ -169,7 +169,7 @@ class Optimizers:
 
     @property
     def peak_rate(self) -> float:
-        """The peak rate that is reported: the highest of the first optimizer."""
+        """The reported peak learning rate: the highest of the first optimizer."""
         rate: float = max(self._base_rates[0])
         return rate
 
@@ -184,9 +184,9 @@ class Optimizers:
         }
 
     def load_state(self, tensors: dict[str, Tensor], steps: int = 1) -> None:
-        """Take over the moments that `state` gave after so many steps.
+        """Load the moments that `state` returned after so many steps.
 
-        Raises KeyError when a tensor belongs to no parameter, or when only some that have learnt have any.
+        Raises KeyError when a tensor belongs to no parameter, or when a parameter that was trained has none.
         """
         parameters = {name: parameter for parameter, name in self._names.items()}
         owner = {p: o for o in self._all for group in o.param_groups for p in group["params"]}
@@ -194,19 +194,19 @@ class Optimizers:
         if self._scaler.is_enabled() and scale:
             self._scaler.load_state_dict({key: tensor.item() for key, tensor in scale.items()})
         moments = {key: tensor for key, tensor in tensors.items() if not key.startswith("scaler/")}
-        learnt = {self._names[parameter] for parameter, first_step in self._first_steps.items() if first_step < steps}
-        if moments and (missing := learnt - {key.partition("/")[2] for key in moments}):
+        trained = {self._names[parameter] for parameter, first_step in self._first_steps.items() if first_step < steps}
+        if moments and (missing := trained - {key.partition("/")[2] for key in moments}):
             raise KeyError(f"no moments of {min(missing)}")
         for key, tensor in moments.items():
             moment, _, name = key.partition("/")
             parameter = parameters[name]
-            # counters stay where torch wants them, moments live beside their parameter
+            # counters stay on the device that torch requires, moments on that of their parameter
             place = tensor.device if tensor.ndim == 0 and parameter.device.type != "cuda" else parameter.device
             owner[parameter].state[parameter][moment] = tensor.clone().to(place)
 
 
 def _build(spec: Optimizer, model: LanguageModel, shares: Shares) -> Iterator[torch.optim.Optimizer]:
-    """The optimizers of the parameters in `shares`, which says what share of the rate each has."""
+    """The optimizers of the parameters in `shares`, which gives the factor of each on the learning rate."""
     match spec:
         case _ if not shares:
             return
@@ -231,7 +231,7 @@ def _adam(spec: Adam | AdamW, shares: Shares) -> torch.optim.Optimizer:
 
 
 def _groups(shares: Shares, lr: float, weight_decay: float) -> Groups:
-    """Matrices with weight decay, vectors without; apart where their rates differ."""
+    """Parameter groups: matrices with weight decay, vectors without; separate where their learning rates differ."""
     groups: dict[tuple[float, float], list[Parameter]] = defaultdict(list)
     for parameter, share in shares.items():
         groups[lr * share, weight_decay if parameter.ndim >= 2 else 0.0].append(parameter)

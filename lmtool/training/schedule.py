@@ -6,10 +6,10 @@ from lmtool.recipe.spec import Constant, Cosine, InverseSquareRoot, Linear, Sche
 
 
 def multiplier(spec: Schedule, step: int, steps: int, d_model: int) -> float:
-    """What the optimizer's rates are multiplied by at `step` of `steps`, both counted from 0.
+    """The factor on the optimizer's learning rates at `step` (from 0) of `steps`.
 
-    The warm-up reaches 1 at its last step; decays run from 1 towards final_fraction, which they would reach at `steps`,
-    so that no step is spent at a rate of zero.
+    The warm-up reaches 1 at its last step; decays go from 1 to final_fraction, which they would reach at `steps`, so
+    that no step has a learning rate of zero.
     """
     if isinstance(spec, InverseSquareRoot):
         t = step + 1

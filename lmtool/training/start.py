@@ -1,4 +1,4 @@
-"""Starting and resuming: from what a person asks for to a locked run directory and the training in it."""
+"""Starting and resuming: from a user's request to a locked run directory and the training in it."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ CHANGEABLE = (
     "evaluation.",
     "checkpoint.",
 )
-"""Keys that may change when a run is resumed: they decide how far and on what it is trained, not what is learned.
+"""Keys that may change when a run is resumed: they do not change the steps already done.
 
 Files may have moved, since their content is compared.
 """
@@ -60,20 +60,20 @@ def pretrain(
     report: Report,
     stop: Callable[[], bool],
 ) -> Iterator[Event]:
-    """Prepare the text, make a run directory, and train.
+    """Prepare the text, create a run directory, and train.
 
-    base: weights and tokenizer of another run to begin with; from scratch when None. output: the run directory; a new
-    one under the runs directory when None. command: as typed, for run.json. report: told how preparing the text goes.
-    stop: asked after each step.
+    base: another run for the initial weights and the tokenizer; from scratch when None. output: the run directory; a
+    new one under the runs directory when None. command: as typed, for run.json. report: called with the progress of
+    preparing the text. stop: called after each step.
 
-    Raises the errors of every part; nothing is made before recipe, folder and memory are found good.
+    Raises the errors of every part; nothing is created before recipe, folder and memory are checked.
     """
     recipe = resolved.recipe
     if not recipe.data.train:
         raise UsageError("no text to train on", fix="name a file: lmtool pretrain TEXT")
     if _is_for_tables(recipe):
         raise UsageError(
-            f"objective {recipe.objective.kind} learns from a table, not from a text",
+            f"objective {recipe.objective.kind} is trained on a table, not on a text",
             fix=f"lmtool finetune TABLE --recipe {resolved.name}",
         )
 
@@ -86,9 +86,9 @@ def pretrain(
 def to_continue(
     source: str, other: Resolved | None, overrides: Sequence[str], flags: Sequence[Setting]
 ) -> tuple[Resolved, Base]:
-    """The recipe by which `pretrain` continues to train a run on another text, and the run's weights.
+    """The recipe with which `pretrain` continues training a run on another text, and the run's weights.
 
-    other: where all but model, tokenizer and data comes from; the run's own recipe when None.
+    other: the recipe of all but model, tokenizer and data; the run's own recipe when None.
     """
     base = open_base(source)
     recipe = recipe_for_text(base.recipe, base.recipe if other is None else other.recipe)
@@ -98,9 +98,9 @@ def to_continue(
 
 @dataclass(frozen=True)
 class FineTuning:
-    """What is to be fine-tuned, on what, and how: all that is found out before the first row is read.
+    """A resolved fine-tuning session, before the first row is read.
 
-    base: the run whose weights are trained further; from scratch when None. tables: of each task, opened once.
+    base: the run that is fine-tuned; from scratch when None. tables: of each task, opened once.
     """
 
     resolved: Resolved
@@ -120,7 +120,7 @@ class FineTuning:
         report: Report,
         stop: Callable[[], bool],
     ) -> Iterator[Event]:
-        """Read the tables, make a run directory, train, and evaluate the best checkpoint; see `pretrain`."""
+        """Read the tables, create a run directory, train, and evaluate the best checkpoint; see `pretrain`."""
 
         def read(world: World) -> TrainingData:
             report("reading", 0, 0)
@@ -132,10 +132,10 @@ class FineTuning:
 def plan_finetuning(
     source: str, scratch: Resolved | None, overrides: Sequence[str], flags: Sequence[Setting]
 ) -> FineTuning:
-    """Open the tables that the command line names, and find the recipe by which they are learned.
+    """Open the tables that the command line names, and resolve the recipe.
 
-    source: the run whose weights are trained further. scratch: a recipe to train from scratch by, in place of a run.
-    Raises UsageError for a recipe that is not for tables, and for a model that cannot learn them.
+    source: the run that is fine-tuned. scratch: a recipe to train from scratch, instead of a run.
+    Raises UsageError for a recipe that is not for tables, and for a model that cannot be trained on them.
     """
     if scratch is not None:
         if not _is_for_tables(scratch.recipe):
@@ -147,7 +147,7 @@ def plan_finetuning(
         return FineTuning(scratch, None, tuple(open_tables(scratch.recipe.data)))
     base = open_base(source)
     name, label = base.run.name, f"fine-tuning of {base.run.name}"
-    # all that is said of the data comes first: they decide about the rest
+    # settings of the data come first: the rest depends on them
     about_data = [text for text in overrides if text.lstrip().startswith("data.")]
     data_flags = [flag for flag in flags if flag.key.startswith("data.")]
     unread = base.recipe.model_copy(update={"data": Data()})
@@ -167,7 +167,7 @@ def _begin(
     command: Sequence[str],
     stop: Callable[[], bool],
 ) -> Iterator[Event]:
-    """Make a run directory for what `read` gives, and train in it."""
+    """Create a run directory for the data of `read`, and train in it."""
     recipe = resolved.recipe
     if base is None:
         _refuse_adapters_alone(recipe)
@@ -209,9 +209,9 @@ def resume(
     report: Report,
     stop: Callable[[], bool],
 ) -> Iterator[Event]:
-    """Continue a run from its newest whole checkpoint, or from the checkpoint that is named.
+    """Continue a run from its newest intact checkpoint, or from a given checkpoint.
 
-    overrides: `KEY=VALUE` texts laid over the run's recipe; only keys that leave the past as it was.
+    overrides: `KEY=VALUE` texts over the run's recipe; only keys that do not change the steps already done.
     Raises CheckpointError with the differences when recipe, data or tokenizer are not those of the run.
     """
     found = find(reference)
@@ -227,7 +227,7 @@ def resume(
             run.lock()
         with run if world.is_main else nullcontext():
             checkpoint, warnings = found.newest()
-            world.wait()  # all have found it before the first one changes anything
+            world.wait()  # all have found it before the first one changes anything on disk
             yield from map(Warned, warnings)
             state = TrainingState.read(checkpoint, run.validated)
             changes = _changes(state.recipe_of(checkpoint), recipe)
@@ -257,14 +257,14 @@ def resume(
 
 
 def _is_over(run: Run, recipe: Recipe, checkpoint: Checkpoint, state: TrainingState) -> bool:
-    """Whether nothing is left to do: no step, no validation, no measurement."""
+    """Whether the run is complete: all steps, the pending validation, and the final evaluation."""
     is_measured = not _is_for_tables(recipe) or (run.path / RESULTS).exists()
     trained = state.is_stale(recipe.evaluation) or recipe.training.steps <= checkpoint.step
     return trained and state.pending is None and is_measured
 
 
 def _read_again(recipe: Recipe, run: Run, tokenizer: Tokenizer, world: World, report: Report) -> TrainingData:
-    """What a run learns from. Raises CheckpointError when it is not what it was."""
+    """The training data of a run. Raises CheckpointError when they have changed."""
     data: TrainingData
     if _is_for_tables(recipe):
         split = run.path / SPLIT
@@ -276,7 +276,7 @@ def _read_again(recipe: Recipe, run: Run, tokenizer: Tokenizer, world: World, re
         raise CheckpointError(
             "the run cannot be resumed: its training data have changed since it was started",
             where=", ".join((*recipe.data.train, *recipe.data.valid)),
-            fix="put the old data back, or start a new run",
+            fix="restore the old data, or start a new run",
         )
     return data
 
@@ -286,13 +286,13 @@ def _is_for_tables(recipe: Recipe) -> bool:
 
 
 def _labels(recipe: Recipe) -> tuple[str, tuple[str, ...]] | None:
-    """What a head answers; None where there is none."""
+    """The classes of a head; None where there is none."""
     spec = recipe.objective
     return (spec.task, spec.labels) if isinstance(spec, Classification) else None
 
 
 def summary(recipe: Recipe) -> str:
-    """A model in a few words, for lists."""
+    """A short description of a model, for lists."""
     lm = outline(recipe.model, recipe.model.vocab_size or 0)
     count = sum(parameter.numel() for parameter in lm.parameters())
     size = f"{count / 1e6:.1f}M" if count >= 1e6 else f"{count / 1e3:.0f}k"
@@ -302,14 +302,14 @@ def summary(recipe: Recipe) -> str:
 def _refuse_adapters_alone(recipe: Recipe) -> None:
     if recipe.tuning.lora is not None:
         raise UsageError(
-            "adapters are trained beside weights of a run, and none is named",
+            "adapters need the weights of a run, and none is given",
             where="tuning.lora",
-            fix="name a run with --from, or leave out the adapters",
+            fix="name a run with --from, or omit the adapters",
         )
 
 
 def _check(recipe: Recipe, compute: Compute, world: World, origins: Mapping[str, str]) -> None:
-    """Refuse what cannot work on this device and with so many processes."""
+    """Raise UsageError for a recipe that cannot run on this device or with so many processes."""
     if recipe.training.batch_size % world.size:
         raise UsageError(
             f"a batch of {recipe.training.batch_size} rows cannot be shared by {world.size} processes",
@@ -318,9 +318,9 @@ def _check(recipe: Recipe, compute: Compute, world: World, origins: Mapping[str,
         )
     if recipe.training.carry_state and world.size > 1:
         raise UsageError(
-            f"states are carried on in one process only, not in {world.size}",
+            f"states are carried in one process only, not in {world.size}",
             where="training.carry_state",
-            fix="start lmtool without torchrun, or set it to false",
+            fix="run lmtool without torchrun, or set it to false",
         )
     memory = machine_memory()
     if compute.device.type == "cuda":
@@ -330,18 +330,18 @@ def _check(recipe: Recipe, compute: Compute, world: World, origins: Mapping[str,
 
 
 def _refuse(changes: Mapping[str, str], run: Run) -> None:
-    """Raise CheckpointError with the changes after which the run would not be the same run."""
+    """Raise CheckpointError with the changes that a resumed run does not allow."""
     refused = [text for key, text in changes.items() if not f"{key}.".startswith(CHANGEABLE)]
     if refused:
         raise CheckpointError(
             f"the run cannot be resumed under another recipe: {'; '.join(refused)}",
             where=str(run.recipe_path),
-            fix="leave these as they are, or start a new run with lmtool pretrain",
+            fix="undo these changes, or start a new run with lmtool pretrain",
         )
 
 
 def _changes(before: Recipe, after: Recipe) -> dict[str, str]:
-    """What differs between two recipes, by dotted key."""
+    """The differences between two recipes, by dotted key."""
     values = [{dotted(path): _value(recipe, path) for path in leaves(recipe)} for recipe in (before, after)]
     keys = dict.fromkeys([*values[0], *values[1]])
     if after.training.epochs is None:

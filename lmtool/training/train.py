@@ -1,4 +1,4 @@
-"""A training run from data to its last checkpoint: fit, save, validate, sample; told as events."""
+"""A training run from data to its last checkpoint: fit, save, validate, sample; yields events."""
 
 import json
 import math
@@ -31,7 +31,7 @@ from lmtool.training.keeper import RunKeeper, TrainingState
 from lmtool.training.optimizer import Optimizers
 
 LONG_RUN = 100_000_000
-"""Tokens from which compiling the model pays on a GPU."""
+"""Tokens from which compiling the model pays off on a GPU."""
 
 
 def train(
@@ -46,19 +46,19 @@ def train(
     same_labels: bool = False,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Event]:
-    """Train on `data` under its recipe, from the start or from `checkpoint`, and keep everything in `run`.
+    """Train on `data` with its recipe, from the start or from `checkpoint`, and save everything in `run`.
 
     run: locked and started; None in processes that only compute. Every process iterates to the end.
-    state: of the checkpoint, as it was when the run stopped.
-    base: weights to begin with, of another run; same_labels: its head answers the same labels. With `checkpoint` only
-    for a run that keeps nothing but adapters to them.
-    stop: asked after each step; the run is then saved and ended, in all processes at the same step.
+    state: of the checkpoint, when the run stopped.
+    base: initial weights, of another run; same_labels: its head has the same labels. With `checkpoint` only for a run
+    that saves only adapters to them.
+    stop: called after each step; when True the run is saved and ends, in all processes at the same step.
 
-    At a step that ends with a validation the checkpoint is saved first: nothing that goes wrong later loses the step,
-    and a run that is resumed there begins with that validation.
+    At a step that ends with a validation the checkpoint is saved first: no later error loses the step, and a run that
+    is resumed there begins with that validation.
 
-    Raises NumericalError, ResourceError and CheckpointError. When a save fails training continues with a warning, but a
-    run whose last save fails ends with that error.
+    Raises NumericalError, ResourceError and CheckpointError. When saving fails, training continues with a warning, but
+    a run whose last save fails ends with that error.
     """
     recipe = data.recipe
     keeper = RunKeeper(run, recipe.checkpoint.keep_last)
@@ -121,7 +121,7 @@ def train(
         if reason != "finished":
             break
     keeper.close(reason)
-    # torchrun takes the first process that ends for a failed one when it was interrupted, and ends the others
+    # when interrupted, torchrun treats the first process that ends as failed, and terminates the others
     world.wait()
     yield Ended(reason, last, state.best_step, state.best_value, recipe.evaluation.metric)
     if data.is_measured and reason != "interrupted":
@@ -130,7 +130,7 @@ def train(
 
 @dataclass
 class _Trainee:
-    """A model that learns, and all that changes while it does."""
+    """A model in training, and all that changes with it."""
 
     lm: LanguageModel
     objective: Objective
@@ -151,7 +151,7 @@ class _Trainee:
         base: Base | None,
         same_labels: bool,
     ) -> "_Trainee":
-        """As it begins, or as it was at a checkpoint; see `train`."""
+        """The initial state, or that of a checkpoint; see `train`."""
         recipe, tokenizer = data.recipe, data.framing.tokenizer
         warnings = []
         lm, notice = learner(recipe, tokenizer, compute, data.set_statistics, base, same_labels, checkpoint)
@@ -175,7 +175,7 @@ class _Trainee:
         changed = [f"{k} {state.setup.get(k)} -> {v}" for k, v in setup.items() if state.setup.get(k) != v]
         if changed:
             if checkpoint is not None:
-                warnings.append(f"not bit for bit as without the stop, because the setup changed: {', '.join(changed)}")
+                warnings.append(f"not bitwise reproducible, since the setup changed: {', '.join(changed)}")
             state.micro_batch = recipe.training.rows_at_once(world.size)
         state.setup, state.recipe = setup, recipe.model_dump(mode="json")
         return cls(lm, objective, optimizers, state, first_step, states, warnings)
@@ -198,12 +198,12 @@ def _validate(
     if not math.isfinite(value):
         yield Warned(f"the validation {evaluation.metric} of step {number} is {value}, which is never the best")
     yield from _samples(keeper, trainee.lm, data.framing, data.recipe, number)
-    # last, so that a run that is killed before does all of it again
+    # last, so that a run that is killed before repeats all of it
     yield from keeper.note_validation(number, state)
 
 
 def _measure(trainee: _Trainee, data: TrainingData, run: Run | None, compute: Compute, world: World) -> Iterator[Event]:
-    """Measure the best checkpoint of a run that is over; the figures are kept in the run."""
+    """Evaluate the best checkpoint of a finished run; the results are saved in the run."""
     path = Path(world.from_main("" if run is None else str(run.path.resolve()), compute))
     checkpoint, _ = find(str(path)).best(optimizer=False)
     load_weights(trainee.lm, checkpoint)
@@ -218,7 +218,7 @@ def _measure(trainee: _Trainee, data: TrainingData, run: Run | None, compute: Co
 def _samples(
     keeper: RunKeeper, lm: LanguageModel, framing: Framing, recipe: Recipe, step: int
 ) -> Iterator[Sampled | Warned]:
-    """What the model makes of the recipe's prompts. No failure of that ends the training."""
+    """Samples of the model for the recipe's prompts. No failure ends the training."""
     prompts, n_tokens = recipe.evaluation.prompts, recipe.evaluation.sample_tokens
     if not keeper.keeps or not prompts:
         return
@@ -237,7 +237,7 @@ def _samples(
 
 
 def _setup(recipe: Recipe, compute: Compute, world: World) -> dict[str, object]:
-    """What results may depend on, to the last bit, beside the recipe and the data."""
+    """What results depend on bitwise, besides the recipe and the data."""
     return {
         "device": compute.device.type,
         "precision": compute.precision,

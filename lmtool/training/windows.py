@@ -1,6 +1,6 @@
-"""Training examples: which stretch of the token store each sample number is.
+"""Training examples: the span of the token store of each sample number.
 
-Nothing is kept of the text: places follow by arithmetic from seed and sample number, whatever the number of documents.
+No index is stored: positions are computed from seed and sample number, whatever the number of documents.
 
 Shapes: S samples, T positions.
 """
@@ -21,13 +21,13 @@ from lmtool.text.store import TokenStore
 from lmtool.text.tokenizer import Tokenizer
 
 TRIES = 8
-"""Documents that are looked at to find one that is long enough."""
+"""Documents that are drawn to find one that is long enough."""
 
 
 class ExampleSource(Protocol):
-    """Where examples come from.
+    """A source of examples.
 
-    unit: what the texts are that `documents` numbers. per_epoch: examples in one pass.
+    unit: name of the texts numbered by `documents`. per_epoch: examples in one epoch.
     """
 
     unit: str
@@ -36,18 +36,18 @@ class ExampleSource(Protocol):
     def per_epoch(self) -> int: ...
 
     def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
-        """The examples with these sample numbers, which count on from epoch to epoch."""
+        """The examples with these sample numbers, which continue from epoch to epoch."""
 
     def documents(self, sample_S: NDArray[np.int64]) -> list[int]:
-        """Numbers of the texts that the samples are cut from, in order, each once."""
+        """Numbers of the texts of the samples, sorted and distinct."""
 
     def restarts(self, step: int) -> bool:
-        """True when the rows of this step (from 0) do not go on from those of the step before."""
+        """True when the rows of this step (from 0) do not continue those of the step before."""
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where an example is cut from: tokens start..stop, and for a pair tokens other_start..other_stop."""
+    """The span of an example: tokens start..stop, and for a pair also tokens other_start..other_stop."""
 
     start: int
     stop: int
@@ -56,7 +56,7 @@ class _Place:
 
 
 class _Stream:
-    """Windows of the whole text, wherever documents end."""
+    """Windows of the concatenated text, across the ends of documents."""
 
     def __init__(self, store: TokenStore, cut: Cut, seed: int) -> None:
         self._windows = StreamWindows(len(store), cut.step, seed)
@@ -69,12 +69,12 @@ class _Stream:
 
 
 class _Pairs:
-    """Windows inside one document without its marks, cut in two; the second part is in half of all cases another's.
+    """Windows of one document without special tokens, cut in two; half of the second parts are from another document.
 
-    An epoch has a window for every `step` tokens of the store, around places that are as far apart and lie elsewhere
-    each epoch; a document shorter than that has one in some epochs, in proportion to its length. The part that stands
-    in for the second one is the end of such a window of another document, of the same length wherever that document is
-    as long, so that nothing but what it says tells it from the true one.
+    An epoch has a window for every `step` tokens of the store, around anchors at that distance, shifted each epoch; a
+    document shorter than that has one in some epochs, in proportion to its length. A negative second part is the end
+    of such a window of another document, of the same length wherever that document is long enough, so that only its
+    content distinguishes it from the true one.
     """
 
     def __init__(self, store: TokenStore, cut: Cut, seed: int) -> None:
@@ -85,13 +85,13 @@ class _Pairs:
         usable = (number for number in range(store.n_documents) if self._size(number) >= 2)
         if len(list(islice(usable, 2))) < 2:
             raise DataError(
-                "next sentences need two documents of at least two tokens, one to tell from the other",
+                "next sentence prediction needs two documents of at least two tokens",
                 where="objective.next_sentence",
                 fix="give more text, divide it with data.documents, or set it to false",
             )
 
     def place(self, epoch: int, item: int, rng: np.random.Generator) -> _Place:
-        """The window around this item's place, or in the next document that can be cut."""
+        """The window around this item's anchor, or in the next usable document."""
         anchor = (hash_key(self._seed, "phase", epoch) + item * self._cut.step) % len(self._store)
         own = self._usable(anchor)
         start, stop = self._window(own, anchor, self._cut.length)
@@ -103,7 +103,7 @@ class _Pairs:
         return _Place(start, middle, (max(first + 1, last - (stop - middle)), last))
 
     def _other(self, own: int, length: int, rng: np.random.Generator) -> tuple[int, int]:
-        """Another document than `own`, and a place in it: the first drawn that has `length` tokens, or the longest."""
+        """Another document than `own`, and an anchor in it: the first drawn with `length` tokens, or the longest."""
         begin, end = self._store.document(own)
         drawn = []
         for _ in range(TRIES):
@@ -115,14 +115,14 @@ class _Pairs:
         return max(drawn, key=lambda found: self._size(found[0]))
 
     def _usable(self, anchor: int, but: int | None = None) -> int:
-        """The document at this place, or the next one, from the last on the first, that can be cut and is not `but`."""
+        """The document at this anchor, or the next one, cyclically, that is usable and not `but`."""
         number = int(self._store.document_at(anchor))
         while number == but or self._size(number) < 2:
             number = (number + 1) % self._store.n_documents
         return number
 
     def _window(self, number: int, anchor: int, length: int) -> tuple[int, int]:
-        """At most `length` tokens of a document, from `anchor` on where that leaves enough of them."""
+        """At most `length` tokens of a document, starting at `anchor` where enough of them follow."""
         start, stop = self._text(number)
         first = min(max(anchor, start), max(start, stop - length))
         return first, min(stop, first + length)
@@ -132,7 +132,7 @@ class _Pairs:
         return stop - start
 
     def _text(self, number: int) -> tuple[int, int]:
-        """Where the document's own tokens are, without the marks of its beginning and end."""
+        """The span of the document's own tokens, without [BOS] and [EOS]."""
         begin, end = self._store.document(number)
         if begin < end and self._store.read(begin, begin + 1)[0] == Tokenizer.bos_id:
             begin += 1
@@ -144,9 +144,9 @@ class _Pairs:
 class Windows:
     """Examples cut from a store, in an order that is a function of the seed.
 
-    lanes: rows of a batch that go on from one batch to the next; None where each row stands alone. length: most tokens
-    of an example.
-    Raises DataError when the text has too little of what is to be cut from it.
+    lanes: rows of a batch that continue from one batch to the next; None where rows are independent. length: most
+    tokens of an example.
+    Raises DataError when the text is too short for one example.
     """
 
     unit = "documents"
@@ -161,16 +161,16 @@ class Windows:
 
     @property
     def per_epoch(self) -> int:
-        """Examples in one pass over the store."""
+        """Examples in one epoch over the store."""
         lanes = self._order
         return lanes.n_steps * lanes.n_lanes if isinstance(lanes, LaneOrder) else self._cutter.n_items
 
     def restarts(self, step: int) -> bool:
-        """True when the rows of this step (from 0) do not go on from those of the step before."""
+        """True when the rows of this step (from 0) do not continue those of the step before."""
         return not isinstance(self._order, LaneOrder) or self._order.restarts(step)
 
     def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
-        """The examples with these sample numbers, which count on from epoch to epoch."""
+        """The examples with these sample numbers, which continue from epoch to epoch."""
         return [
             Example(
                 self._store.read(place.start, place.stop),
@@ -187,9 +187,9 @@ class Windows:
         return len(self._store)
 
     def in_order(self, start: int, stop: int, n_before: int) -> Batch:
-        """Tokens start..stop of the store as targets, but for the first ones of documents; in one row.
+        """Tokens start..stop of the store as targets, except the first ones of documents; in one row.
 
-        n_before: how many tokens before `start` are read with them, where there are so many.
+        n_before: number of tokens of left context before `start`, where there are so many.
         """
         first = max(0, start - n_before)
         tokens_T = torch.from_numpy(self._store.read(first, stop))
@@ -199,7 +199,7 @@ class Windows:
         return Batch(tokens_T[None, :-1], targets_T[None], documents_BT=document_T[None, :-1])
 
     def documents(self, sample_S: NDArray[np.int64]) -> list[int]:
-        """Numbers of the documents that the samples are cut from, in order, each once."""
+        """Numbers of the documents of the samples, sorted and distinct."""
         touched: set[int] = set()
         for place, _ in self._places(sample_S):
             for start, stop in ((place.start, place.stop), *([place.other] if place.other else [])):
@@ -210,7 +210,7 @@ class Windows:
         return np.random.Generator(np.random.PCG64(hash_key(self._seed, "example", sample)))
 
     def _places(self, sample_S: NDArray[np.int64]) -> list[tuple[_Place, np.random.Generator]]:
-        """Where each sample is cut from, and its generator, which may have helped to decide that."""
+        """The span of each sample, and its random generator, which may have drawn it."""
         found = []
         for sample, epoch, item in zip(sample_S, *self._order(sample_S), strict=True):
             rng = self._rng(int(sample))

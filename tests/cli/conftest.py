@@ -1,4 +1,4 @@
-"""The whole command line in this process, and a small trained run to misuse."""
+"""The command line in this process, and a small trained run."""
 
 import os
 import shutil
@@ -28,7 +28,7 @@ _SETTINGS = {
     "checkpoint.keep_last": 3,
 }
 SMALL = [word for key, value in _SETTINGS.items() for word in ("-s", f"{key}={value}")]
-"""Makes the default recipe train in a moment, and save checkpoints at the steps 2, 4 and 6."""
+"""Makes the default recipe train quickly, and save checkpoints at steps 2, 4 and 6."""
 
 SENTENCES = [
     f"The {who} {did} a {what} {where}."
@@ -41,7 +41,7 @@ SENTENCES = [
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command left behind: its exit code, its results, and what it said."""
+    """The outcome of a command: its exit code, stdout and stderr."""
 
     code: int
     out: str
@@ -49,7 +49,7 @@ class Outcome:
 
 
 class CommandLine:
-    """Calls `lmtool`, in this process, as the shell would."""
+    """Calls `lmtool` in this process, as the shell would."""
 
     def __init__(self, capsys, monkeypatch):
         self._capsys = capsys
@@ -70,15 +70,15 @@ class CommandLine:
         return Outcome(code, said.out, said.err)
 
     def succeeds(self, *arguments):
-        """The outcome of a command that must work."""
+        """The outcome of a command that must succeed."""
         outcome = self(*arguments)
         assert outcome.code == 0, outcome.err
         return outcome
 
     def refuses(self, code, *arguments, words=()):
-        """Assert that a command ends with this code and at most three lines with `words`; gives these lines.
+        """Assert that a command fails with this code and at most three lines with `words`; returns these lines.
 
-        And that all runs are as they were, and none was made.
+        And that all runs are unchanged, and none was created.
         """
         runs = contents(os.environ["LMTOOL_RUNS"])
         outcome = self(*arguments)
@@ -110,7 +110,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory, corpus):
-    """A finished run, trained once through the command line itself."""
+    """A finished run, trained once through the command line."""
     path = tmp_path_factory.mktemp("trained") / RUN
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["lmtool", "pretrain", str(corpus), *SMALL, "-q", "-o", str(path)])
@@ -135,12 +135,12 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def run(home, trained):
-    """A copy of the trained run, which a test may damage; it is the last and only one."""
+    """A copy of the trained run, which a test may damage; it is the only one."""
     return Path(shutil.copytree(trained, home / "runs" / RUN))
 
 
 def contents(folder):
-    """What every file below a folder holds."""
+    """The contents of all files below a folder."""
     return {
         os.path.relpath(path, folder): path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()
     }

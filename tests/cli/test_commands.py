@@ -1,4 +1,4 @@
-"""What commands print and write: the names that other programs read, and where each thing goes."""
+"""Output of commands: JSON keys, stdout, stderr and files."""
 
 import csv
 import gzip
@@ -19,7 +19,7 @@ DOCUMENTS = ["\n".join(SENTENCES[start : start + 4]) for start in range(0, len(S
 
 
 def documented(where):
-    """The names that docs/cli.md promises to other programs."""
+    """The keys documented in docs/cli.md."""
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     (row,) = (line for line in page.splitlines() if line.startswith(f"| `{where}` |"))
     return re.findall(r"`(\w+)`", row.removeprefix(f"| `{where}`"))
@@ -32,7 +32,7 @@ def write_csv(path):
 
 
 def test_names_do_not_vanish():
-    """What programs read today they can read tomorrow."""
+    """The documented keys are stable."""
     names = " ".join(documented("metrics.jsonl"))
     assert names == "step loss valid_loss lr grad_norm tokens tokens_per_second seconds"
     names = " ".join(documented("eval --json"))
@@ -85,7 +85,7 @@ def test_eval_for_programs_and_people(lmtool, run, corpus):
 
 
 def test_eval_of_text_without_words(lmtool, run, home):
-    """No number is written that JSON does not have."""
+    """Values that JSON does not have are written as null."""
     (home / "hanzi.txt").write_text("雨" * 3000, encoding="utf-8")
     record = json.loads(lmtool.succeeds("eval", "last", "hanzi.txt", "--json").out, parse_constant=pytest.fail)
     assert record["word_perplexity"] is None
@@ -171,7 +171,7 @@ KINDS = ["long.txt", "blank lines.txt", "crlf.txt", "rows.csv", "rows.jsonl", "r
 
 
 def write(kind, home):
-    """Make the text of a kind; gives how it is named, and how many documents it has."""
+    """Create the text of a kind; returns its arguments and its number of documents."""
     path = home / kind
     rows = "".join(json.dumps({"text": text, "id": i}) + "\n" for i, text in enumerate(DOCUMENTS))
     match kind:
@@ -213,7 +213,7 @@ def test_every_kind_of_text(lmtool, home, kind):
     assert lmtool.succeeds("generate", "--run", "[ünï]", "The", "--max-new-tokens", "3").out.startswith("The")
 
 
-# Streams that are not what one hopes for
+# Closed and full streams
 
 
 def start(*arguments, **options):
@@ -223,7 +223,7 @@ def start(*arguments, **options):
 
 
 def test_a_reader_that_goes_away():
-    """As in `lmtool recipes show gpt2-124m --resolved | head -1`, when head is faster."""
+    """As in `lmtool recipes show gpt2-124m --resolved | head -1`, when head exits first."""
     reading, writing = os.pipe()
     os.close(reading)
     with open(writing, "wb") as broken:

@@ -1,4 +1,4 @@
-"""`lmtool pretrain --from`: what comes from the run whose weights are trained further, and what from a recipe."""
+"""`lmtool pretrain --from`: what is taken from the base run, and what from the recipe."""
 
 import pytest
 
@@ -50,7 +50,7 @@ def test_what_is_added_is_added_once(lmtool, run, other):
 
 
 def test_the_model_of_the_run_need_not_fit_the_recipe(lmtool, run, other):
-    """What is said of the model is laid over that of the run."""
+    """Overrides of the model apply to that of the run."""
     found = continued(lmtool, other, "--from", run, "-r", "gru", *SHORT, *GRU, "-s", "model.n_heads=4")
     assert (found.model.kind, found.model.n_heads) == ("transformer", 4)
 

@@ -1,4 +1,4 @@
-"""`lmtool embed` and `lmtool neighbors`: vectors that are the model's own, and plain refusals."""
+"""`lmtool embed` and `lmtool neighbors`: the model's own vectors, and errors."""
 
 import io
 import json
@@ -26,7 +26,7 @@ def stdin(monkeypatch):
 
 
 def layers_of(run, text):
-    """Every layer's vectors of a text read alone, and the places of its tokens."""
+    """Every layer's vectors of a text read alone, and the positions of its tokens."""
     loaded = load_run(str(run))
     ids, places = loaded.tokenizer.encode_with_places(text)
     assert ids == loaded.tokenizer.encode(text)
@@ -81,7 +81,7 @@ def test_files_hold_the_same_as_lines(lmtool, run, home):
 
 
 def test_neighbours_do_not_change_a_text(lmtool, run, stdin):
-    """Beside longer ones, and alone."""
+    """In a batch with longer ones, and alone."""
     stdin(f"{TEXT}\n{OTHER}\nmap\n")
     together = json.loads(lmtool.succeeds("embed", run).out.splitlines()[2])
     stdin("map\n")
@@ -123,5 +123,5 @@ def test_neighbors_are_the_nearest_by_cosine(lmtool, run):
 
 
 def test_an_unknown_word_is_refused_with_those_like_it(lmtool, run):
-    lmtool.refuses(2, "neighbors", run, "Thee", words=["'Thee' is no token", "did you mean"])
+    lmtool.refuses(2, "neighbors", run, "Thee", words=["'Thee' is not a token", "did you mean"])
     lmtool.refuses(2, "neighbors", run, "xyzzyxyzzy", words=["single word"])

@@ -1,4 +1,4 @@
-"""Runs that are not neural language models, on the command line: n-grams as a baseline, skip-gram's pairs."""
+"""Other families on the command line: n-grams as a baseline, skip-gram's pairs."""
 
 import json
 

@@ -26,7 +26,7 @@ checkpoint: {every: 10}
 
 
 def table(path: Path, n: int, seed: int, label: str = "class") -> Path:
-    """Rows that are good exactly when `good` stands in them."""
+    """Rows that are good exactly when they contain `good`."""
     rng = random.Random(seed)
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -53,7 +53,7 @@ def run(*arguments: object) -> str:
 
 
 def refusal(*arguments: object) -> str:
-    """The message of an error that is the person's to mend."""
+    """The message of a user error."""
     error = CliRunner().invoke(app, [str(argument) for argument in arguments]).exception
     assert isinstance(error, UsageError | DataError)
     return f"{error.what} {error.fix}"
@@ -124,9 +124,9 @@ def test_a_trained_run_is_fine_tuned_and_resumed(folder: Path, base: Path) -> No
     run("resume", folder / "tuned", "-s", "training.steps=+6")
     steps = [json.loads(line)["step"] for line in (folder / "tuned/metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(1, len(steps) + 1))
-    # a head for the same labels is kept
+    # a head for the same labels is reused
     result = CliRunner().invoke(app, [*map(str, once[:2]), "--from", str(folder / "tuned"), "--epochs", "1"])
-    assert "the head is kept" in result.stderr
+    assert "the head is reused" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_adapters_are_learnt_measured_merged_and_answer_alike(folder: Path, base
         for name in ("tuned", "tuned-merged")
     )
     assert small < 0.3 * whole
-    # it needs no other run, and can be trained on
+    # it needs no base run, and can be fine-tuned further
     shutil.rmtree(base)
     again = json.loads(run("eval", folder / "tuned-merged", folder / "test.csv", "--json"))
     assert again["accuracy"] == pytest.approx(record["accuracy"], abs=1e-9)
@@ -219,7 +219,7 @@ def test_a_language_model_learns_another_text_by_adapters(folder: Path, base: Pa
 
 
 def test_answers_are_learnt_by_adapters(folder: Path, base: Path) -> None:
-    """A decoder's weights, read as those of a prefix LM."""
+    """A decoder's weights, loaded as those of a prefix LM."""
     train = pairs(folder / "train.tsv", 60, 0)
     out = run("finetune", train, "--from", base, "--lora-rank", "2", "--epochs", "1", "-o", folder / "run")
     assert "bleu" in out
@@ -246,7 +246,7 @@ def test_several_seeds_are_several_runs_and_their_spread(folder: Path) -> None:
         mean = sum(values) / 3
         deviation = (sum((value - mean) ** 2 for value in values) / 2) ** 0.5
         assert f"{name.replace('_', ' ')} {mean:.4f} ± {deviation:.4f}" in lines[-1]
-    # each is an ordinary run
+    # each is a run of its own
     for seed, path in enumerate(paths, 1):
         assert f"seed: {seed}\n" in (path / "recipe.yaml").read_text()
     shutil.copytree(paths[1], folder / "again")
@@ -256,7 +256,7 @@ def test_several_seeds_are_several_runs_and_their_spread(folder: Path) -> None:
 
 
 def test_seeds_begin_with_the_same_run(folder: Path, base: Path) -> None:
-    """Not with the last one, which the run before is."""
+    """Not from the last run, which is that of the seed before."""
     run("finetune", folder / "train.csv", "--epochs", "0.5", "--from", base, "--seeds", "2", "-o", folder / "seeds")
     for seed in (1, 2):
         assert json.loads((folder / f"seeds/seed-{seed}/run.json").read_text())["base"]["run"] == "base"
@@ -269,7 +269,7 @@ def test_seeds_are_for_one_process(folder: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_patience_ends_a_run_and_the_best_checkpoint_is_measured(folder: Path) -> None:
-    """Nothing is to be learnt from labels at random."""
+    """Random labels cannot be learned."""
     rng = random.Random(0)
     lines = [f"{rng.choice(['cat', 'dog'])} sat,{rng.choice(['yes', 'no'])}" for _ in range(120)]
     (folder / "noise.csv").write_text("\n".join(["text,label", *lines]) + "\n")

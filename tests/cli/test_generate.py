@@ -1,4 +1,4 @@
-"""`lmtool generate` over a model built by hand, in place of a run."""
+"""`lmtool generate` with a hand-made model instead of a run."""
 
 import io
 import json
@@ -30,7 +30,7 @@ HASH = "ab" * 32
 
 @pytest.fixture
 def load(monkeypatch):
-    """Put a model in place of all runs; gives the list of what was asked for."""
+    """Replace all runs by a model; returns the list of requested runs."""
     asked = []
 
     def put(model, warnings=(), answers=False):
@@ -358,7 +358,9 @@ def test_other_weights_are_not_replayed(load, tmp_path):
     assert "not the one of the record" in str(error)
 
 
-@pytest.mark.parametrize(("content", "words"), [("", "no record"), ("{}\n", "no record"), ("not JSON", "no record")])
+@pytest.mark.parametrize(
+    ("content", "words"), [("", "no record"), ("{}\n", "not a record"), ("not JSON", "not a record")]
+)
 def test_what_is_no_record_is_refused(load, tmp_path, content, words):
     load(history_model())
     (tmp_path / "texts.jsonl").write_text(content)

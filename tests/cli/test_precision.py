@@ -1,4 +1,4 @@
-"""`--precision` of models that only read: matrices in fewer bits change what a model says by very little."""
+"""`--precision` at inference: lower precision changes results very little."""
 
 import json
 from math import isclose

@@ -1,4 +1,4 @@
-"""Training and other work as a person sees it: a bar on a terminal, lines elsewhere."""
+"""The progress display: a bar on a terminal, lines elsewhere."""
 
 import io
 import re
@@ -21,7 +21,7 @@ SHOWN = "[red]a[/red] :smile: \\x1b[31m\\x07"
 
 
 class Stream(io.StringIO):
-    """A stderr that says whether it is a terminal."""
+    """A stderr that is a terminal or not."""
 
     def __init__(self, is_terminal):
         super().__init__()
@@ -31,13 +31,13 @@ class Stream(io.StringIO):
         return self._is_terminal
 
     def text(self):
-        """What came, without the codes that move the cursor and colour."""
+        """The output without escape sequences."""
         return re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", self.getvalue())
 
 
 @pytest.fixture
 def stderr(monkeypatch):
-    """Put a stream in the place of stderr: a terminal of so many columns, or a file when there are none."""
+    """Replace stderr: by a terminal of so many columns, or by a file when there are none."""
 
     def put(columns=None):
         monkeypatch.setenv("COLUMNS", str(columns or 80))
@@ -148,15 +148,15 @@ def test_a_bar_on_a_terminal(stderr, columns):
     text = stream.text()
     assert ("━" in text) == (columns > 40)
     assert "loss 2.500 8,192 tokens/s 0:04 left" in text or columns == 40
-    # Lines break where the terminal ends.
+    # Lines wrap at the width of the terminal.
     joined = "".join(text.split())
     assert "validloss2.2500(best)" in joined
     assert f"{SHOWN}↵b|{SHOWN}↵b".replace(" ", "") in joined
-    # Shown as it is: neither markup nor emoji nor colours nor bells come from the text.
+    # Shown literally: no markup, emoji, colours or bells come from the text.
     assert "\x07" not in stream.getvalue()
     assert "\x1b[31m\x07" not in stream.getvalue()
     assert ":smile:" in text
-    # The cursor comes back.
+    # The cursor is restored.
     assert stream.getvalue().rindex("\x1b[?25h") > stream.getvalue().rindex("\x1b[?25l")
 
 

@@ -1,4 +1,4 @@
-"""What cannot be done is refused: an exit code, at most three lines, and nothing made before is lost."""
+"""Errors of the command line: an exit code, at most three lines, and no run is changed."""
 
 import gzip
 import json
@@ -226,7 +226,7 @@ DAMAGES = [
 @pytest.mark.parametrize("command", READERS)
 @pytest.mark.parametrize(("damage", "name", "how"), DAMAGES, ids=lambda value: getattr(value, "__name__", value))
 def test_a_damaged_checkpoint(lmtool, run, corpus, command, damage, name, how):
-    """Named, it is refused; otherwise the one before it is taken, with a warning."""
+    """When given, it is an error; otherwise the one before it is used, with a warning."""
     newest = run / "checkpoints" / "step-000006"
     damage(newest / name)
     before = contents(run)
@@ -240,7 +240,7 @@ def test_a_damaged_checkpoint(lmtool, run, corpus, command, damage, name, how):
     kept = {path: content for path, content in before.items() if path.startswith("checkpoints/step-000004/")}
     assert kept
     assert kept.items() <= after.items()
-    # What was damaged is still there to be looked at.
+    # The damaged checkpoint is not deleted.
     assert {content for path, content in before.items() if "step-000006" in path} <= set(after.values())
 
 
@@ -261,7 +261,7 @@ def test_no_checkpoint_is_whole(lmtool, run, corpus, command):
 
 
 def test_a_resumed_run_is_the_same_after_falling_back(lmtool, run, trained):
-    """One checkpoint back and forward again is the model that was there, bit for bit."""
+    """Resuming from the checkpoint before gives the same model, bitwise."""
     flip(run / "checkpoints" / "step-000006" / "model.safetensors")
     lmtool.succeeds("resume", "last", "-q")
     again = (run / "checkpoints" / "step-000006" / "model.safetensors").read_bytes()
@@ -298,7 +298,7 @@ def test_another_recipe_or_text_than_the_runs(lmtool, run, corpus, home):
     (home / "tales.txt").write_text("Another text than it was.\n" * 100)
     recipe.write_text(recipe.read_text().replace(str(corpus), "tales.txt"))
     changed = contents(run)
-    words = ["its training data have changed", "tales.txt", "put the old data back"]
+    words = ["its training data have changed", "tales.txt", "restore the old data"]
     lmtool.refuses(CHECKPOINT, "resume", "last", "-s", "training.steps=+2", words=words)
     assert contents(run) == changed
     assert {path: content for path, content in before.items() if path != "recipe.yaml"}.items() <= changed.items()
@@ -353,7 +353,7 @@ def test_a_command_without_a_subcommand_shows_its_help(lmtool, arguments):
 
 def test_a_stride_beyond_the_context(lmtool, run, corpus):
     lmtool.refuses(USAGE, "eval", "last", corpus, "--stride", 17, words=["stride of 17", "16"])
-    lmtool.succeeds("eval", "last", corpus, "--context", 17)  # its positions have no end
+    lmtool.succeeds("eval", "last", corpus, "--context", 17)  # its positions are unbounded
 
 
 def test_a_prompt_longer_than_the_context(lmtool, run):
@@ -362,7 +362,7 @@ def test_a_prompt_longer_than_the_context(lmtool, run):
     lmtool.succeeds("generate", "zq" * 20, "-q", "--overflow", "cut")
 
 
-# What is from outside is text
+# Untrusted text
 
 NASTY = "[red]\x1b[31m\x07\u202e\n:smile:"
 
@@ -393,7 +393,7 @@ def test_messages_escape_what_they_quote(lmtool, home, code, arguments):
     assert ":smile:" in "".join(lines) or "[red]" in "".join(lines)
 
 
-# What nobody foresaw
+# Unexpected errors
 
 
 def test_what_was_not_foreseen_is_one_line_without_a_traceback(lmtool, home, monkeypatch):

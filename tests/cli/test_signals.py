@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def start(home):
-    """Start lmtool; what still runs after the test is killed."""
+    """Start lmtool, and kill it after the test if it still runs."""
     processes = []
 
     def go(*arguments):
@@ -39,19 +39,19 @@ def start(home):
 
 
 def said(process, word):
-    """Wait for a line on stderr that has `word`; gives all lines until then."""
+    """Wait for a line with `word` on stderr; returns all lines until then."""
     lines = []
     for line in process.stderr:
         lines.append(line)
         if word in line:
             return lines
-    pytest.fail(f"it never said {word!r}, but: {''.join(lines)}")
+    pytest.fail(f"no {word!r} in: {''.join(lines)}")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("stage", ["reading", "training the tokenizer", "tokenizing"])
 def test_while_preparing_text(lmtool, home, monkeypatch, stage, number):
-    """It leaves at once, no run is made, and the same command then works."""
+    """It exits at once, no run is created, and the same command then works."""
     text = "\n".join(f"In the year {year} it rained in {stage}." for year in range(5000 + number))
     (home / "rain.txt").write_text(text)
 

@@ -1,4 +1,4 @@
-"""What needs no model starts without the libraries that a model needs."""
+"""Commands without a model start without importing heavy libraries."""
 
 import json
 import subprocess
@@ -35,7 +35,7 @@ print("", json.dumps([code, list(sys.modules)]), sep="\\n", file=sys.stderr)
 
 
 def start(folder, arguments):
-    """Exit code, what was said, and what was imported, by a command in a process of its own."""
+    """Exit code, output, and imported modules of a command in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps(arguments)],
         cwd=folder,

@@ -1,4 +1,4 @@
-"""Vectors of texts: those that a model has where it reads a text as it did in training."""
+"""Embeddings of texts: the states of a model that reads them as in training."""
 
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def states(loaded: Loaded, tokens: list[int], layer: int) -> np.ndarray[Any, Any
 
 
 def marks(loaded: Loaded) -> tuple[str, str]:
-    """What stands in front of a text and behind it, by name."""
+    """The special tokens before and after a text, by name."""
     t = loaded.tokenizer
     names = {t.bos_id: "[BOS]", t.eos_id: "[EOS]", t.cls_id: "[CLS]", t.sep_id: "[SEP]"}
     tokens = loaded.framing.row([np.array(t.encode("cat"))])[0].tolist()
@@ -57,7 +57,7 @@ def marks(loaded: Loaded) -> tuple[str, str]:
 def test_a_tuned_model_reads_texts_between_the_marks_of_its_rows(
     work: Work, family: str, before: str, after: str
 ) -> None:
-    """`first` and `last` are the positions that a head looks at."""
+    """`first` and `last` are the positions that a head reads."""
     work.pretrain(*BASES[family], "training.steps=1", name="base")
     work.finetune("training.steps=1", source=work.run("base"))
     loaded = load_run(str(work.run("tuned")))
@@ -65,13 +65,13 @@ def test_a_tuned_model_reads_texts_between_the_marks_of_its_rows(
     rows = [loaded.framing.row([np.array(loaded.tokenizer.encode(text))])[0].tolist() for text in TEXTS]
     task = build_task(loaded.recipe, loaded.framing, "", Columns(("text",)), ())
     asked = task.encode([LabelledText((text,), None, None, i) for i, text in enumerate(TEXTS)])
-    assert [row.tokens.tolist() for row in asked] == rows, "and so are the rows that it answers"
+    assert [row.tokens.tolist() for row in asked] == rows, "and so are its input rows"
     for layer in (0, -1):
         for pool, place in (("first", 0), ("last", -1)):
             for one, row in zip(embed(loaded, TEXTS, layer, pool), rows, strict=True):  # type: ignore[arg-type]
                 np.testing.assert_allclose(one.vectors[0], states(loaded, row, layer)[place], rtol=1e-4, atol=1e-5)
         for one, row in zip(embed(loaded, TEXTS, layer, "mean"), rows, strict=True):
-            # marks are no part of a text
+            # special tokens are not part of a text
             expected = states(loaded, row, layer)[1:-1].mean(0)
             np.testing.assert_allclose(one.vectors[0], expected, rtol=1e-4, atol=1e-5)
 
@@ -110,7 +110,7 @@ def test_any_number_of_processes_gives_the_same(
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_text_that_cannot_be_read_is_told(encoder: Loaded, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    # 14 tokens stand between the marks
+    # 14 tokens fit between the special tokens
     long = "cat " * 4
     with pytest.raises(UsageError, match="text 2 has 16 tokens, but the model reads 14"):
         together(monkeypatch, size, lambda _: list(embed(encoder, ["cat", long], -1, "mean")), [embedding])
@@ -122,7 +122,7 @@ def test_a_text_that_cannot_be_read_is_told(encoder: Loaded, monkeypatch: pytest
 
 
 def test_no_path_is_left_behind(encoder: Loaded, tmp_path: Path) -> None:
-    """A file that cannot be finished is not there at all."""
+    """A file that cannot be completed is not created."""
     with pytest.raises(UsageError, match="text 2"):
         embedding.save(tmp_path / "a.npz", embed(encoder, ["cat", "cat " * 9], -1, "mean"))
     assert not list(tmp_path.glob("*.npz"))

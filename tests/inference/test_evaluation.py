@@ -1,4 +1,4 @@
-"""The one evaluation loop: every item once, in batches under a budget, the same in any number of processes."""
+"""The evaluation loop: every item once, in batches under a budget, the same in any number of processes."""
 
 import math
 from collections.abc import Sequence
@@ -34,14 +34,14 @@ def test_every_item_comes_once_and_no_group_is_above_the_budget(
     groups = list(by_length(lengths, tokens, rows))
     assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
     for group in groups:
-        # parts are padded apart, each to its own longest
+        # parts are padded separately, each to its own longest
         width = sum(max(part) for part in zip(*(lengths[i] for i in group), strict=True))
         assert len(group) == 1 or len(group) * width <= tokens
         assert 1 <= len(group) <= (rows or len(group))
 
 
 def test_no_group_could_take_the_next_item() -> None:
-    """Groups are as large as the budget lets them be."""
+    """Groups are as large as the budget allows."""
     lengths = [(n % 13 + 1,) for n in range(100)]
     groups = list(by_length(lengths, 40))
     for group, following in pairwise(groups):

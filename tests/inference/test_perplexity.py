@@ -35,7 +35,7 @@ TEXTS = ["a naïve cat", "dogs", "x", "the dog sat on\tthe mat", "no"]
 
 
 class Measuring:
-    """A text in the two ways that lmtool keeps one, and a model with large random weights for it."""
+    """A text in both modes, document and slice, and a model with large random weights for it."""
 
     def __init__(self, folder: Path, split: Any) -> None:
         texts = TEXTS if split == "document" else [" and ".join(TEXTS)]
@@ -131,7 +131,7 @@ def test_every_token_but_first_ones_is_scored_once(context: int, stride: int) ->
         assert span.start == begin or span.first - span.start >= context - stride + 1
 
 
-# While training
+# Validation in training
 
 
 def some_rows() -> Any:
@@ -182,7 +182,7 @@ def test_processes_share_a_text_that_is_measured(
 
 @pytest.mark.parametrize("split", ["document", "slice"])
 def test_validation_equals_measuring_the_same_text(work: Work, split: str) -> None:
-    """And it does so without label smoothing, at the checkpoint that is the best."""
+    """Without label smoothing, at the best checkpoint."""
     valid = work.folder / "valid.txt"
     valid.write_text("the cat sat on the naïve dog\n\nthe cat ran away and home\n\nno\n", encoding="utf-8")
     events = work.pretrain(

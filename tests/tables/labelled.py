@@ -15,5 +15,5 @@ def read(path: Path, content: str, *, columns: dict[str, Any] | None = None, **o
 
 
 def labelled(path: Path, *labels: str, **options: Any) -> LabelledTexts:
-    """A table with these labels, each text different."""
+    """A table with these labels and distinct texts."""
     return read(path / "a.csv", "text,label\n" + "".join(f"t{i},{x}\n" for i, x in enumerate(labels)), **options)

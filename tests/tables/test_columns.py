@@ -1,4 +1,4 @@
-"""Which columns are read: named ones, usual ones, and what is said when that cannot be told."""
+"""The columns that are read: given ones, conventional ones, and errors when they cannot be inferred."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ def table(path: Path, header: str) -> Table:
         ("premise,hypothesis,label", ["premise", "hypothesis"], "label", None),
         ("idx,sentence_1,sentence_2,score", ["sentence_1", "sentence_2"], "score", None),
         ("sentence,question,label", ["question", "sentence"], "label", None),
-        # The only column that is left
+        # The only remaining column
         ("text,hotel", ["text"], "hotel", None),
         ("words,label", ["words"], "label", None),
         # Sequence to sequence
@@ -35,7 +35,7 @@ def table(path: Path, header: str) -> Table:
         ("de,en", ["de"], None, "en"),
         ("id,English,German", ["English"], None, "German"),
         ("article,summary", ["article"], None, "summary"),
-        # A usual label decides for classes
+        # The conventional name of a label implies classes
         ("text,target", ["text"], "target", None),
         ("de,en,label,text", ["text"], "label", None),
     ],

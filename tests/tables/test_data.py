@@ -1,4 +1,4 @@
-"""From the tables that a recipe names to rows: what they add to the recipe, what is held out, and what is told."""
+"""From the tables that a recipe names to rows: inferred settings, held-out rows, and warnings."""
 
 import json
 import random
@@ -41,7 +41,7 @@ def head_of(data: TableData) -> Classification:
 
 
 def numbers(work: Work) -> Path:
-    """Around 1000, 50 up and down."""
+    """Numbers of mean 1000, within 50."""
     rng = random.Random(0)
     return write(work.folder / "numbers.csv", [round(rng.gauss(1000, 50), 2) for _ in range(60)])
 
@@ -51,13 +51,13 @@ def test_numbers_are_learned_around_zero_whoever_says_that_they_are_numbers(work
     data = read(work, numbers(work), f"objective.task={task}")
     rows = data.tasks[0].train
     targets = np.array([row.label for row in rows])
-    # of each tenth of the numbers a row is held out
+    # a row of each decile of the numbers is held out
     assert targets.shape == (50, 1)
     assert float(targets.mean()) == pytest.approx(0, abs=1e-9)
     assert float(targets.std()) == pytest.approx(1)
     head = head_of(data)
     assert (head.task, head.labels) == ("number", ())
-    # read off the rows that are trained on, not off those held out
+    # from the training rows, not from those held out
     values = [float(line.split(",")[1]) for line in numbers(work).read_text().splitlines()[1:]]
     trained = [values[row.number - 1] for row in rows]
     assert (head.center, head.scale) == (pytest.approx(np.mean(trained)), pytest.approx(np.std(trained)))
@@ -76,7 +76,7 @@ def test_a_scale_that_is_given_is_taken(work: Work) -> None:
 
 
 def test_a_run_on_numbers_keeps_its_scale(work: Work) -> None:
-    """Also when it is resumed; and answers are on the scale of the table."""
+    """Also when it is resumed; and predictions are on the scale of the table."""
     table = numbers(work)
     asked = (*CLASSES, "objective.task=number", "evaluation.metric=correlation")
     work.learn_table(work.recipe, table, *asked, name="whole")
@@ -95,7 +95,7 @@ def test_a_run_on_numbers_keeps_its_scale(work: Work) -> None:
     assert record["mse"] < 100**2
 
 
-# What is held out
+# Held-out rows
 
 
 def test_the_rows_held_out_are_told_and_found_again(work: Work) -> None:
@@ -148,7 +148,7 @@ def test_each_of_several_tasks_has_rows_of_its_own(work: Work) -> None:
     assert [line.split(":")[0] for line in data.lines] == ["columns", "task one", "columns", "task two"]
 
 
-# What is told
+# Descriptions and warnings
 
 
 def test_rows_that_are_cut_are_counted(work: Work) -> None:
@@ -164,7 +164,7 @@ def test_rows_that_are_cut_are_counted(work: Work) -> None:
 
 def test_steps_follow_from_passes_over_the_rows(work: Work) -> None:
     table = write(work.folder / "table.csv", ["x", "y"] * 30)
-    # 54 rows are left of 60, in batches of 8
+    # 54 of 60 rows are for training, in batches of 8
     assert read(work, table, "training.epochs=2").recipe.training.steps == 14
     assert read(work, table, "training.epochs=0.01").recipe.training.steps == 1
     assert read(work, table).recipe.training.steps == 12

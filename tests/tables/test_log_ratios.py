@@ -1,4 +1,4 @@
-"""Linear classifiers that begin as naive Bayes, from a table to answers."""
+"""Linear classifiers initialized as naive Bayes, from a table to predictions."""
 
 from pathlib import Path
 
@@ -52,12 +52,12 @@ def test_numbers_are_refused(work: Work) -> None:
 
 
 def test_a_run_can_be_trained_on(work: Work) -> None:
-    """Its body has no weights; its head is kept, as the labels are the same."""
+    """Its body has no weights; its head is reused, as the labels are the same."""
     labels = ("good", "bad", "good", "bad", "good", "bad")
     finetune(work, "run", labels, 3)
     path = table(work, labels)
     events = work.finetune(source=work.run("run"), table=path, name="on")
-    assert "the head is kept, since the labels are the same" in warnings_in(events)
+    assert "the head is reused, since the labels are the same" in warnings_in(events)
     assert torch.equal(weights(work, "on")["head.ratios_CF"], weights(work, "run")["head.ratios_CF"])
 
 

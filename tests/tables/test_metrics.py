@@ -1,4 +1,4 @@
-"""Metrics equal scikit-learn's, scipy's and sacrebleu's, and the plain ones of tests/reference/metrics.py."""
+"""Metrics equal those of scikit-learn, scipy and sacrebleu, and of tests/reference/metrics.py."""
 
 import json
 import random
@@ -183,7 +183,7 @@ def test_the_spread_of_runs_is_mean_and_deviation_of_each_figure() -> None:
         return Results("test", 3, 10, 0.5, figures, [], ("a", "b"), task)
 
     runs = [[results("", 0.5, 0.1)], [results("", 0.7, None)], [results("", 0.9, 0.3)]]
-    # a figure that is undefined in one of them has no mean
+    # a metric that is undefined in one of them has no mean
     assert spread(runs) == ["test, 3 runs: accuracy 0.7000 ± 0.2000  loss 0.5000 ± 0.0000"]
     several = [[results("x", 0.5, None), results("y", 0.2, None)], [results("x", 0.7, None), results("y", 0.2, None)]]
     assert [line.split(":")[0] for line in spread(several)] == ["x, test, 2 runs", "y, test, 2 runs"]

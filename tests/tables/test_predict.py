@@ -1,4 +1,4 @@
-"""`predict` and `eval` on tables: the same answers in any chunks and any number of processes."""
+"""`predict` and `eval` on tables: the same predictions in any chunks and any number of processes."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def write(path: Path, label: Any, n: int = 24) -> Path:
 
 
 def learned(work: Work, kind: str) -> tuple[Loaded, Path]:
-    """A model that has seen a table for a moment, and that table."""
+    """A briefly trained model, and its table."""
     short = ("training.epochs=null", "training.steps=2")
     if kind == "answers":
         table = write(work.folder / "table.csv", lambda i: "ab"[i % 2])
@@ -41,7 +41,7 @@ def learned(work: Work, kind: str) -> tuple[Loaded, Path]:
 
 
 def cells(loaded: Loaded, table: Path) -> list[list[Any]]:
-    """Answers to all rows, with their rows; numbers as such."""
+    """Predictions for all rows, with their rows; numbers parsed."""
     return [[row.values[0], *map(number, answer)] for row, answer in predict(loaded, str(table)).rows]
 
 
@@ -53,7 +53,7 @@ def number(cell: object) -> Any:
 
 
 def close(found: list[list[Any]], expected: list[list[Any]]) -> bool:
-    """Whether rows are the same but for rounding."""
+    """Whether rows are equal up to rounding."""
     return len(found) == len(expected) and all(
         len(one) == len(other)
         and all(

@@ -78,7 +78,7 @@ def test_labels_of_other_formats(tmp_path: Path) -> None:
 
 
 FAULTS = [
-    # content, kind, what and where, rows that stay
+    # content, kind, what and where, remaining rows
     (
         "text,label\na,x\nb,\nc,y\nd,x\ne,y\n",
         "empty label",
@@ -192,7 +192,7 @@ def test_a_label_unseen_in_training(tmp_path: Path) -> None:
         labelled(tmp_path, "3", labels=known)
     assert "the classes are 'negative, positive'" in caught.value.fix
     found = labelled(tmp_path, "positive", "Positiv", labels=known, skip_bad_rows=True)
-    assert [item.row for item in found.items] == [1]  # and one class with one row is no fault of a test table
+    assert [item.row for item in found.items] == [1]  # and a class with one row is not a fault in a test table
     assert found.labels == known
     several = LabelMap("multi", ("a", "b"))
     with pytest.raises(RowFault, match="the label 'c' is not among"):

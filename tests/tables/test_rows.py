@@ -1,4 +1,4 @@
-"""Rows of tables as ids, in an order that loses none."""
+"""Rows of tables as token ids, in an order that has each."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def examples_equal(one: TableExamples, two: TableExamples, sample: int) -> bool:
 
 
 def test_rows_of_like_length_come_together() -> None:
-    """The padding of a batch is far below that of rows in random order."""
+    """The padding of batches is far below that of rows in random order."""
     lengths = {i + 1: len(row.tokens) for i, row in enumerate(rows(800))}
     examples = TableExamples(rows(800), 8, seed=0)
     padding = text = 0
@@ -47,7 +47,7 @@ def test_rows_of_like_length_come_together() -> None:
 
 @pytest.mark.parametrize(("times", "wanted"), [((1, 1), (1, 1)), ((2, 1), (2, 1)), ((1, 0.5), (1, 0.5))])
 def test_tables_are_mixed_as_often_as_is_said(times: tuple[float, float], wanted: tuple[float, float]) -> None:
-    """Of each table every row equally often over two epochs, and not one table after the other."""
+    """Every row of a table equally often over two epochs, with the tables mixed."""
     both = rows(60)
     examples = TableExamples(both, 4, seed=1, parts=[(40, times[0]), (20, times[1])])
     n = examples.per_epoch

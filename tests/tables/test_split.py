@@ -1,4 +1,4 @@
-"""A part of a table that is held out."""
+"""Holding out a part of a table."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What is asked of tables: tasks and their files, rows as ids, answers of heads and in words, and how good they are."""
+"""Tasks on tables: their files, rows as token ids, predictions of heads and as text, and their metrics."""
 
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ def items(texts: list[str], labels: list[Label] | None = None) -> list[LabelledT
     ]
 
 
-# Which tasks
+# Tasks and their files
 
 
 def test_tasks_are_a_name_a_file_and_a_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_tasks_that_cannot_be_told_are_refused(data: Data, what: str) -> None:
         open_tables(data)
 
 
-# Rows as ids
+# Rows as token ids
 
 
 def test_sources_and_answers_are_text() -> None:
@@ -159,11 +159,11 @@ def test_labels_are_the_numbers_that_a_head_learns(kind: str) -> None:
     assert [row.label for row in task.encode(items(["ab"]))] == [None]
 
 
-# Answers of heads
+# Predictions of heads
 
 
 class Told(torch.nn.Module):
-    """A head whose scores are those that a test has written for each first letter."""
+    """A head with given scores for each first letter."""
 
     def __init__(self, scores: list[list[float]]) -> None:
         super().__init__()
@@ -174,9 +174,9 @@ class Told(torch.nn.Module):
 
 
 def told(task: Task, recipe: Recipe, scores: list[list[float]], labels: list[Label]) -> Any:
-    """A model with these scores, and a row for each, of quite unequal lengths."""
+    """A model with these scores, and a row for each, of unequal lengths."""
     model = AnsweringModel(
-        Told(scores),  # type: ignore[arg-type]  # it has all that a head is asked for
+        Told(scores),  # type: ignore[arg-type]  # it has the interface of a head
         build_objective(recipe, TOKENIZER),
         resolve("cpu", "float32"),
         World(),
@@ -249,7 +249,7 @@ def test_numbers_are_measured_on_their_own_scale() -> None:
     assert task.added == ("predicted",)
 
 
-# Answers in words
+# Predictions as text
 
 
 def pairs(task: Task, sources: list[str]) -> list[EncodedRow]:
@@ -284,7 +284,7 @@ def test_answers_are_those_of_each_source_alone(name: str, precision: str) -> No
 def measured(
     answers: list[str], true: list[str], labels: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Any]:
-    """The figures of these answers."""
+    """The metrics of these texts."""
     recipe = a_recipe(MODELS["transformer"], {"kind": "seq2seq"})
     task = a_task(recipe, labels)
     monkeypatch.setattr(task, "write", lambda *_: answers)
@@ -320,7 +320,7 @@ def test_labels_as_text_are_classes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("size", [1, 2, 20])
 def test_answers_are_written_from_the_ids_of_training(name: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where a source is longer than half of the context, in a row that it shares with its answer."""
+    """Also where a source is longer than half of the context that it shares with its target."""
     recipe = a_recipe(MODELS[name], {"kind": "seq2seq"})
     task, model = answer_task(recipe), a_model(recipe)
     rows = pairs(task, ["ab", "", "abcdefgh" * size, "abcdefgh abcdefgh"])
@@ -334,7 +334,7 @@ def test_answers_are_written_from_the_ids_of_training(name: str, size: int, monk
     task.write(model, rows)
     assert sorted(prompt.source for prompt in asked) == sorted(tuple(row.tokens.tolist()) for row in rows)
     assert {prompt.tokens for prompt in asked} == {(TOKENIZER.bos_id,)}
-    # and so do those rows whose answers are learned, as long as there is room for them
+    # and so do training rows with targets, as long as they fit
     learned = task.encode([item._replace(target="h") for item in items(["ab", "", "abcdefgh abcdefgh"[:11]])])
     again = pairs(task, ["ab", "", "abcdefgh abcdefgh"[:11]])
     assert [row.tokens.tolist() for row in learned] == [row.tokens.tolist() for row in again]

@@ -1,4 +1,4 @@
-"""Bundled texts are found from anywhere, and known by their content."""
+"""Bundled texts are found from any folder, and recognized by their content."""
 
 import hashlib
 import json

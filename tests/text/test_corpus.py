@@ -1,4 +1,4 @@
-"""Reading text of every format, and what is said of text that cannot be read."""
+"""Reading text of every format, and errors for text that cannot be read."""
 
 import csv
 import gzip
@@ -212,7 +212,7 @@ def test_an_empty_file_in_a_folder_is_left_out(tmp_path: Path) -> None:
     assert read(tmp_path) == ["b"]
 
 
-# What cannot be read: (file name, content, what the message says)
+# Unreadable files: (file name, content, words of the message)
 UNREADABLE = {
     "empty": ("a.txt", b"", ["empty", "a.txt"]),
     "blank": ("a.txt", b" \n\n", ["empty"]),

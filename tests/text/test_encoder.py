@@ -17,7 +17,7 @@ from lmtool.text.tokenizer import Tokenizer
 from tests.text.test_tokenizer import BPE, TOKENIZERS
 from tests.text.texts import HOSTILE, prose
 
-# Trained on the hostile texts, so that odd merges exist.
+# Trained on the adversarial texts, so that unusual merges exist.
 ODD = Tokenizer.train(BpeTokenizer(vocab_size=1000), [*(text * 2 for text in HOSTILE.values()), prose(2000)])
 NASTY = st.text(
     st.sampled_from("ab'st \n\t\r\v\u00a0\u3000\u0301\u00e9\u4e2d1²!_.\x1c\x85\ufeff😀\u200d[]<>"), max_size=30
@@ -102,7 +102,7 @@ def test_both_libraries_class_all_characters_alike() -> None:
 
 
 def test_a_vocabulary_that_tiktoken_would_encode_otherwise_is_left_to_the_library() -> None:
-    """Here "abc" was learnt from (ab, c), but b and c join first, so the library never makes it; tiktoken would."""
+    """Here "abc" was learned from (ab, c), but b and c merge first, so the library never forms it; tiktoken would."""
     names = [name for name, _ in sorted(byte_alphabet().items(), key=lambda item: item[1])]
     vocabulary = {name: i for i, name in enumerate([*names, "bc", "ab", "abc"])}
     inner = Inner(models.BPE(vocabulary, [("b", "c"), ("a", "b"), ("ab", "c")]))

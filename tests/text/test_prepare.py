@@ -1,4 +1,4 @@
-"""From files to token stores: modes, cache, restarts, several processes at once."""
+"""From files to token stores: modes, cache, resuming, concurrent processes."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Files of rows: a corpus and a table read the same ones alike, and say the same of what they cannot read."""
+"""Files of rows: a corpus and a table read them alike, with the same errors."""
 
 import csv
 import gzip
@@ -41,7 +41,7 @@ def table_cells(path: Path, **options: Any) -> list[Any]:
 
 
 def shown(cells: list[Any]) -> list[Any]:
-    """The cells of which a corpus makes documents."""
+    """The cells that become documents of a corpus."""
     return [cell for cell in cells if cell and not cell.isspace()]
 
 
@@ -136,7 +136,7 @@ def test_hostile_text_is_read_alike(tmp_path_factory: pytest.TempPathFactory, te
 
 
 def outcome(read: Callable[[Path], list[Any]], path: Path) -> list[Any]:
-    """What is read, or what is said of it, and where."""
+    """The rows, or the error and its place."""
     try:
         return read(path)
     except DataError as error:

@@ -1,4 +1,4 @@
-"""The token store: what is written is read, in shards, after crashes, and not when damaged."""
+"""The token store: round trips, shards, crashes, and damaged files."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def chunks(n: int, seed: int = 0, vocab_size: int = 500) -> list[EncodedChunk]:
-    """n chunks of random documents, some going on in the next chunk."""
+    """n chunks of random documents, some continued in the next chunk."""
     rng = np.random.default_rng(seed)
     made = []
     for i in range(n):

@@ -1,4 +1,4 @@
-"""Reading tables: every format and dialect, and what is said of a row that cannot be read."""
+"""Reading tables: every format and dialect, and errors for bad rows."""
 
 import csv
 import gzip
@@ -134,7 +134,7 @@ def test_hostile_text_is_read_as_csv_reads_it(text: str, skip: bool) -> None:
 
 
 def agrees_with_csv(text: str, delimiter: str, skip: bool) -> None:
-    """The same rows, however the text comes; and a fault exactly where csv in strict mode raises."""
+    """The same rows for any blocks of the text; and a fault exactly where csv in strict mode raises."""
     lines = list(split_lines(text))
     reader = csv.reader(lines, delimiter=delimiter, strict=True, skipinitialspace=skip)
     theirs = []
@@ -191,7 +191,7 @@ def test_lines_across_blocks(ends: str, tmp_path: Path) -> None:
         ("a.csv", "text\tlabel\na, b\tx\n", "\t", False),
         ("a.csv", "score;text\n3,5;good\n4,5;better\n", ";", True),
         ("a.csv", 'text\n"a, b"\nhello\n', ",", True),
-        # A header that two delimiters part: the rows decide.
+        # A header with two candidate delimiters: the rows decide.
         ("a.csv", "id,a;b\n1,x\n2,y\n3,z;z\n", ",", True),
         ("a.csv", "id,a;b\nx;y\nx,x;y\nz;z\n", ";", True),
         ("a.tsv", "text,label\na,x\n", ",", True),
@@ -230,7 +230,7 @@ def test_what_is_asked_for_is_not_guessed(tmp_path: Path) -> None:
 
 
 def test_the_last_rows_of_the_sample_are_not_taken_for_faults(tmp_path: Path) -> None:
-    """The sample from which the dialect is told may end inside a quoted field."""
+    """The sample from which the dialect is inferred may end inside a quoted field."""
     rows = [('said "x",\t\t' + "word " * 40 + f"\n{i}", "a") for i in range(9000)]
     path = tmp_path / "a.tsv"
     with open(path, "w", newline="", encoding="utf-8") as file:
@@ -321,7 +321,7 @@ def test_no_such_encoding(tmp_path: Path) -> None:
 
 
 FAULTS = [
-    # name, content, kind, what and where, good rows when bad ones are left out
+    # name, content, kind, what and where, good rows when bad ones are skipped
     (
         "a.csv",
         "t,l\na,b,c\nd,e\n",
@@ -349,7 +349,7 @@ FAULTS = [
         "a.csv",
         't,l\n"a "b" c",d\ne,f\n',
         "text after a closing quote",
-        ["goes on after its closing quote", "a.csv:2, row 1, column 't'", '""'],
+        ["continues after its closing quote", "a.csv:2, row 1, column 't'", '""'],
         [("e", "f")],
     ),
     ("a.csv", "t,l\na,b\nc,d\0\ne,f\n", "NUL byte", ["a.csv:3, row 2, column 'l'"], [("a", "b"), ("e", "f")]),

@@ -1,4 +1,4 @@
-"""Tokenizers of every kind: specials, losslessness, equal training, saving."""
+"""Tokenizers of every kind: special tokens, losslessness, deterministic training, saving."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Texts that tokenizers and readers stumble over, and a small natural one."""
+"""Adversarial texts for tokenizers and readers, and a small natural one."""
 
 import random
 

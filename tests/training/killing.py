@@ -1,8 +1,8 @@
-"""Kills training runs, for test_kill.py: run as `python -m tests.training.killing FOLDER`.
+"""Kills training runs for test_kill.py: run as `python -m tests.training.killing FOLDER`.
 
-A process of its own, so that it can fork: its children need no import of torch, which makes a kill cost little. Each
-variant of a run is killed again and again, at a seeded moment after each start, and resumed until it is finished.
-Prints what came of it as JSON.
+A process of its own, so that it can fork: its children need not import torch, which makes a kill cheap. Each variant of
+a run is killed repeatedly, at a seeded moment after each start, and resumed until it is finished. Prints the outcomes
+as JSON.
 """
 
 import json
@@ -42,7 +42,7 @@ VARIANTS = {
 
 
 def wait(pid: int) -> bool:
-    """True when the process was killed, False when it ended by itself, in good order."""
+    """True when the process was killed, False when it ended normally."""
     _, status = os.waitpid(pid, 0)
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
         return True
@@ -51,7 +51,7 @@ def wait(pid: int) -> bool:
 
 
 def killed_at_an_event(run: Path, start: Callable[[], Any], rng: random.Random) -> bool:
-    """Let it train, and die just before the n-th thing that it does to a file of the run; a step does about 150."""
+    """Train, and die just before the n-th file operation on the run; a step has about 150."""
     number = rng.randint(1, EVENTS)
 
     def train() -> None:
@@ -62,7 +62,7 @@ def killed_at_an_event(run: Path, start: Callable[[], Any], rng: random.Random) 
 
 
 def killed_after_a_while(run: Path, start: Callable[[], Any], rng: random.Random) -> bool:
-    """Let it train, and kill it from outside."""
+    """Train, and be killed from outside."""
     pid = in_child(lambda: [start()])
     while not is_held(run) and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         time.sleep(0.001)
@@ -75,13 +75,13 @@ def chain(work: Work, name: str, overrides: tuple[str, ...], seed: int) -> dict[
     rng = random.Random(seed)
     run = work.run(name)
     overrides = (f"training.steps={STEPS}", "checkpoint.every=1", *overrides)
-    # In this process, so that what torch imports at its first step is there in all children.
+    # In this process, so that the lazy imports of torch are shared by all children.
     work.pretrain(*overrides, name=f"{name} whole")
-    # A run without a checkpoint is begun anew; that is tested below.
+    # A run without a checkpoint is started anew; that is tested below.
     assert not wait(in_child(lambda: work.pretrain(*overrides, name=name, stop=lambda: True)))
     outcome: dict[str, Any] = {"kills": 0, "in a save": 0, "steps": [], "problems": []}
     while Run.open(run).state != "finished":
-        assert len(outcome["steps"]) < 200, "it gets nowhere"
+        assert len(outcome["steps"]) < 200, "no progress"
         kill = rng.choice([killed_at_an_event, killed_at_an_event, killed_after_a_while])
         killed = kill(run, lambda: work.resume(name=name), rng)
         found = listed(run / "checkpoints")
@@ -97,7 +97,7 @@ def chain(work: Work, name: str, overrides: tuple[str, ...], seed: int) -> dict[
 
 
 def before_the_first_checkpoint(work: Work) -> dict[str, Any]:
-    """Killed in its first step, a run cannot be resumed and says so."""
+    """Killed in its first step, a run cannot be resumed, which is an error."""
     run = work.run("early")
     run.mkdir()
 

@@ -1,4 +1,4 @@
-"""lmtool as a program of its own, to be sent signals."""
+"""lmtool in a process of its own, for signals."""
 
 import os
 import subprocess
@@ -31,7 +31,7 @@ def output(work: Work) -> tuple[str, str]:
 
 
 def wait_until(there: Callable[[], bool], process: "subprocess.Popen[str]", work: Work) -> None:
-    """Wait for something that the process does. Fails when it ends first."""
+    """Wait for an effect of the process. Fails when it ends first."""
     while not there():
         assert process.poll() is None, "\n".join(output(work))
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Carried states: the losses of one long row, gradients that end at the step, and runs that go on bit for bit."""
+"""Carried states: the losses of one long row, gradients truncated at the step, and bitwise resumed runs."""
 
 from itertools import pairwise
 from typing import Any
@@ -56,7 +56,7 @@ class Trainer:
         return list(self.steps(**options))
 
     def rows(self, n_steps: int) -> Tensor:
-        """What each lane reads in so many steps, and its last target."""
+        """The tokens of each lane in so many steps, and its last target."""
         read = [
             np.stack([example.tokens for example in self.examples.read(np.arange(ROWS) + ROWS * step)])
             for step in range(n_steps)
@@ -76,7 +76,7 @@ def test_steps_of_a_model_that_stays_as_it_is_are_one_long_row() -> None:
 
 
 def test_gradients_end_where_the_step_begins() -> None:
-    """The second step by hand: its state is that of the first, as a number."""
+    """The second step by hand: its initial state is that of the first, detached."""
     trainer, by_hand = Trainer(lr=1e-30), Trainer()
     steps = trainer.steps()
     next(steps)

@@ -1,4 +1,4 @@
-"""Training by counting: one pass, losses that are true, and the same counts however it is stopped."""
+"""Training by counting: one pass, prequential losses, and the same counts after any interruption."""
 
 import math
 from pathlib import Path
@@ -27,7 +27,7 @@ NGRAM = (
 
 
 def counted(work: Work) -> Prepared:
-    """The text that a run counts, whose tokens are in the cache since then."""
+    """The training text of a run, whose tokens are then cached."""
     work.pretrain(*NGRAM)
     recipe = load(work.run() / "recipe.yaml").recipe
     return prepare(recipe.data, recipe.tokenizer, cache=default_cache(), seed=recipe.seed, report=no_report)

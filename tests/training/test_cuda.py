@@ -29,7 +29,7 @@ def test_training_and_resuming(work: Work, precision: str) -> None:
     assert ended(work.pretrain(*settings, stop=after(31))).reason == "interrupted"
     resumed = work.resume()
     assert warnings_in(resumed) == []
-    # sums on a GPU need not come out the same twice
+    # sums on a GPU are not deterministic
     assert losses(work)[:31] == pytest.approx(losses(work, "whole")[:31], rel=0.05)
     assert ended(resumed).best_value == pytest.approx(ended(whole).best_value, rel=0.05)
 
@@ -50,7 +50,7 @@ def test_a_gpu_run_on_the_cpu(work: Work) -> None:
 
 
 def test_rows_that_do_not_fit(work: Work) -> None:
-    """More rows at once than any GPU has memory for: the micro-batch shrinks, and the batch stays."""
+    """More rows at once than fit into GPU memory: the micro-batch is halved, and the batch size stays."""
     work.text.write_text(documents(3000), encoding="utf-8")
     batch = 1 << 18
     events = work.pretrain(

@@ -1,4 +1,4 @@
-"""A text that is learned from: what is said of it, what it adds to its recipe, and what it refuses to be."""
+"""A training text: its description, inferred settings, and errors."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ def read(work: Work, *overrides: str, valid: Path | None = None) -> TextData:
 
 def test_what_is_said_of_a_text(work: Work) -> None:
     work.text.write_text("\n\n".join(["one two"] * 40) + "\n")
-    # 36 documents with two marks each
+    # 36 documents with two special tokens each
     assert read(work).lines == ("text: 36 documents, 324 tokens; validation: 4 documents, 36 tokens",)
     fifth = read(work, "data.split=slice", "data.valid_fraction=0.2")
     (line,) = fifth.lines

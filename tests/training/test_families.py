@@ -1,4 +1,4 @@
-"""Invariants 3 and 4 for each family: a run in other micro-batches is the same, and so is one that was stopped."""
+"""For each family, a run is the same in other micro-batches, and when it was interrupted and resumed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -86,7 +86,7 @@ def test_any_micro_batches_are_the_same_run(work: Work, family: str) -> None:
 
 
 def test_small_steps_are_computed_by_one_thread(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of skip-gram, and nothing after them."""
+    """Those of skip-gram, and nothing above them."""
     seen = []
     genuine = SkipGramModel.forward
 

@@ -1,4 +1,4 @@
-"""ELMo's way of fine-tuning: the body stays, and a head learns to mix its layers (F6)."""
+"""ELMo's fine-tuning: a frozen body, and a head with a learned mix of its layers (Peters et al. 2018)."""
 
 import pytest
 import torch

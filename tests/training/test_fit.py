@@ -1,4 +1,4 @@
-"""The training loop: what a step computes, in any split of its batch, and what stops it."""
+"""The training loop: the update of a step, in any split of its batch, and errors."""
 
 import threading
 from typing import Any
@@ -26,7 +26,7 @@ SGD = {"kind": "sgd", "lr": 0.5, "momentum": 0.9}
 
 
 def a_store(n_documents: int = 40, seed: int = 0) -> MemoryStore:
-    """Documents of quite unequal lengths, so that rows have unequal numbers of targets."""
+    """Documents of unequal lengths, so that rows have unequal numbers of targets."""
     rng = np.random.default_rng(seed)
     return MemoryStore([[BOS, *rng.integers(2, VOCAB, rng.choice([1, 2, 4, 12])).tolist()] for _ in range(n_documents)])
 
@@ -67,7 +67,7 @@ class Trainer:
         self.examples = Windows(self.store, self.objective.cut(recipe.model.context), recipe.seed)  # type: ignore[arg-type]
         self.compute = compute
         self.read: list[list[list[int]]] = []
-        """Rows of each micro-batch that the model was given."""
+        """Rows of each micro-batch of the model."""
         self.model.register_forward_pre_hook(lambda _, inputs: self.read.append(inputs[0].tokens_BT.tolist()))
 
     def steps(self, **options: Any) -> Any:
@@ -100,7 +100,7 @@ def test_the_loss_falls() -> None:
 
 
 def test_a_step_is_the_gradient_of_the_mean_over_all_targets() -> None:
-    """Of the whole batch, by hand: whichever row a target stands in, it weighs the same."""
+    """Over the whole batch, by hand: every target has the same weight, whatever its row."""
     trainer, by_hand = (Trainer(a_recipe(micro_batch=3)) for _ in range(2))
     step = next(trainer.steps())
     examples = by_hand.examples.read(np.arange(8))
@@ -193,7 +193,7 @@ def test_a_stop_is_told_with_its_step() -> None:
     assert [step.stop for step in Trainer(a_recipe()).train(stop=lambda: next(answers))] == [False, True, False]
 
 
-# What is not finite
+# Values that are not finite
 
 
 def documents_of(trainer: Trainer, step: int) -> list[int]:
@@ -275,14 +275,14 @@ def test_float16_skips_a_step_whose_gradients_overflow() -> None:
 
 
 def overflowing(trainer: Trainer, *spells: tuple[int, bool]) -> None:
-    """Gradients that overflow, or do not, for so many steps in turn."""
+    """Gradients that overflow, or do not, in a sequence of steps."""
     coming = (bad for n, bad in spells for bad in [bad] * n)
     weight = next(trainer.model.parameters())
     weight.register_hook(lambda gradient: gradient * (float("inf") if next(coming) else 1.0))
 
 
 def test_gradients_that_never_become_finite_end_the_training() -> None:
-    """Though float16 skips them, as its scale may be to blame for some."""
+    """Although float16 skips some, which its loss scale may cause."""
     trainer = Trainer(a_recipe(steps=100), Compute(torch.device("cpu"), "float16"), dtype=torch.float32)
     overflowing(trainer, (100, True))
     before, steps = trainer.weights(), []
@@ -306,7 +306,7 @@ def test_gradients_that_overflow_for_a_while_do_not() -> None:
 def limit_memory(
     monkeypatch: pytest.MonkeyPatch, trainer: Trainer, rows: int, error: Exception, at_call: int = 0
 ) -> None:
-    """From the given forward pass on, more than `rows` rows do not fit."""
+    """From the given forward pass, more than `rows` rows do not fit."""
     genuine, calls = trainer.model.forward, 0
 
     def forward(batch: Batch) -> Tensor:
@@ -338,7 +338,7 @@ def test_out_of_memory_halves_the_micro_batch_and_keeps_the_batch(
 
 
 def test_gradients_from_before_memory_ran_out_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It runs out in the second step's second micro-batch, when the first has left gradients."""
+    """Out of memory in the second step's second micro-batch, when the first has accumulated gradients."""
     trainer, reference = Trainer(a_recipe(micro_batch=4)), Trainer(a_recipe(micro_batch=4))
     limit_memory(monkeypatch, trainer, 2, ERRORS[0], at_call=3)
     found, expected = trainer.train(), reference.train()

@@ -1,4 +1,4 @@
-"""Invariant 4: a run that is killed at any moments, and resumed each time, is to the bit the run that was not."""
+"""A run that is killed at any moments, and resumed each time, is bitwise the uninterrupted run."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def test_kill_and_resume(tmp_path: Path) -> None:
     chains = outcome["chains"].values()
     for chain in chains:
         assert chain["problems"] == []
-        assert chain["steps"] == sorted(chain["steps"]), "a whole checkpoint was lost"
+        assert chain["steps"] == sorted(chain["steps"]), "an intact checkpoint was lost"
     assert sum(chain["kills"] for chain in chains) >= 20
     assert sum(chain["in a save"] for chain in chains) >= 5
     assert outcome["early"] == {"killed": True, "refused": True}

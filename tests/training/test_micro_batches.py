@@ -1,4 +1,4 @@
-"""Batches divided by a budget of positions: nothing is lost, little is padding, and the step stays the same."""
+"""Batches divided by a budget of positions: every row once, little padding, and the same step."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ def test_no_part_is_above_its_limits_and_no_row_is_lost(
 
 
 def test_rows_of_like_length_go_together() -> None:
-    """Fifteen short rows and one long one: the long one makes no other wide."""
+    """Fifteen short rows and one long one: the long one pads no other."""
     lengths = [3, 4, 5] * 5
     parts = list(micro_batches([example(length) for length in [*lengths[:7], 60, *lengths[7:]]], 100, 80))
     assert [len(part) for part in parts] == [15, 1]
@@ -75,7 +75,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def trained(family: dict[str, Any], **training: Any) -> tuple[list[Step], dict[str, Tensor], list[int]]:
-    """Steps, weights after them, and the positions of each micro-batch, in float64."""
+    """Steps, final weights, and the positions of each micro-batch, in float64."""
     torch.manual_seed(0)
     head = family["objective"]
     writes = head["kind"] == "seq2seq"

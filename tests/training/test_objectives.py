@@ -1,4 +1,4 @@
-"""Objectives in whole runs: those that draw at random when they collate go on, and divide, as if in one piece."""
+"""Objectives in whole runs: random draws in collation are the same when resumed and in micro-batches."""
 
 from collections.abc import Callable, Sequence
 

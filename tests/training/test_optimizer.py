@@ -1,4 +1,4 @@
-"""Optimizers against their plain versions, and what the whole of them promises: clipping, refusal, resuming."""
+"""Optimizers against their reference versions: updates, clipping, gradients that are not finite, resuming."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -51,7 +51,7 @@ def spec_of(fields: dict[str, Any]) -> Optimizer:
 
 
 def plain(fields: dict[str, Any], w: Array, gradients: Sequence[Array], shares: Sequence[float]) -> Array:
-    """What the reference makes of one weight array."""
+    """The reference update of one weight array."""
     rates = [fields["lr"] * share for share in shares]
     decay = fields.get("weight_decay", 0.1 if fields["kind"] == "adamw" else 0.0) if w.ndim >= 2 else 0.0
     if fields["kind"] == "sgd":
@@ -92,7 +92,7 @@ def weights_of(model: nn.Module) -> dict[str, Array]:
 
 @pytest.mark.parametrize("fields", SPECS.values(), ids=SPECS.keys())
 def test_several_steps_equal_the_plain_optimizer(fields: dict[str, Any]) -> None:
-    """Under changing rates, gradients summed over 8 targets; matrices decay, vectors do not."""
+    """With changing learning rates, gradients summed over 8 targets; matrices decay, vectors do not."""
     model = Toy()
     before = weights_of(model)
     optimizers = Optimizers(spec_of(fields), model, CPU)
@@ -120,7 +120,7 @@ def test_only_matrices_decay(kind: str) -> None:
 
 @pytest.mark.parametrize("limit", [0.1, 1.0, 3.0, 1e6, None])
 def test_clipping(limit: float | None) -> None:
-    """g min(1, c / norm(g)), the norm over all parameters, told before clipping, of the mean gradient."""
+    """g min(1, c / norm(g)), the norm over all parameters, reported before clipping, of the mean gradient."""
     model = Toy()
     before = weights_of(model)
     (step,) = drawn_gradients(model, 1)
@@ -162,7 +162,7 @@ ALL_SPECS = SPECS | {"muon": MUON}
 @pytest.mark.parametrize("fields", ALL_SPECS.values(), ids=ALL_SPECS.keys())
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_gradient_that_is_not_finite_changes_nothing(fields: dict[str, Any], value: float) -> None:
-    """Neither weights nor moments, and the next step is as if the bad one had not been."""
+    """Neither weights nor moments change, and the next step is as without the bad one."""
     models = [gpt(), gpt()]
     both = [Optimizers(spec_of(fields), model, CPU) for model in models]
     good, bad, last = drawn_gradients(models[0], 3)
@@ -182,7 +182,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(fields: dict[str, Any], v
 @pytest.mark.parametrize("fields", ALL_SPECS.values(), ids=ALL_SPECS.keys())
 @pytest.mark.parametrize("read_before", [0, 3])
 def test_resumed_steps_are_equal_bit_for_bit(fields: dict[str, Any], read_before: int) -> None:
-    """State goes through float32 copies, as a file would hold it; also before the first step."""
+    """State is copied in float32, as in a file; also before the first step."""
     model = gpt()
     optimizers = Optimizers(spec_of(fields), model, CPU)
     gradients = drawn_gradients(model, 6)
@@ -202,7 +202,7 @@ def test_resumed_steps_are_equal_bit_for_bit(fields: dict[str, Any], read_before
     for (name, a), b in zip(model.named_parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b), name
     assert {k: v.tolist() for k, v in optimizers.state().items()} == {k: v.tolist() for k, v in resumed.state().items()}
-    # what was read is not written to: it may be a file mapped into memory
+    # the loaded tensors are not modified: they may be memory-mapped
     assert kept == {name: tensor.tolist() for name, tensor in saved.items()}
 
 
@@ -274,7 +274,7 @@ def test_orthogonalised_singular_values(rows: int, columns: int, scale: float, s
 
 @pytest.mark.parametrize("shape", [(6, 6), (4, 9), (9, 4), (1, 5), (5, 1)])
 def test_orthogonalised_keeps_its_singular_vectors(shape: tuple[int, int]) -> None:
-    """Against the same polynomial of exact singular values; bfloat16 costs about a hundredth."""
+    """Against the same polynomial of exact singular values; bfloat16 has an error of about 0.01."""
     matrices = torch.stack([conditioned(*shape, 0.2, seed) for seed in range(5)])
     together = orthogonalise(matrices)
     assert together.dtype == torch.float32
@@ -293,7 +293,7 @@ def gradients_like(shape: tuple[int, int], n: int) -> list[Tensor]:
 
 
 def muon_matrix(shape: tuple[int, int], make: Callable[[nn.Parameter], Any]) -> Tensor:
-    """A matrix after several steps of an optimizer, the rate changing."""
+    """A matrix after several steps of an optimizer with changing learning rates."""
     parameter = nn.Parameter(conditioned(*shape, 0.5, 50))
     optimizer = make(parameter)
     for multiplier, gradient in zip(MULTIPLIERS, gradients_like(shape, 6), strict=True):
@@ -321,7 +321,7 @@ def test_muon_equals_torch(shape: tuple[int, int]) -> None:
 
 
 def test_muon_takes_joined_matrices_apart() -> None:
-    """Rows of a joined matrix move as if each part were a matrix of its own, whatever the others' gradients are."""
+    """Rows of a fused matrix are updated as if each part were a matrix of its own, whatever the others' gradients."""
     rows = [6, 2, 2]
     start, gradient = conditioned(10, 6, 0.5, 1), conditioned(10, 6, 0.2, 2)
     gradient[6:8] *= 1e-4
@@ -341,7 +341,7 @@ def test_muon_takes_joined_matrices_apart() -> None:
 
 @pytest.mark.parametrize("activation", ["gelu", "swiglu"])
 def test_muon_moves_the_matrices_of_layers_and_adamw_the_rest(activation: str) -> None:
-    """Each part of a layer's matrix moves by an orthogonal one; everything else as AdamW moves it."""
+    """The update of each part of a layer's matrix is orthogonal; all else is updated by AdamW."""
     model = gpt(activation=activation, n_kv_heads=2, d_ff=24, position={"kind": "learned", "size": 24})
     fields = MUON | {"weight_decay": 0.0}
     before = weights_of(model)
@@ -368,7 +368,7 @@ def test_muon_moves_the_matrices_of_layers_and_adamw_the_rest(activation: str) -
 
 @pytest.mark.parametrize("fields", ALL_SPECS.values(), ids=ALL_SPECS.keys())
 def test_every_optimizer_learns(fields: dict[str, Any]) -> None:
-    """A few steps on one batch lower its loss."""
+    """A few steps on one batch reduce its loss."""
     torch.manual_seed(0)
     model = tiny.build(tiny.spec(), tiny.VOCAB)
     optimizers = Optimizers(spec_of(fields), model, CPU)
@@ -391,7 +391,7 @@ HALF = Compute(torch.device("cpu"), "float16")
 
 @pytest.mark.parametrize("fields", ALL_SPECS.values(), ids=ALL_SPECS.keys())
 def test_scaled_gradients_give_the_same_step(fields: dict[str, Any]) -> None:
-    """The scale of float16 is a power of two, so it leaves no trace in norm or weights."""
+    """The loss scale of float16 is a power of two, so it does not affect norm or weights."""
     results = []
     for compute in (CPU, HALF):
         model = gpt()
@@ -461,7 +461,7 @@ def test_muon_moves_the_matrix_of_each_gate_by_itself(cell: str, n_gates: int) -
     assert len(before[matrices[0]]) == 12 * n_gates
 
 
-# Layers apart
+# Learning rates by layer
 
 
 def depth_of(name: str) -> int:
@@ -492,7 +492,7 @@ def test_rates_fall_from_layer_to_layer_as_in_the_plain_optimizer(fields: dict[s
 
 @pytest.mark.parametrize("fields", SPECS.values(), ids=SPECS.keys())
 def test_layers_that_wait_begin_as_if_training_began_with_them(fields: dict[str, Any]) -> None:
-    """A parameter k layers below the head starts with step 2 k, as a plain optimizer does with its first."""
+    """A parameter k layers below the head starts at step 2 k, as a plain optimizer at its first step."""
     model = gpt(torch.float64)
     optimizers = Optimizers(spec_of(fields), model, CPU, Tuning(unfreeze_every=2))
     before = weights_of(model)
@@ -553,7 +553,7 @@ def test_state_that_lacks_what_has_learnt_is_refused() -> None:
     state = optimizers.state()
     fresh = Optimizers(spec_of(SPECS["adamw"]), gpt(), CPU, Tuning(unfreeze_every=2))
     fresh.load_state(state, 2)
-    # after a third step the upper layer would have learnt as well
+    # after a third step the upper layer would have been trained as well
     with pytest.raises(KeyError, match="no moments of stack"):
         fresh.load_state(state, 3)
 

@@ -1,4 +1,4 @@
-"""Each small recipe learns one batch by heart, which it cannot when its loss, gradients or rates are wrong."""
+"""Each small recipe overfits one batch, which fails when its loss, gradients or learning rates are wrong."""
 
 from typing import Any
 
@@ -16,15 +16,15 @@ from tests.training.test_recipes import TABLES, kind_of_objective, small
 from tests.training.tiny import Work, metrics, no_report
 
 STEPS = {"lstm": 500, "lstm-attention": 500, **dict.fromkeys(("elmo-tiny", "gru", "t5-tiny", "dan", "linear"), 300)}
-"""Of those that need more than 150, the most where a batch has to be kept in gates."""
+"""Steps of recipes that need more than 150; gated networks need the most to memorize a batch."""
 QUIET: dict[str, Any] = {"command": [], "report": no_report, "stop": lambda: False}
 PAPERS = {"gpt1", "bert-base", "bert-large", "roberta-base", "t5-small", "prefix-lm", "transformer-base"}
-"""Their rates are for hundreds of thousands of steps, as are those of each gpt2."""
+"""Their learning rates are for hundreds of thousands of steps, as are those of each gpt2."""
 
 HARD = {
-    "skipgram": 0.5,  # the noise holds true neighbours too
+    "skipgram": 0.5,  # negative samples include true neighbours
 }
-"""How much of its first loss a recipe keeps, where that is more than the fifth that others keep."""
+"""Final loss of a recipe relative to the first, where it is above a fifth."""
 
 
 def trained_by_steps() -> list[str]:
@@ -34,7 +34,7 @@ def trained_by_steps() -> list[str]:
 
 @pytest.fixture
 def one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every step reads the first samples, corrupted in the same way."""
+    """Every step has the first samples, corrupted in the same way."""
     for source in (Windows, TableExamples):
 
         def read(self: Any, sample_S: NDArray[np.int64], genuine: Any = source.read) -> list[Example]:

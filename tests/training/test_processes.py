@@ -16,7 +16,7 @@ from lmtool.tables.predict import predict
 from tests.training.programs import TORCHRUN, output, pretraining, saved, start, wait_until
 from tests.training.tiny import Work, ended, metrics, warnings_in, words
 
-# No dropout: every process draws its own.
+# No dropout: every process draws its own mask.
 TOGETHER = ("model.dropout=0", "training.micro_batch=3", "evaluation.every=5", "checkpoint.every=5")
 
 
@@ -35,7 +35,7 @@ def rank(parent: int, number: int) -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the ranks through /proc")
 def test_two_processes(work: Work) -> None:
-    """SIGTERM to one stops both and saves; resumed by two or by one, losses are those of one process all along."""
+    """SIGTERM to one stops both and saves; resumed by two or by one, losses are those of one process throughout."""
     long = ("training.steps=100000", *TOGETHER)
     process = start(work, [*TORCHRUN, *pretraining(work, *long)])
     wait_until(saved(work.run(), 5), process, work)
@@ -55,7 +55,7 @@ def test_two_processes(work: Work) -> None:
     more = f"training.steps={step + 10}"
     process = start(work, [*TORCHRUN, "resume", str(work.run()), "-s", more])
     assert process.wait() == 0, output(work)
-    assert "not bit for bit" not in output(work)[1]
+    assert "not bitwise" not in output(work)[1]
     (warning,) = warnings_in(work.resume(more, name="one process"))
     assert "processes 2 -> 1" in warning
 
@@ -95,7 +95,7 @@ HEADS = (
 
 
 def test_heads_without_a_loss_and_runs_without_a_step(work: Work) -> None:
-    """Gradients are exchanged of what learns only; and where nothing is left to do, one process says so."""
+    """Only gradients of trainable parameters are reduced; and a finished run is reported by one process."""
     process = start(work, [*TORCHRUN, *pretraining(work, *HEADS)])
     assert process.wait() == 0, output(work)
     work.pretrain(*HEADS, name="whole")
@@ -126,7 +126,7 @@ def test_tables_are_learned_measured_and_answered_by_two(work: Work) -> None:
     process = start(work, [*TORCHRUN, *command])
     assert process.wait() == 0, output(work)
     stdout, _ = output(work)
-    assert stdout.count("validation: 6 rows") == 1, "what is measured is told once"
+    assert stdout.count("validation: 6 rows") == 1, "results are printed once"
     assert stdout.splitlines()[-1] == str(work.run())
     work.learn_table(work.recipe, table, *still, name="whole")
     found, expected = (json.loads((work.run(name) / "metrics.json").read_text()) for name in ("run", "whole"))

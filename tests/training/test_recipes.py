@@ -1,4 +1,4 @@
-"""Invariant 5: every recipe that comes with lmtool trains, measures and writes, when it is made small."""
+"""Every shipped recipe, scaled down, trains, evaluates and generates."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ SMALL = (
 
 
 TABLES = ("classification", "seq2seq")
-"""Objectives that learn from tables."""
+"""Objectives that are trained on tables."""
 
 
 def kind_of_objective(name: str) -> str:
@@ -41,9 +41,9 @@ def kind_of_objective(name: str) -> str:
 
 
 def small(name: str) -> list[str]:
-    """Settings that make a recipe small."""
+    """Settings that scale a recipe down."""
     model = load(name).recipe.model
-    # what stands at 0 is not there, such as layers above one_hot words
+    # a size of 0 means none, such as layers above one-hot words
     own = {f"model.{field}" for field in type(model).model_fields if getattr(model, field) != 0}
     settings = [text for text in SMALL if not text.startswith("model.") or text.partition("=")[0] in own]
     if hasattr(load(name).recipe.tokenizer, "vocab_size"):
@@ -54,7 +54,7 @@ def small(name: str) -> list[str]:
 
 @pytest.fixture
 def without_gradient(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Names of the parameters that no gradient reached in some step."""
+    """Names of the parameters without a gradient in some step."""
     found: set[str] = set()
     genuine = Optimizers.update
 
@@ -75,7 +75,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def assert_loads(run: Path, model: Any) -> LanguageModel:
-    """A run's weights are those of the model that was trained, each time they are loaded."""
+    """A run's loaded weights are those of the trained model."""
     loaded, again = load_run(str(run)), load_run(str(run))
     for key, weight in model.state_dict().items():
         assert torch.equal(weight, loaded.model.state_dict()[key])
@@ -114,7 +114,7 @@ def test_a_shipped_recipe_trains_measures_and_writes(
 
     measured = CliRunner().invoke(app, ["eval", str(work.run()), str(work.text), "--json"])
     assert measured.exit_code == 0, measured.output
-    if resolved.recipe.model.kind == "skipgram":  # has pairs in place of tokens, and neighbours in place of a next one
+    if resolved.recipe.model.kind == "skipgram":  # has pairs instead of tokens, and neighbours instead of next tokens
         assert list(json.loads(measured.stdout)) == ["loss", "pairs", "context"]
         near = CliRunner().invoke(app, ["neighbors", str(work.run()), "cat", "--json"])
         assert near.exit_code == 0, near.output
@@ -129,7 +129,7 @@ def test_a_shipped_recipe_trains_measures_and_writes(
         "stride",
         "limit_bits_per_byte",
     ]
-    # what reads both sides fills masks
+    # bidirectional models fill masks
     wanted = "--length" if model.reads == "both" else "--max-new-tokens"
     asked = ["generate", "the cat", "--run", str(work.run()), wanted, "10", "--seed", "1", "--json"]
     first, second = (CliRunner().invoke(app, asked) for _ in range(2))

@@ -70,12 +70,12 @@ SHARES = st.fixed_dictionaries(
 
 @given(fields=SHARES, steps=st.integers(1, 120))
 def test_shares_of_the_peak(fields: dict[str, Any], steps: int) -> None:
-    """Above 0 to the last step, never above 1, up during the warm-up and never up after it."""
+    """Positive to the last step, at most 1, increasing in the warm-up and never after it."""
     found = rates(steps, **fields)
     assert all(0 < rate <= 1 for rate in found)
     warmup = fields["warmup_steps"]
     assert found[:warmup] == sorted(found[:warmup])
-    # equal but for rounding
+    # equal up to rounding
     assert all(later <= rate + 1e-12 for rate, later in zip(found[warmup:], found[warmup + 1 :], strict=False))
     if steps >= warmup:
         assert max(found) == pytest.approx(1)

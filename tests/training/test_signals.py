@@ -27,7 +27,7 @@ def test_a_signal_finishes_the_step_and_saves(work: Work, number: signal.Signals
     assert f"interrupted and saved at step {step}" in stderr
     assert metrics(work.run())[-1]["step"] == step
     assert Run.open(work.run()).state == "stopped"
-    # and it is the run that a session in this process makes, which two of them then both go on with
+    # and it equals the run of a session in this process; both are then continued by two of them
     work.pretrain(*LONG, name="here", stop=after(step))
     assert lasting(work.run(), step) == lasting(work.run("here"), step)
     for name in ("run", "here"):
@@ -45,7 +45,7 @@ main()
 
 
 def test_a_second_signal_leaves_at_once(work: Work) -> None:
-    """While a validation hangs, before which its step was saved."""
+    """While a validation hangs, whose step was saved before."""
     process = start(work, [sys.executable, "-c", STUCK, *pretraining(work, "training.steps=50", "evaluation.every=6")])
     wait_until(saved(work.run(), 6), process, work)
     process.send_signal(signal.SIGTERM)
@@ -71,7 +71,7 @@ main()
 
 
 def test_a_disk_that_takes_no_checkpoint(work: Work) -> None:
-    """A limit on the size of files stands for the full disk: the system refuses the same calls in the same way."""
+    """A limit on the size of files simulates a full disk: the same system calls fail."""
     work.pretrain("training.steps=1", name="first")
     process = start(work, [sys.executable, "-c", FULL, "20000", *pretraining(work, "model.d_model=64")])
     assert process.wait() == 5
@@ -87,7 +87,7 @@ def test_a_disk_that_takes_no_checkpoint(work: Work) -> None:
 
 
 def test_a_signal_ends_all_seeds(work: Work) -> None:
-    """The run that is trained is saved; none is begun after it."""
+    """The current run is saved; no other is started after it."""
     work.pretrain("training.steps=1", name="base")
     rows = "".join(f"the cat {'ran' if i % 2 else 'sat'} {i},{'ab'[i % 2]}\n" for i in range(60))
     (work.folder / "table.csv").write_text("text,label\n" + rows)

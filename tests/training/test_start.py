@@ -1,4 +1,4 @@
-"""Training sessions in one process: what they tell and keep, and how a resumed one goes on."""
+"""Training sessions in one process: events, saved files, and resuming."""
 
 import errno
 import json
@@ -38,7 +38,7 @@ def kept(run: Path) -> list[int]:
     return [step for step, _ in listed(run / "checkpoints")]
 
 
-# What a run tells and keeps
+# Events and saved files
 
 
 def test_metrics_have_the_names_that_other_programs_read(work: Work) -> None:
@@ -58,7 +58,7 @@ def test_metrics_have_the_names_that_other_programs_read(work: Work) -> None:
         ]
         assert (record["valid_loss"] is None) == (record["step"] % 4 != 0)
     tokens = [record["tokens"] for record in records]
-    # targets of whole rows, less those that nobody is asked to predict
+    # targets of whole rows, without those that are not predicted
     assert all(0.8 * 8 * 16 < after - before <= 8 * 16 for before, after in zip([0, *tokens], tokens, strict=False))
     assert [record["lr"] for record in records[:4]] == pytest.approx([0.001, 0.002, 0.003, 0.003])
     assert records[-1]["seconds"] == max(record["seconds"] for record in records)
@@ -88,7 +88,7 @@ Script = Callable[..., None]
 
 @pytest.fixture
 def validations(monkeypatch: pytest.MonkeyPatch) -> Script:
-    """Decides what the validations of a run say."""
+    """Sets the results of a run's validations."""
 
     def script(*losses: float) -> None:
         said = iter(losses)
@@ -187,7 +187,7 @@ def test_out_of_memory_is_told_from_the_first_step_on(work: Work, monkeypatch: p
     assert {event.step.micro_batch for event in resumed if isinstance(event, Stepped)} == {2}
 
 
-# Invariant 4 and 8
+# Resumed runs are the same, bitwise
 
 
 VARIANTS = {
@@ -205,7 +205,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=list(VARIANTS))
 def test_stopping_and_resuming_changes_no_bit(work: Work, variant: tuple[str, ...]) -> None:
-    """Twice, once where nothing would have been saved."""
+    """Twice, once at a step without a checkpoint."""
     work.pretrain(*variant, name="whole")
     first = work.pretrain(*variant, stop=after(3))
     assert ended(first).reason == "interrupted"
@@ -219,7 +219,7 @@ def test_stopping_and_resuming_changes_no_bit(work: Work, variant: tuple[str, ..
 
 
 def test_a_checkpoint_is_the_model_in_memory(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its logits and its samples, to the bit."""
+    """Its logits and its samples, bitwise."""
     built: list[Any] = []
 
     def remember(*arguments: Any) -> Any:
@@ -427,7 +427,7 @@ def test_a_run_that_was_killed_after_its_last_checkpoint_becomes_finished(work: 
     assert Run.open(work.run()).state == "finished"
 
 
-# What the machine refuses
+# Errors of the system
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Runs of which only some weights learn: what changes, what is kept, and what the kept part belongs to."""
+"""Runs with some weights frozen: what changes, what is saved, and the base of what is saved."""
 
 import shutil
 from pathlib import Path
@@ -39,7 +39,7 @@ def weights(run: Path, step: int) -> dict[str, Tensor]:
 
 
 def model_of(run: Path) -> LanguageModel:
-    """The model of a run's best checkpoint, as it trains."""
+    """The model of a run's best checkpoint, as in training."""
     recipe, tokenizer = read_run(Run.open(run))
     return trained_model(Run.open(run), recipe, tokenizer, open_base(str(run)).checkpoint, CPU)
 
@@ -49,7 +49,7 @@ def changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
     return {name for name in before if not torch.equal(before[name], after[name])}
 
 
-# Invariant 4
+# Resumed runs are the same, bitwise
 
 TUNED = {
     "adapters": (LORA,),
@@ -98,7 +98,7 @@ def test_a_loss_that_is_not_finite_leaves_the_last_checkpoint(work: Work, base: 
     assert load_run(str(work.run("tuned"))).step <= step
 
 
-# What learns
+# Trainable weights
 
 
 def test_only_the_head_learns_on_a_frozen_body(work: Work, base: Path) -> None:
@@ -143,7 +143,7 @@ def test_only_adapters_and_the_head_are_kept(base: Path, tuned: Path) -> None:
     kept, model = weights(tuned, 12), model_of(tuned)
     assert set(kept) == set(adapters(model)) | {"head.weight", "head.bias"}
     assert sum(t.numel() for t in kept.values()) < 0.2 * sum(p.numel() for p in model.parameters())
-    assert all(bool(tensor.any()) for tensor in kept.values()), "all of them have learnt"
+    assert all(bool(tensor.any()) for tensor in kept.values()), "all of them were trained"
     # the rest is the base's
     body = {name: t for name, t in model.state_dict().items() if name not in kept}
     assert changed({name.removeprefix("body."): t for name, t in body.items()}, weights(base, 4)) == set()
@@ -190,9 +190,9 @@ def test_a_base_whose_checkpoint_is_damaged_is_refused(base: Path, tuned: Path) 
 
 
 def test_adapters_are_trained_on_from_as_if_they_were_merged(work: Work, tuned: Path) -> None:
-    """Their head is kept, and adapters to adapters go on bit for bit."""
+    """Their head is reused, and adapters to adapters are resumed bitwise."""
     events = work.finetune(LORA, source=tuned, name="again", stop=after(5))
-    assert "the head is kept, since the labels are the same" in warnings_in(events)
+    assert "the head is reused, since the labels are the same" in warnings_in(events)
     assert set(weights(work.run("again"), 5)) == set(weights(tuned, 12))
     work.resume(name="again")
     work.finetune(LORA, source=tuned, name="whole")
@@ -206,7 +206,7 @@ def test_adapters_are_trained_on_from_as_if_they_were_merged(work: Work, tuned: 
 
 
 def test_adapters_need_weights_to_stand_beside(work: Work) -> None:
-    with pytest.raises(UsageError, match="beside weights of a run, and none is named"):
+    with pytest.raises(UsageError, match="need the weights of a run, and none is given"):
         work.pretrain(LORA)
 
 

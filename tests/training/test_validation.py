@@ -1,4 +1,4 @@
-"""What becomes of a run when its validation or its samples fail, or say nothing that is a number."""
+"""Runs whose validation or samples fail, or whose results are not finite."""
 
 import json
 import math
@@ -23,7 +23,7 @@ SAMPLES = ("evaluation.prompts=[the, a cat]", "evaluation.sample_tokens=4")
 
 
 class Broken(Exception):
-    """What no part of lmtool foresees."""
+    """An unexpected error."""
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def fails(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_a_validation_that_fails_loses_no_step(work: Work, fails: Callable[[int], None], number: int) -> None:
-    """Its step is saved, and a resumed run begins with it; then all is as if nothing had failed."""
+    """Its step is saved, and a resumed run begins with it; then all is as without the failure."""
     step = 4 * number
     work.pretrain(*SAMPLES, name="whole")
     fails(number)
@@ -119,7 +119,7 @@ def test_samples_that_fail_are_told_and_change_nothing(work: Work, monkeypatch: 
     assert found == expected
 
 
-# What is no number
+# Values that are not finite
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -137,7 +137,7 @@ def test_what_is_not_finite_is_never_the_best(work: Work, monkeypatch: pytest.Mo
 
 
 def test_a_run_without_any_best_step(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The newest is taken; patience runs out all the same."""
+    """The newest is used; patience runs out as usual."""
     monkeypatch.setattr(TextData, "validate", lambda *_: Validation(math.nan))
     told = work.pretrain("evaluation.patience=2")
     assert (ended(told).reason, ended(told).step) == ("early", 8)
@@ -174,14 +174,14 @@ def test_a_correlation_of_one_row_ends_nothing(work: Work) -> None:
 
 
 def test_a_correlation_of_equal_answers_ends_nothing(work: Work) -> None:
-    """Those to rows of the same text."""
+    """Those for rows of the same text."""
     valid = table(work.folder / "valid.csv", [("a cat", 1.5), ("a cat", 2.5)])
     told = work.learn_table(work.recipe, numbers(work), *NUMBERS, f"data.valid={valid}", "training.steps=4")
     assert "correlation of step 4 is nan" in warnings_in(told)[-1]
     assert (ended(told).reason, ended(told).best_step) == ("finished", None)
 
 
-# The last measurement
+# The final evaluation
 
 
 CLASSES = ("objective.kind=classification", "training.epochs=null")
@@ -211,7 +211,7 @@ def test_a_run_that_was_killed_before_its_last_measurement_is_measured(
 def test_figures_of_shorter_training_do_not_stand_for_those_of_longer(
     work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that is trained longer, and killed before it is measured again."""
+    """A run that is trained longer, and killed before it is evaluated again."""
     long = "training.steps=16"
     work.learn_table(work.recipe, classes(work), *CLASSES)
     with monkeypatch.context() as patch:
@@ -272,7 +272,7 @@ def test_a_head_that_nothing_is_asked_of_does_not_learn(work: Work) -> None:
 
 
 def test_such_a_head_is_no_weight_to_carry_on(work: Work) -> None:
-    """Weight decay and momentum leave it alone, and what is trained from it has it."""
+    """Weight decay and momentum do not change it, and a run initialized from it has it."""
     work.pretrain(*IDLE, "optimizer={kind: adam, lr: 0.01, weight_decay: 0.5}", "training.steps=4", name="base")
     work.finetune(source=work.run("base"))
     before, now = (load_run(str(work.run(name))).model.state_dict() for name in ("base", "tuned"))

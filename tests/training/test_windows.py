@@ -1,4 +1,4 @@
-"""Pairs of texts: where they are cut from, that half of them follow each other, and that nothing else tells which."""
+"""Pairs of texts: their spans, that half of them follow each other, and that only their content shows which."""
 
 from collections import Counter
 from typing import Any
@@ -17,7 +17,7 @@ BOS, EOS, FIRST = 1, 2, 10
 
 
 def store_of(lengths: list[int], marks: bool = True) -> MemoryStore:
-    """Documents of so many tokens, each token another number, between marks."""
+    """Documents of so many tokens, all distinct, between special tokens."""
     starts = FIRST + np.cumsum([0, *lengths])
     rows = [list(range(start, start + n)) for start, n in zip(starts, lengths, strict=False)]
     return MemoryStore([[BOS, *row, EOS] for row in rows] if marks else rows)
@@ -74,7 +74,7 @@ def test_any_sample_is_a_function_of_its_number_and_the_seed() -> None:
 
 
 def test_nothing_but_what_it_says_tells_a_second_text_from_another() -> None:
-    """Documents of quite unequal lengths: how long both are, and whether the second ends its document."""
+    """Documents of unequal lengths: lengths of both parts, and whether the second ends its document."""
     lengths = np.random.default_rng(0).choice([9, 12, 20, 45], 60).tolist()
     ends = {document[-1] for document in documents_of(lengths)}
     begins = {document[0] for document in documents_of(lengths)}
@@ -93,7 +93,7 @@ def test_nothing_but_what_it_says_tells_a_second_text_from_another() -> None:
 
 
 def test_an_epoch_goes_through_the_text_once() -> None:
-    """Long documents give first texts in proportion to their lengths, in each epoch others."""
+    """Long documents give first parts in proportion to their lengths, others in each epoch."""
     lengths = [900, 300, 600]
     examples = pairs(store_of(lengths), length=10)
     assert examples.per_epoch == (sum(lengths) + 6) // 10

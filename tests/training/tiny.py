@@ -24,7 +24,7 @@ evaluation: {every: 4, tokens: 200}
 checkpoint: {every: 2}
 """
 WITH_CLOCK = ("tokens_per_second", "seconds")
-"""Names in metrics.jsonl that differ from one run to the next."""
+"""Keys of metrics.jsonl that differ between runs."""
 
 Stop = Callable[[], bool]
 
@@ -37,13 +37,13 @@ def words(n: int, seed: int = 0) -> str:
 
 
 def documents(n: int, seed: int = 0) -> str:
-    """`n` documents of some words each, as lmtool tells them apart: a line each, blank lines between."""
+    """`n` documents of some words each: a line each, separated by blank lines."""
     rng = random.Random(seed)
     return "\n\n".join(words(rng.randint(5, 30), rng.randrange(1000)) for _ in range(n)) + "\n"
 
 
 class MemoryStore:
-    """Tokens in memory with the interface of a token store; each document starts with token 1."""
+    """Tokens in memory as a token store; each document starts with token 1."""
 
     def __init__(self, rows: Sequence[Sequence[int]]) -> None:
         self._tokens = np.array([token for row in rows for token in row], dtype=np.int64)
@@ -68,7 +68,7 @@ def no_report(stage: str, done: int, total: int) -> None:
 
 
 def after(steps: int) -> Stop:
-    """A signal that comes in the given step of a session."""
+    """A signal in the given step of a session."""
     asked = iter(range(1, 1_000_000))
     return lambda: next(asked) >= steps
 
@@ -144,7 +144,7 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def lasting(run: Path, step: int) -> dict[str, Any]:
-    """All that a run has made by its checkpoint at `step`, to the last bit, but for what a clock said."""
+    """All results of a run up to its checkpoint at `step`, without times."""
     checkpoint = run / "checkpoints" / f"step-{step:06d}"
     state = json.loads((checkpoint / "state.json").read_text())
     del state["seconds"]
@@ -162,7 +162,7 @@ def lasting(run: Path, step: int) -> dict[str, Any]:
 
 
 def without_clock(record: dict[str, Any]) -> dict[str, Any]:
-    """A record without what a clock said."""
+    """A record without times."""
     return {key: value for key, value in record.items() if key not in WITH_CLOCK}
 
 
@@ -171,7 +171,7 @@ def warnings_in(told: Sequence[Any]) -> list[str]:
 
 
 def ended(told: Sequence[Any]) -> events.Ended:
-    """How training ended; measurements of its best checkpoint may come after it."""
+    """How training ended; results of its best checkpoint may come after it."""
     (last,) = (event for event in told if isinstance(event, events.Ended))
     assert all(isinstance(event, Results) for event in told[told.index(last) + 1 :])
     return last
