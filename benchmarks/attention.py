@@ -18,7 +18,7 @@ import time
 import torch
 
 from lmtool.batch import Mask
-from lmtool.model.attention import Attend
+from lmtool.model.layers.attention import Attend
 
 REPEATS = 3
 

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
-from lmtool.model.dropout import drop
 from lmtool.model.language_model import Output, Parts, SilentModel
+from lmtool.model.layers.dropout import drop
 from lmtool.recipe.spec import Averaging, Reads
 
 MERSENNE = 2**31 - 1

@@ -13,8 +13,8 @@ from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.model.averaging import AveragingModel, RatioHead
 from lmtool.model.bidirectional import BidirectionalModel
-from lmtool.model.dropout import drop
 from lmtool.model.language_model import LanguageModel, Output, Wrapper
+from lmtool.model.layers.dropout import drop
 from lmtool.model.recurrent import RecurrentDecoder
 from lmtool.recipe.spec import Classification, Model, Transformer
 

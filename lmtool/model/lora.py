@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmtool.errors import UsageError
-from lmtool.model.attention import JoinedLinear, mixers_of, widths_of
 from lmtool.model.classifier import Classifier
-from lmtool.model.dropout import drop
+from lmtool.model.layers.attention import JoinedLinear, mixers_of, widths_of
+from lmtool.model.layers.dropout import drop
 from lmtool.recipe.spec import Lora
 
 

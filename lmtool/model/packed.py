@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmtool.model.attention import linears_of
 from lmtool.model.language_model import LanguageModel
+from lmtool.model.layers.attention import linears_of
 
 Product = Callable[[Tensor, Tensor | None], Tensor]
 """W x + b of inputs (..., I), with bias (O,) or none."""

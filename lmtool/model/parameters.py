@@ -5,8 +5,8 @@ from typing import cast
 from torch import nn
 from torch.nn import Parameter
 
-from lmtool.model.attention import linears_of, widths_of
 from lmtool.model.language_model import LanguageModel
+from lmtool.model.layers.attention import linears_of, widths_of
 
 
 def depths(model: LanguageModel) -> dict[Parameter, int]:

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmtool.batch import Batch
-from lmtool.model.cells import Cell, CellState, Texts, build_cell
-from lmtool.model.dropout import drop
 from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel, LayerState, Output, Parts, topped
-from lmtool.model.memory_attention import MemoryAttention, earlier
+from lmtool.model.layers.cells import Cell, CellState, Texts, build_cell
+from lmtool.model.layers.dropout import drop
+from lmtool.model.layers.memory_attention import MemoryAttention, earlier
 from lmtool.recipe.spec import Recurrent
 
 

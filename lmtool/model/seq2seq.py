@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from lmtool.batch import Batch
-from lmtool.model.cells import Cell, CellState, Texts
-from lmtool.model.dropout import drop
 from lmtool.model.language_model import DecodeState, LayerState, Memory, Parts, topped
-from lmtool.model.memory_attention import MemoryAttention
+from lmtool.model.layers.cells import Cell, CellState, Texts
+from lmtool.model.layers.dropout import drop
+from lmtool.model.layers.memory_attention import MemoryAttention
 from lmtool.model.recurrent import Layers, RecurrentModel, find_texts, make_cell
 from lmtool.recipe.spec import CELLS, Reads, Recurrent
 

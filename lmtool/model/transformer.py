@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from lmtool.batch import Batch, Mask
 from lmtool.errors import UsageError
 from lmtool.model.language_model import DecodeState, LanguageModel, LayerState, Output, Parts, SilentModel, summed
-from lmtool.model.parts import Head, Inputs, initialise
-from lmtool.model.positions import longest
-from lmtool.model.stack import Stack
+from lmtool.model.layers.parts import Head, Inputs, initialise
+from lmtool.model.layers.positions import longest
+from lmtool.model.layers.stack import Stack
 from lmtool.recipe.spec import Reads, Transformer
 
 

@@ -8,10 +8,10 @@ import torch
 
 from lmtool.batch import IGNORE, Batch, Mask
 from lmtool.model import LanguageModel
-from lmtool.model.attention import Attend
-from lmtool.model.experts import Experts
+from lmtool.model.layers.attention import Attend
+from lmtool.model.layers.experts import Experts
+from lmtool.model.layers.parts import FeedForward
 from lmtool.model.lora import AdaptedLinear, adapt
-from lmtool.model.parts import FeedForward
 from lmtool.objective import CausalObjective
 from lmtool.recipe.spec import Causal, Lora
 from tests.model import tiny

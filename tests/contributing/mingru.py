@@ -7,8 +7,8 @@ import torch
 
 from lmtool.batch import Mask
 from lmtool.errors import RecipeError
-from lmtool.model.attention import Attend
-from lmtool.model.mingru import MinGru, scan
+from lmtool.model.layers.attention import Attend
+from lmtool.model.layers.mingru import MinGru, scan
 from lmtool.recipe.load import load
 from tests.model import tiny
 

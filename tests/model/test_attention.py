@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from lmtool.batch import Mask
-from lmtool.model import attention
-from lmtool.model.attention import Attend, SelfAttention
-from lmtool.model.positions import RelativePositions
+from lmtool.model.layers import attention
+from lmtool.model.layers.attention import Attend, SelfAttention
+from lmtool.model.layers.positions import RelativePositions
 from tests.model.tiny import array
 from tests.reference import attention as plain_attention
 from tests.reference import transformer as reference

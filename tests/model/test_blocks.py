@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lmtool.batch import Batch, Mask
-from lmtool.model import attention
-from lmtool.model.attention import Attend
-from lmtool.model.positions import AlibiPositions, AttentionPositions, RelativePositions, RotaryPositions
-from lmtool.model.scores import build_score
+from lmtool.model.layers import attention
+from lmtool.model.layers.attention import Attend
+from lmtool.model.layers.positions import AlibiPositions, AttentionPositions, RelativePositions, RotaryPositions
+from lmtool.model.layers.scores import build_score
 from lmtool.recipe.spec import ScoreName
 from tests.model import tiny
 from tests.reference import attention as reference

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lmtool.model.dropout import drop
+from lmtool.model.layers.dropout import drop
 
 N = 400_000
 

@@ -9,8 +9,8 @@ import torch
 
 from lmtool import model as models
 from lmtool.batch import Batch
-from lmtool.model.attention import JoinedLinear, Mixer
 from lmtool.model.classifier import Classifier
+from lmtool.model.layers.attention import JoinedLinear, Mixer
 from lmtool.model.lora import AdaptedLinear, adapt, adapters, kept, merge
 from lmtool.recipe.load import load
 from lmtool.recipe.spec import Classification, Lora

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from lmtool.batch import Batch, Mask
 from lmtool.errors import UsageError
-from lmtool.model import LanguageModel, stack
-from lmtool.model.attention import Attend, Mixed, Mixer
+from lmtool.model import LanguageModel
 from lmtool.model.language_model import LayerState
+from lmtool.model.layers import stack
+from lmtool.model.layers.attention import Attend, Mixed, Mixer
+from lmtool.model.layers.parts import FeedForward
 from lmtool.model.lora import AdaptedLinear, adapt, merge
 from lmtool.model.packed import PackedMatrix, pack
-from lmtool.model.parts import FeedForward
 from lmtool.recipe.spec import Lora, Transformer
 from tests.model import tiny
 from tests.model.test_cache import EXACT, full, read, search

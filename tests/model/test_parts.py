@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from lmtool.batch import Mask
-from lmtool.model.attention import Attend, JoinedLinear, Mixed, Mixer
 from lmtool.model.language_model import LayerState
-from lmtool.model.parts import FeedForward, build_norm
-from lmtool.model.positions import LearnedPositions, SinusoidalPositions
-from lmtool.model.stack import Sublayer
+from lmtool.model.layers.attention import Attend, JoinedLinear, Mixed, Mixer
+from lmtool.model.layers.parts import FeedForward, build_norm
+from lmtool.model.layers.positions import LearnedPositions, SinusoidalPositions
+from lmtool.model.layers.stack import Sublayer
 from lmtool.recipe.spec import Norm
 from tests.reference import transformer as reference
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtool.batch import Batch
-from lmtool.model.positions import AlibiPositions, RelativePositions, RotaryPositions, alibi_slopes, rotated
+from lmtool.model.layers.positions import AlibiPositions, RelativePositions, RotaryPositions, alibi_slopes, rotated
 from tests.model import tiny
 from tests.reference import attention as reference
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lmtool.model import DecodeState, LanguageModel, build
-from lmtool.model.stack import Sublayer
+from lmtool.model.layers.stack import Sublayer
 from tests.model import tiny
 from tests.model.tiny import CACHED, TRANSFORMERS, VOCAB
 

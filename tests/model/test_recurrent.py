@@ -11,8 +11,8 @@ from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.model import DecodeState, KeyValue, build
-from lmtool.model.cells import Cell, Texts, build_cell
-from lmtool.model.memory_attention import choose
+from lmtool.model.layers.cells import Cell, Texts, build_cell
+from lmtool.model.layers.memory_attention import choose
 from lmtool.model.recurrent import RecurrentDecoder
 from tests.model.recurrent_weights import CELLS, VOCAB, Weights, built, spec
 from tests.reference import recurrent as reference

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lmtool.batch import Batch
-from lmtool.model.scores import Score, build_score
+from lmtool.model.layers.scores import Score, build_score
 from tests.model import tiny
 from tests.reference import attention as reference
 
@@ -37,7 +37,7 @@ def test_attention_heads_use_their_score(kind: str, grad: bool) -> None:
     mixer = model.stack.sublayers[0].mixer  # type: ignore[union-attr, index]
     x = torch.randn(1, 6, 16, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     from lmtool.batch import Mask
-    from lmtool.model.attention import Attend
+    from lmtool.model.layers.attention import Attend
 
     with torch.set_grad_enabled(grad):
         found, _, _ = mixer(x, Attend(Mask(causal=True), 6, 6, x.device), None)  # type: ignore[operator]

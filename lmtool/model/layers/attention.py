@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmtool.batch import Mask
-from lmtool.model.dropout import drop
 from lmtool.model.language_model import KeyValue, LayerState, Memory
-from lmtool.model.positions import AttentionPositions, rotated
-from lmtool.model.scores import Score
+from lmtool.model.layers.dropout import drop
+from lmtool.model.layers.positions import AttentionPositions, rotated
+from lmtool.model.layers.scores import Score
 
 PLAIN_LIMIT = 512
 """Up to this many keys, CPU training uses plain matrix products; the fused kernel's backward pass is slower."""

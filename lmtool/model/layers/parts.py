@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmtool.model.attention import Adaptable, Attend, JoinedLinear, Mixed, Mixer
-from lmtool.model.dropout import drop
 from lmtool.model.language_model import LayerState
-from lmtool.model.positions import build_position
+from lmtool.model.layers.attention import Adaptable, Attend, JoinedLinear, Mixed, Mixer
+from lmtool.model.layers.dropout import drop
+from lmtool.model.layers.positions import build_position
 from lmtool.recipe.spec import Norm, Transformer
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lmtool.model.language_model import KeyValue, Memory
-from lmtool.model.scores import build_score
+from lmtool.model.layers.scores import build_score
 from lmtool.recipe.spec import Attention
 
 

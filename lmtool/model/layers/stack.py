@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from lmtool.batch import Mask
-from lmtool.model.attention import Attend, CrossAttention, Mixed, Mixer, SelfAttention
-from lmtool.model.dropout import drop
 from lmtool.model.language_model import KeyValue, LayerState, Memory, Output, Parts, summed, topped
-from lmtool.model.parts import FeedForward, build_norm, initialise
-from lmtool.model.positions import build_attention_position
-from lmtool.model.scores import Score, build_score
+from lmtool.model.layers.attention import Attend, CrossAttention, Mixed, Mixer, SelfAttention
+from lmtool.model.layers.dropout import drop
+from lmtool.model.layers.parts import FeedForward, build_norm, initialise
+from lmtool.model.layers.positions import build_attention_position
+from lmtool.model.layers.scores import Score, build_score
 from lmtool.recipe.spec import DenseFeedForward, Transformer, WindowPattern
 
 

@@ -1,0 +1,1 @@
+"""What models are made of: attention, feed-forward networks, recurrent cells, positions, and stacks of them."""
