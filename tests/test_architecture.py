@@ -33,9 +33,6 @@ LIGHT_ROOMS = {"", "errors", "durable", "printable", "recipe", "cli", "__main__"
 LIGHT_PACKAGES = {("lmtool", "cli"), ("lmtool", "recipe")}
 UNSAFE = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 DRAWERS = {"util.py", "utils.py", "helpers.py", "misc.py"}
-KNOWN = {"Row"}
-"""Names of two classes that are still to be told apart."""
-
 SOURCES = [
     path
     for folder in ("lmtool", "tests", "benchmarks", "data", "scripts")
@@ -157,24 +154,34 @@ def test_what_is_allowed_is_not_a_fault(path, source):
 
 
 def shared_names(sources: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Public classes of one name in several modules, and these modules."""
+    """Public names of classes and types that mean something else in several modules, and these modules."""
     places = defaultdict(list)
     for path, source in sources:
         for node in ast.parse(source).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places[node.name].append(path)
-    return {name: paths for name, paths in places.items() if len(paths) > 1}
+            match node:
+                case ast.ClassDef(name=name) if not name.startswith("_"):
+                    meaning = path
+                case ast.Assign(targets=[ast.Name(id=name)], value=value) if name[:1].isupper() and not name.isupper():
+                    meaning = ast.unparse(value)
+                case _:
+                    continue
+            places[name].append((path, meaning))
+    return {name: [path for path, _ in of] for name, of in places.items() if len({meaning for _, meaning in of}) > 1}
 
 
-def test_a_name_is_that_of_one_class():
+def test_a_name_has_one_meaning():
     sources = [(path.relative_to(ROOT), path.read_text(encoding="utf-8")) for path in SOURCES]
-    found = shared_names((str(path), source) for path, source in sources if path.parts[0] == "lmtool")
-    assert {name: paths for name, paths in found.items() if name not in KNOWN} == {}
+    assert shared_names((str(path), source) for path, source in sources if path.parts[0] == "lmtool") == {}
 
 
-def test_two_classes_of_one_name_are_found():
-    sources = [("a.py", "class A: ...\nclass _B: ..."), ("b.py", "class A: ...\nclass _B: ...\nclass C: ...")]
-    assert shared_names(sources) == {"A": ["a.py", "b.py"]}
+def test_two_meanings_of_one_name_are_found():
+    one = "class A: ...\nclass _B: ...\nInts = list[int]\nName = str\nTWO = 2\nNeither = str"
+    other = "class A: ...\nclass _B: ...\nInts = list[int]\nclass Name: ...\nTWO = 3\nNeither = bytes\nclass C: ..."
+    assert shared_names([("a.py", one), ("b.py", other)]) == {
+        "A": ["a.py", "b.py"],
+        "Name": ["a.py", "b.py"],
+        "Neither": ["a.py", "b.py"],
+    }
 
 
 LOADER = """

@@ -41,11 +41,11 @@ Column = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON for other programs.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="Print results and warnings only.")]
-Output = Annotated[
+OutputDir = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="DIR", help="Run directory; a new one in runs/ by default."),
 ]
-Task = Annotated[
+TaskName = Annotated[
     str,
     typer.Option("--task", metavar="NAME", help="One of the tasks that the run was trained on.", show_default=False),
 ]

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from lmtool.cli.arguments import Column, Device, Json, NumBeams, Precision, Quiet, RunName, Task, Text
+from lmtool.cli.arguments import Column, Device, Json, NumBeams, Precision, Quiet, RunName, TaskName, Text
 
 
 def evaluate(
@@ -24,7 +24,7 @@ def evaluate(
         typer.Option(metavar="RUN", help="Another run to compare with, such as an n-gram model.", show_default=False),
     ] = None,
     column: Column = None,
-    task: Task = "",
+    task: TaskName = "",
     num_beams: NumBeams = None,
     device: Device = "auto",
     precision: Precision = "float32",

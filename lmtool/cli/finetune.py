@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from lmtool.cli.arguments import Encoding, Output, Overrides, Quiet, SkipBadRows
+from lmtool.cli.arguments import Encoding, OutputDir, Overrides, Quiet, SkipBadRows
 
 
 def finetune(
@@ -107,7 +107,7 @@ def finetune(
         typer.Option(metavar="C", help="The field delimiter; inferred from the table.", show_default=False),
     ] = None,
     skip_bad_rows: SkipBadRows = False,
-    output: Output = None,
+    output: OutputDir = None,
     quiet: Quiet = False,
 ) -> None:
     """Fine-tune a model on a table with labels or target texts, and evaluate it.

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from lmtool.cli.arguments import Device, NumBeams, Precision, Quiet, RunName, SkipBadRows, Task
+from lmtool.cli.arguments import Device, NumBeams, Precision, Quiet, RunName, SkipBadRows, TaskName
 
 
 def predict(
@@ -15,7 +15,7 @@ def predict(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="The .csv file to write; stdout by default."),
     ] = None,
-    task: Task = "",
+    task: TaskName = "",
     num_beams: NumBeams = None,
     guard_formulas: Annotated[
         bool,

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from lmtool.cli.arguments import DEFAULT_RECIPE, RECIPE_OPTION, Column, Output, Overrides, Quiet, Text
+from lmtool.cli.arguments import DEFAULT_RECIPE, RECIPE_OPTION, Column, OutputDir, Overrides, Quiet, Text
 
 
 def pretrain(
@@ -26,7 +26,7 @@ def pretrain(
             show_default=False,
         ),
     ] = None,
-    output: Output = None,
+    output: OutputDir = None,
     quiet: Quiet = False,
 ) -> None:
     """Train a model on text, from scratch or from a run.

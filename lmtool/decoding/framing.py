@@ -15,7 +15,7 @@ from lmtool.errors import UsageError
 from lmtool.recipe.spec import Classification, Masked, Prefix, Reads, Recipe, Seq2Seq
 from lmtool.text.tokenizer import Tokenizer
 
-Ids = NDArray[np.int64]
+TokenIds = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Framing:
             ids = [t.bos_id, *ids, t.eos_id]
         return (t.cls_id, *ids, t.sep_id)
 
-    def row(self, texts: Sequence[Ids]) -> tuple[Ids, Ids | None, bool]:
+    def row(self, texts: Sequence[TokenIds]) -> tuple[TokenIds, TokenIds | None, bool]:
         """Texts as one complete row: ids, segment ids (0 or 1) where the model has segments, and whether texts were
         truncated.
 
@@ -132,7 +132,7 @@ class Framing:
         """
         marks = len(self.before) + len(self.between) * (len(texts) - 1) + len(self.after)
         fitted = list(texts) if self.context is None else fit(texts, self.context - marks)
-        parts: list[Ids] = [np.array(self.before, dtype=np.int64)]
+        parts: list[TokenIds] = [np.array(self.before, dtype=np.int64)]
         segments = [0] * len(self.before)
         for i, text in enumerate(fitted):
             behind = self.after if i == len(fitted) - 1 else self.between
@@ -144,7 +144,7 @@ class Framing:
         is_cut = any(len(old) != len(new) for old, new in zip(texts, fitted, strict=True))
         return tokens, np.array(segments, dtype=np.int64) if self.has_segments else None, is_cut
 
-    def pair(self, source: Ids, answer: Ids | None) -> tuple[Ids, Ids | None, bool]:
+    def pair(self, source: TokenIds, answer: TokenIds | None) -> tuple[TokenIds, TokenIds | None, bool]:
         """Source and target as ids, [EOS] for an empty source and at the end of the target; and whether they were
         truncated.
 
@@ -187,7 +187,7 @@ class Framing:
         return self.tokenizer.encode(text)
 
 
-def fit(texts: Sequence[Ids], room: int) -> list[Ids]:
+def fit(texts: Sequence[TokenIds], room: int) -> list[TokenIds]:
     """The texts truncated at the end, the longest first, to `room` tokens in total."""
     sizes = [len(text) for text in texts]
     while sum(sizes) > room:

@@ -29,7 +29,7 @@ from lmtool.text.disk import refusing_disk
 from lmtool.text.prepare import default_cache
 from lmtool.text.tokenizer import find_words
 
-Pool = Literal["none", "mean", "max", "first", "last"]
+PoolName = Literal["none", "mean", "max", "first", "last"]
 
 TEXTS = 256
 """Texts processed at once, batched by length."""
@@ -131,7 +131,7 @@ def _arrays(found: Iterable[Embedded]) -> list[memoryview]:
 
 
 def embed(
-    loaded: Loaded, texts: Iterable[str], layer: int, pool: Pool, *, truncate: bool = False
+    loaded: Loaded, texts: Iterable[str], layer: int, pool: PoolName, *, truncate: bool = False
 ) -> Iterator[Embedded]:
     """The vectors of each text, in order.
 
@@ -195,7 +195,9 @@ def _laid_out(loaded: Loaded, number: int, text: str, truncate: bool) -> _Text:
     )
 
 
-def _read(loaded: Loaded, texts: list[_Text], layer: int, pool: Pool, chosen: list[int]) -> tuple[None, list[Vectors]]:
+def _read(
+    loaded: Loaded, texts: list[_Text], layer: int, pool: PoolName, chosen: list[int]
+) -> tuple[None, list[Vectors]]:
     """The vectors of a batch of texts."""
     rows = [texts[i] for i in chosen]
     tokens_BT, keep_BT = padded([np.array(row.tokens) for row in rows], loaded.tokenizer.pad_id)
@@ -208,7 +210,7 @@ def _read(loaded: Loaded, texts: list[_Text], layer: int, pool: Pool, chosen: li
     return None, [_pooled(hidden_TD, row, pool).numpy() for hidden_TD, row in zip(hidden_BTD, rows, strict=True)]
 
 
-def _pooled(hidden_TD: Tensor, row: _Text, pool: Pool) -> Tensor:
+def _pooled(hidden_TD: Tensor, row: _Text, pool: PoolName) -> Tensor:
     own_TD = hidden_TD[row.first : row.last]
     match pool:
         case "none":

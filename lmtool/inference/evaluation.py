@@ -21,7 +21,7 @@ from lmtool.text.prepare import Report
 BATCH_TOKENS = 16_384
 """Positions computed at once."""
 
-Lengths = tuple[int, ...]
+RowLengths = tuple[int, ...]
 """Tokens of an item; several numbers where parts of it are padded separately."""
 
 
@@ -51,13 +51,13 @@ class Evaluated:
         return self.total / self.count if self.count else math.nan
 
 
-def by_length(lengths: Sequence[Lengths], tokens: int, rows: int | None = None) -> Iterator[list[int]]:
+def by_length(lengths: Sequence[RowLengths], tokens: int, rows: int | None = None) -> Iterator[list[int]]:
     """Indices of items grouped by length, to reduce padding.
 
     tokens: most positions of a group, padding included; an item above it is alone. rows: most items of a group.
     """
     group: list[int] = []
-    widest: Lengths = ()
+    widest: RowLengths = ()
     for i in sorted(range(len(lengths)), key=lambda i: sum(lengths[i])):
         wider = tuple(map(max, lengths[i], widest)) if group else lengths[i]
         if group and (len(group) == rows or (len(group) + 1) * sum(wider) > tokens):
@@ -76,7 +76,7 @@ def not_reported(stage: str, done: int, total: int) -> None:
 @torch.inference_mode()
 def evaluate(
     model: LanguageModel,
-    lengths: Sequence[Lengths],
+    lengths: Sequence[RowLengths],
     read: Callable[[list[int]], tuple[Loss | None, Sequence[NDArray[Any]]]],
     compute: Compute,
     world: World = World(),  # noqa: B008 - it is frozen

@@ -6,18 +6,18 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from lmtool.recipe.document import Mistake, Origin, Path, dotted, escaped, plain, shown
+from lmtool.recipe.document import KeyPath, Mistake, Origin, dotted, escaped, plain, shown
 from lmtool.recipe.grammar import choices, did_you_mean, either, kind_of, nearest, owners, parts, suggestion
 from lmtool.recipe.spec import Recipe, Spec
 
-Locate = Callable[[Path], Origin]
+Locate = Callable[[KeyPath], Origin]
 """Origin of the value at a path, or of its nearest ancestor."""
 
 
 class _Place(NamedTuple):
     """Location of a pydantic error: a path of the recipe, its spec, and its field if any."""
 
-    path: Path
+    path: KeyPath
     spec: type[Spec]
     field: FieldInfo | None
 
@@ -36,12 +36,12 @@ def check(tree: dict[str, Any], locate: Locate) -> tuple[Recipe | None, list[Mis
         except ValidationError as invalid:
             errors += [error for error in invalid.errors(include_url=False) if error["type"] == "value_error"]
     meant = {(*place.path[:-1], nearest(str(place.path[-1]), place.spec.model_fields)) for place in unknown}
-    mistakes: dict[tuple[Path, str], Mistake] = {}
+    mistakes: dict[tuple[KeyPath, str], Mistake] = {}
     for error in errors:
         place = _place(error["loc"])
         if error["type"] == "missing" and place.path in meant:
             continue
-        told: Iterable[tuple[Path, str, Origin]]
+        told: Iterable[tuple[KeyPath, str, Origin]]
         if error["type"] == "value_error":
             told = _misfits(str(error["ctx"]["error"]), place.path, tree, locate)
         else:
@@ -53,7 +53,7 @@ def check(tree: dict[str, Any], locate: Locate) -> tuple[Recipe | None, list[Mis
     return None, list(mistakes.values())
 
 
-def _place(loc: Path) -> _Place:
+def _place(loc: KeyPath) -> _Place:
     """Resolve a pydantic location in the specs; it also contains the kind in a union, and branches of plain values."""
     spec: type[Spec] = Recipe
     place = _Place((), spec, None)
@@ -71,7 +71,7 @@ def _place(loc: Path) -> _Place:
     return place
 
 
-def _misfits(text: str, part: Path, tree: Any, locate: Locate) -> Iterator[tuple[Path, str, Origin]]:
+def _misfits(text: str, part: KeyPath, tree: Any, locate: Locate) -> Iterator[tuple[KeyPath, str, Origin]]:
     """Path, sentence and origin of each line of a multi-field validator's error, which starts with the key concerned.
 
     Of the keys that a line names, one from the command line is blamed before one in the file.
@@ -84,13 +84,13 @@ def _misfits(text: str, part: Path, tree: Any, locate: Locate) -> Iterator[tuple
         yield (*part, *key.split(".")), escaped(what, 200), min(origins, key=lambda origin: origin.line > 0)
 
 
-def _get(tree: Any, path: Path) -> Any:
+def _get(tree: Any, path: KeyPath) -> Any:
     for step in path:
         tree = tree[step]
     return tree
 
 
-def _explain(error: str, place: _Place, tree: Any) -> tuple[Path, str]:
+def _explain(error: str, place: _Place, tree: Any) -> tuple[KeyPath, str]:
     """The path and the sentence for a pydantic error of the type `error`."""
     path, spec, field = place
     if field is None:
@@ -117,12 +117,12 @@ def _kinds_of_one(spec: type[Spec]) -> list[str]:
     return choices(spec, "kind") if "kind" in spec.model_fields else []
 
 
-def _needed(path: Path, spec: type[Spec], options: Mapping[str, type[Spec]]) -> str:
+def _needed(path: KeyPath, spec: type[Spec], options: Mapping[str, type[Spec]]) -> str:
     required = [name for part in options.values() for name, field in part.model_fields.items() if field.is_required()]
     return f"it needs {', '.join(required)}" if options else either(choices(spec, str(path[-1])))
 
 
-def _unknown(path: Path, spec: type[Spec]) -> str:
+def _unknown(path: KeyPath, spec: type[Spec]) -> str:
     others = [kind_of(owner) for owner in owners(path)]
     if others:
         have = "has" if len(others) == 1 else "have"
@@ -142,7 +142,7 @@ def _wrong_value(value: object, spec: type[Spec], name: str, error: str) -> str:
     return what + did_you_mean(nearest(value, expected) if isinstance(value, str) else None)
 
 
-def _without(tree: Any, path: Path, unwanted: set[Path]) -> Any:
+def _without(tree: Any, path: KeyPath, unwanted: set[KeyPath]) -> Any:
     if not isinstance(tree, dict):
         return tree
     return {key: _without(value, (*path, key), unwanted) for key, value in tree.items() if (*path, key) not in unwanted}

@@ -8,7 +8,7 @@ import yaml
 
 from lmtool import printable
 
-Path = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 """Path of a value: keys, and indices into lists."""
 
 _INT = re.compile(r"[-+]?[0-9]+")
@@ -72,7 +72,7 @@ class Document:
     """The value of a YAML text, the origin of each key and list item in it, and what is wrong with it as YAML."""
 
     value: Any = None
-    origins: dict[Path, Origin] = field(default_factory=dict)
+    origins: dict[KeyPath, Origin] = field(default_factory=dict)
     mistakes: list[Mistake] = field(default_factory=list)
 
 
@@ -153,7 +153,7 @@ def parse(text: str, source: str) -> Document:
     return document
 
 
-def _value(node: yaml.Node, path: Path, document: Document, source: str) -> Any:
+def _value(node: yaml.Node, path: KeyPath, document: Document, source: str) -> Any:
     """The Python value of a node; also fills `document.origins` and `document.mistakes`."""
 
     def origin(at: yaml.Node) -> Origin:
@@ -187,6 +187,6 @@ def _value(node: yaml.Node, path: Path, document: Document, source: str) -> Any:
     return None
 
 
-def dotted(path: Path) -> str:
+def dotted(path: KeyPath) -> str:
     """The dotted path, such as training.steps."""
     return ".".join(escaped(str(step)) for step in path)

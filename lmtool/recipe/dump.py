@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 
-from lmtool.recipe.document import Path, dotted
+from lmtool.recipe.document import KeyPath, dotted
 from lmtool.recipe.spec import Recipe, Spec
 
 _BARE = re.compile(r"[A-Za-z][\w./+-]*( [\w./+-]+)*", re.ASCII)
@@ -24,7 +24,7 @@ def dump(recipe: Recipe, origins: Mapping[str, str] | None = None) -> str:
     return "".join(f"{text:{width}}  # {origins[key]}\n" if key else f"{text}\n" for text, key in lines)
 
 
-def leaves(spec: Spec, path: Path = ()) -> Iterator[Path]:
+def leaves(spec: Spec, path: KeyPath = ()) -> Iterator[KeyPath]:
     """The path of every plain value, in the order of the specs, the kind of each part first."""
     for name, value in _fields(spec):
         yield from leaves(value, (*path, name)) if isinstance(value, Spec) else ((*path, name),)
@@ -35,7 +35,7 @@ def _fields(spec: Spec) -> list[tuple[str, object]]:
     return sorted(spec, key=lambda field: field[0] != "kind")
 
 
-def _lines(spec: Spec, path: Path) -> Iterator[tuple[str, str]]:
+def _lines(spec: Spec, path: KeyPath) -> Iterator[tuple[str, str]]:
     """Lines of text, each with its dotted key, or "" for a line that opens a part."""
     indent = "  " * len(path)
     for name, value in _fields(spec):

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
-from lmtool.recipe.document import Path
+from lmtool.recipe.document import KeyPath
 from lmtool.recipe.spec import Recipe, Spec
 
 _LIMITS = {"exclusiveMinimum": "above", "minimum": "of at least", "exclusiveMaximum": "below", "maximum": "at most"}
@@ -36,7 +36,7 @@ def chosen(field: FieldInfo, value: object) -> type[Spec] | None:
     return options.get(kind) if isinstance(kind, str) else None
 
 
-def owners(path: Path) -> list[type[Spec]]:
+def owners(path: KeyPath) -> list[type[Spec]]:
     """Every spec that a value at `path` could belong to, over all kinds along the path."""
     specs: list[type[Spec]] = [Recipe]
     for step in path[:-1]:
@@ -53,7 +53,7 @@ def keys(spec: type[Spec], before: str = "") -> Iterator[str]:
             yield from keys(part, f"{before}{name}.")
 
 
-def value_at(tree: Any, path: Path) -> Any:
+def value_at(tree: Any, path: KeyPath) -> Any:
     """The value at `path` in a nested mapping, or its default; None if there is neither."""
     spec: type[Spec] | None = Recipe
     for step in path:
@@ -83,7 +83,7 @@ def did_you_mean(*words: str | None) -> str:
     return f"; did you mean {either(known)}?" if known else ""
 
 
-def suggestion(path: Path, spec: type[Spec]) -> str:
+def suggestion(path: KeyPath, spec: type[Spec]) -> str:
     """Suggestion for the unknown last key of `path` in `spec`, as the end of a message."""
     fields = list(spec.model_fields)
     guess = nearest(str(path[-1]), fields)

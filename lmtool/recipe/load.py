@@ -7,13 +7,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
 import lmtool
 from lmtool.errors import RecipeError, ResourceError, UsageError
 from lmtool.recipe.check import check
-from lmtool.recipe.document import Document, Mistake, Origin, Path, dotted, escaped, parse, plain, shown
+from lmtool.recipe.document import Document, KeyPath, Mistake, Origin, dotted, escaped, parse, plain, shown
 from lmtool.recipe.dump import leaves
 from lmtool.recipe.grammar import chosen, did_you_mean, either, keys, kind_of, nearest, owners, parts, value_at
 from lmtool.recipe.spec import Recipe, Spec
@@ -46,15 +46,15 @@ class Resolved:
     origins: Mapping[str, str]
 
 
-def shipped() -> dict[str, FilePath]:
+def shipped() -> dict[str, Path]:
     """The files of the recipes that come with lmtool, by name."""
-    package = FilePath(lmtool.__file__).parent
+    package = Path(lmtool.__file__).parent
     installed = package / "_bundled" / "recipes"
     folder = installed if installed.is_dir() else package.parent / "recipes"
     return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
 
 
-def find(name: str | FilePath) -> FilePath:
+def find(name: str | Path) -> Path:
     """The file of a recipe, given the name of a shipped one or a path.
 
     Raises: UsageError, with the nearest names, when there is none.
@@ -62,7 +62,7 @@ def find(name: str | FilePath) -> FilePath:
     known = shipped()
     if str(name) in known:
         return known[str(name)]
-    path = FilePath(name)
+    path = Path(name)
     try:
         if path.is_file():
             return path
@@ -79,7 +79,7 @@ def find(name: str | FilePath) -> FilePath:
     raise UsageError(f"there is no recipe {shown(str(name))}", where=f"shipped recipes: {', '.join(known)}", fix=fix)
 
 
-def load(name: str | FilePath, overrides: Sequence[str] = (), flags: Sequence[Setting] = ()) -> Resolved:
+def load(name: str | Path, overrides: Sequence[str] = (), flags: Sequence[Setting] = ()) -> Resolved:
     """Read a recipe and apply overrides and flags.
 
     name: a shipped recipe or a path. overrides: `KEY=VALUE` texts of `-s`, VALUE being YAML; `KEY=+N` adds to a number.
@@ -122,7 +122,7 @@ def _laid_over(
     return Resolved(recipe, name, origins)
 
 
-def _read(file: FilePath, source: str) -> str:
+def _read(file: Path, source: str) -> str:
     try:
         if file.stat().st_size > LARGEST_FILE:
             raise RecipeError([f"{source}: {file.stat().st_size} bytes; a recipe is a short YAML file"])
@@ -136,19 +136,19 @@ def _read(file: FilePath, source: str) -> str:
 class _Layers:
     """The nested mapping of a recipe while overrides are applied, and the origins of its values."""
 
-    def __init__(self, tree: dict[str, Any], origins: dict[Path, Origin], source: str) -> None:
+    def __init__(self, tree: dict[str, Any], origins: dict[KeyPath, Origin], source: str) -> None:
         self.tree = tree
         self.mistakes: list[Mistake] = []
         self._written = origins
-        self._set: dict[Path, Origin] = {}
+        self._set: dict[KeyPath, Origin] = {}
         self._source = source
 
-    def origin(self, path: Path) -> Origin | None:
+    def origin(self, path: KeyPath) -> Origin | None:
         """Origin of the value at `path`, alone or inside a value from the command line; None for a default."""
         outer = next((self._set[path[:n]] for n in range(len(path), 0, -1) if path[:n] in self._set), None)
         return outer or self._written.get(path)
 
-    def nearest_origin(self, path: Path) -> Origin:
+    def nearest_origin(self, path: KeyPath) -> Origin:
         """Where to fix a mistake at `path`: the value, a key set below it, the kind that requires it, or its parent."""
         below = next((origin for key, origin in self._set.items() if key[: len(path)] == path), None)
         if below and not self.origin(path):
@@ -163,7 +163,7 @@ class _Layers:
         """Apply one `KEY=VALUE` override."""
         origin = Origin(f"-s {escaped(argument)}")
         key, equals, text = argument.partition("=")
-        path: Path = tuple(key.strip().split("."))
+        path: KeyPath = tuple(key.strip().split("."))
         if not equals or not key.strip():
             self.mistakes.append(Mistake(origin, "write KEY=VALUE, such as training.steps=500"))
             return
@@ -185,7 +185,7 @@ class _Layers:
         else:
             self.set(path, document.value, origin)
 
-    def set(self, path: Path, value: object, origin: Origin) -> None:
+    def set(self, path: KeyPath, value: object, origin: Origin) -> None:
         """Set a value at `path`. Changing the kind of a part drops keys of the recipe that the new kind lacks."""
         if not owners(path):
             self.mistakes.append(Mistake(origin, f"unknown key{_nearest_key(path)}"))
@@ -210,7 +210,7 @@ class _Layers:
         self._set[path] = origin
 
 
-def _holds_text(path: Path) -> bool:
+def _holds_text(path: KeyPath) -> bool:
     """Whether the value at `path` is a text or a list of texts, which need no quotes on the command line."""
     return any(owner.model_fields[str(path[-1])].annotation in (str, tuple[str, ...]) for owner in owners(path))
 
@@ -224,7 +224,7 @@ def _text_value(text: str) -> object:
     return text
 
 
-def _nearest_key(path: Path) -> str:
+def _nearest_key(path: KeyPath) -> str:
     """The end of a message on an unknown dotted key: `steps` alone and `training.stpes` both mean training.steps."""
     known = list(dict.fromkeys(keys(Recipe)))
     alike = [key for key in known if key.split(".")[-1] == path[-1]]

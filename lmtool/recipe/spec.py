@@ -160,7 +160,7 @@ class DenseFeedForward(Spec):
     kind: Literal["dense"] = "dense"
 
 
-FeedForward = DenseFeedForward
+AnyFeedForward = DenseFeedForward
 
 
 Reads = Literal["past", "source", "both", "words"]
@@ -234,7 +234,7 @@ class Transformer(ModelSpec):
     activation: Literal["relu", "gelu", "gelu-tanh", "swiglu", "geglu"] = "gelu"
     """Nonlinearity of the feed-forward network: ReLU, exact GELU, its tanh approximation (GPT-2), SwiGLU, or GEGLU with
     the tanh approximation (T5 1.1)."""
-    feed_forward: FeedForward = DenseFeedForward()
+    feed_forward: AnyFeedForward = DenseFeedForward()
     """The position-wise sublayer of each layer, with the width and the nonlinearity above."""
     mixer: MixerName = "attention"
     """The token mixer of each layer."""
@@ -667,7 +667,7 @@ class Classification(Spec):
     classes have equal total weight; null for equal weights."""
 
 
-Objective = Annotated[
+AnyObjective = Annotated[
     Causal | Bidirectional | Masked | SpanCorruption | Prefix | Seq2Seq | SkipGramWindow | Classification,
     Field(discriminator="kind"),
 ]
@@ -727,7 +727,7 @@ class TokenizerFile(Spec):
     """A tokenizer.json written by lmtool, or a folder or run with one."""
 
 
-Tokenizer = Annotated[
+AnyTokenizer = Annotated[
     BpeTokenizer | WordPieceTokenizer | CharTokenizer | WordTokenizer | TokenizerFile,
     Field(discriminator="kind"),
 ]
@@ -1013,9 +1013,9 @@ class Recipe(Spec):
     """Seed of weights, order, dropout and samples."""
     model: Model
     """The network."""
-    objective: Objective = Causal()
+    objective: AnyObjective = Causal()
     """The training objective."""
-    tokenizer: Tokenizer = BpeTokenizer()
+    tokenizer: AnyTokenizer = BpeTokenizer()
     """The tokenizer."""
     data: Data = Data()
     """The training and validation text."""
@@ -1096,7 +1096,7 @@ def _head_mistakes(model: Model, head: Classification) -> list[str]:
     return mistakes
 
 
-def _tuning_mistakes(model: Model, objective: Objective, tuning: Tuning) -> list[str]:
+def _tuning_mistakes(model: Model, objective: AnyObjective, tuning: Tuning) -> list[str]:
     mistakes = []
     if isinstance(model, NGram | SkipGram) and tuning != Tuning():
         mistakes.append(f"tuning is for models with layers, which {model.kind} models do not have")

@@ -30,7 +30,7 @@ from lmtool.text.prepare import default_cache
 from lmtool.text.table import Table, open_table
 from lmtool.text.tokenizer import Tokenizer
 
-Saved = dict[str, Any]
+SavedSplit = dict[str, Any]
 """What a run saves of the rows held out of its table; of several tables, by task name."""
 
 
@@ -77,7 +77,7 @@ class TableData:
         tasks: Sequence[TaskRows],
         lines: tuple[str, ...],
         warnings: tuple[str, ...],
-        split: Saved | None,
+        split: SavedSplit | None,
     ) -> None:
         self.recipe = recipe
         self.framing = framing
@@ -191,7 +191,7 @@ class _Read:
     tables: TaskTables
     parts: dict[str, LabelledTexts]
     warnings: list[str]
-    kept: Saved | None
+    kept: SavedSplit | None
 
     @property
     def train(self) -> LabelledTexts:
@@ -199,7 +199,7 @@ class _Read:
 
 
 def read_tables(
-    recipe: Recipe, tasks: Sequence[TaskTables], tokenizer: Tokenizer | None, split: Saved | None = None
+    recipe: Recipe, tasks: Sequence[TaskTables], tokenizer: Tokenizer | None, split: SavedSplit | None = None
 ) -> TableData:
     """Read the tables of all tasks, and encode their rows; the data's recipe has what is inferred from the tables.
 
@@ -235,7 +235,7 @@ def read_tables(
     return TableData(recipe, framing, rows, tuple(lines), tuple(warnings), kept.get("", kept) or None)
 
 
-def _read(task: TaskTables, recipe: Recipe, split: Saved | None) -> _Read:
+def _read(task: TaskTables, recipe: Recipe, split: SavedSplit | None) -> _Read:
     """The rows of a task's tables; a part is held out for validation unless a validation table is given."""
     spec, data = recipe.objective, recipe.data
     kind: LabelKind | None = None

@@ -59,13 +59,13 @@ class Fault(NamedTuple):
     """The fault is only detected at the end of the text."""
 
 
-Record = tuple[int | None, Sequence[Any], Fault | None]
+RowRecord = tuple[int | None, Sequence[Any], Fault | None]
 """The line on which a record begins, where there are lines; its values; and its fault.
 
 A plain tuple: a corpus has hundreds of thousands of them a second."""
 
 
-def records(blocks: Iterable[str], dialect: Dialect, limit: int = FIELD_LIMIT) -> Iterator[Record]:
+def records(blocks: Iterable[str], dialect: Dialect, limit: int = FIELD_LIMIT) -> Iterator[RowRecord]:
     """The records of text that comes in blocks of whole lines; empty lines are skipped, as in csv.
 
     A field is a fault when it has more than `limit` characters, is not closed, is closed before its end, or has a NUL.
@@ -116,7 +116,9 @@ def _at_least(size: int, source: Iterator[str]) -> str:
     return "".join(texts)
 
 
-def _record(text: str, start: int, line: int, is_last: bool, dialect: Dialect, limit: int) -> tuple[Record, int] | None:
+def _record(
+    text: str, start: int, line: int, is_last: bool, dialect: Dialect, limit: int
+) -> tuple[RowRecord, int] | None:
     """The record that begins at `start`, and where the next one begins.
 
     None when the record does not end in `text` and this is not the last.
@@ -227,7 +229,7 @@ def sniff(text: str, whole: bool, order: str, delimiter: str | None, quoted: boo
     return dialect
 
 
-def _parse(text: str, whole: bool, dialect: Dialect) -> list[Record]:
+def _parse(text: str, whole: bool, dialect: Dialect) -> list[RowRecord]:
     """The records of a sample, without one that continues after it; none when the header has fewer than two fields."""
     found = records([text], dialect)
     header = next(found, (1, [], None))
@@ -236,7 +238,7 @@ def _parse(text: str, whole: bool, dialect: Dialect) -> list[Record]:
     return [header, *takewhile(lambda record: whole or not (record[2] and record[2].at_end), found)]
 
 
-def _score(sample: list[Record]) -> float:
+def _score(sample: list[RowRecord]) -> float:
     """The share of the records that have as many fields as the header; -1 when there are none."""
     good = [not fault and len(fields) == len(sample[0][1]) for _, fields, fault in sample]
     return sum(good) / len(good) if good else -1.0

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.errors import DataError
-from lmtool.text.delimited import LINE_FACTOR, SAMPLE, Dialect, Fault, Record, long_line, misfit, records, sniff
+from lmtool.text.delimited import LINE_FACTOR, SAMPLE, Dialect, Fault, RowRecord, long_line, misfit, records, sniff
 from lmtool.text.files import open_bytes, place, reading, shown, split_lines, text_stretches
 from lmtool.text.tokenizer import without_surrogates
 
@@ -47,7 +47,7 @@ class RowFile(ABC):
         """The names of the columns as they are in the file; none in an empty file. Raises DataError."""
 
     @abstractmethod
-    def records(self, only: str | None = None) -> Iterator[Record]:
+    def records(self, only: str | None = None) -> Iterator[RowRecord]:
         """All rows in order, faulty ones too, with a value for each column of the header or for `only` one.
 
         Blank rows of delimited text and JSON lines are skipped. Where all columns are read, duplicate JSON keys, and
@@ -136,7 +136,7 @@ class Delimited(_TextRows):
             raise DataError("the header names no column", where=where, fix="name the columns in the first row")
         return tuple(names)
 
-    def records(self, only: str | None = None) -> Iterator[Record]:
+    def records(self, only: str | None = None) -> Iterator[RowRecord]:
         width = len(self.header)
         if not width:
             return
@@ -152,7 +152,7 @@ class Delimited(_TextRows):
             elif any(field.strip() for field in fields):
                 yield line, fields, self._ragged(fields, line)
 
-    def _records(self) -> Iterator[Record]:
+    def _records(self) -> Iterator[RowRecord]:
         return records(self._stretches(), self.dialect, self.limit)
 
     def _ragged(self, fields: Sequence[str], line: int | None) -> Fault:
@@ -180,7 +180,7 @@ class JsonLines(_TextRows):
                 keys.update(dict.fromkeys(found))
         return tuple(keys)
 
-    def records(self, only: str | None = None) -> Iterator[Record]:
+    def records(self, only: str | None = None) -> Iterator[RowRecord]:
         names = self.header if only is None else ()
         for line, found in self._objects(_UNIQUE if only is None else _ANY):
             if isinstance(found, Fault):
@@ -245,7 +245,7 @@ class Parquet(RowFile):
         with self._opened() as file:
             return tuple(file.schema_arrow.names)
 
-    def records(self, only: str | None = None) -> Iterator[Record]:
+    def records(self, only: str | None = None) -> Iterator[RowRecord]:
         with self._opened() as file:
             names = file.schema_arrow.names
             if only is not None and only not in names:

@@ -15,11 +15,9 @@ from lmtool.model.lora import kept
 from lmtool.recipe.spec import Evaluation, Recipe
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import Run
+from lmtool.run.log import Record
 from lmtool.training.events import Sampled, Saved, Warned
 from lmtool.training.fit import Step
-
-Record = dict[str, object]
-"""One line of metrics.jsonl."""
 
 
 @dataclass

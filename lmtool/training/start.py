@@ -14,8 +14,7 @@ from lmtool.compute.processes import World, joined, local_rank
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference.base import Base, base_of, open_base, read_run
 from lmtool.model.size import check_fits, outline
-from lmtool.recipe.document import Path as RecipePath
-from lmtool.recipe.document import dotted
+from lmtool.recipe.document import KeyPath, dotted
 from lmtool.recipe.dump import dump, leaves
 from lmtool.recipe.finetuning import recipe_for_tables, recipe_for_text, with_rate
 from lmtool.recipe.load import Resolved, Setting, lay_over, load
@@ -354,7 +353,7 @@ def _changes(before: Recipe, after: Recipe) -> dict[str, str]:
     }
 
 
-def _value(recipe: Recipe, path: RecipePath) -> object:
+def _value(recipe: Recipe, path: KeyPath) -> object:
     value: object = recipe
     for name in path:
         value = getattr(value, str(name))

@@ -45,7 +45,7 @@ def test_an_n_gram_model_writes_and_cannot_be_trained_on(lmtool, ngram):
 
 
 def test_an_n_gram_model_has_no_vectors(lmtool, ngram):
-    lmtool.refuses(2, "neighbors", ngram, "the", words=["no vectors"])
+    lmtool.refuses(2, "neighbors", ngram, "the", words=["no token embeddings"])
 
 
 def test_skip_gram_is_measured_by_pairs(lmtool, skipgram, ngram, corpus):

@@ -424,7 +424,7 @@ def test_an_empty_prompt_and_a_stop_string_that_never_comes(lmtool, run):
         (["--num-beams", "4", "--rounds", "3"], ["different strategies"]),
         (["--rounds", "3", "--max-new-tokens", "3"], ["mask-predict contradicts max-new-tokens"]),
         (["--by", "confidence", "--top-k", "3"], ["confidence contradicts top-k"]),
-        (["--by", "gibbs", "--length", "3"], ["both sides"]),
+        (["--by", "gibbs", "--length", "3"], ["bidirectional"]),
         (["--greedy", "--strategy", "beam"], ["greedy contradicts strategy beam"]),
         (["--min-new-tokens", "300"], ["min_new_tokens is 300"]),
         (["--max-time", "0"], ["max_time is 0"]),

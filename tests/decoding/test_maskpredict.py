@@ -104,7 +104,7 @@ def test_texts_that_cannot_be_filled_are_refused(texts, words):
 
 
 def test_models_and_strategies_that_do_not_fit_are_refused():
-    with pytest.raises(UsageError, match="both sides"):
+    with pytest.raises(UsageError, match="bidirectional"):
         fill(HistoryModel(), [[MASK]], MASK, MaskPredict())
     with pytest.raises(UsageError, match="no next token"):
         generate(SidesModel(), [[1]], Greedy())

@@ -28,7 +28,9 @@ Texts = Sequence[Sequence[int]]
 
 @cache
 def model_of(family: str) -> LanguageModel:
-    return tiny.model(**FAMILIES[family])
+    """A model with ordinary parameters, in whichever mode it is first asked for."""
+    with torch.inference_mode(False):
+        return tiny.model(**FAMILIES[family])
 
 
 def full(model: LanguageModel, tokens_BT: Tensor, texts: Texts | None = None) -> Tensor:

@@ -97,5 +97,5 @@ def test_skip_gram_has_the_centres_only() -> None:
 def test_counts_are_no_vectors() -> None:
     model = build(NGram(kind="ngram"), tiny.VOCAB)
     for ask in (model.token_vectors, lambda: model.layers(Batch(tiny.tokens(1, 3)))):
-        with pytest.raises(UsageError, match="no vectors"):
+        with pytest.raises(UsageError, match="no token embeddings"):
             ask()
