@@ -1,9 +1,10 @@
 """Run directories: creation, locking, writing.
 
-    runs/2026-11-20-gpt-tiny-7f3a/
+    runs/2026-11-20-tiny-7f3a/
       recipe.yaml  tokenizer.json  run.json  metrics.jsonl  samples.jsonl  validated.json  checkpoints/
 
-run.json is written last on creation, so a folder is a run if and only if it has one.
+run.json is written last on creation, so a folder is a run if and only if it has one. A run on tables has split.json and
+metrics.json too.
 """
 
 import errno

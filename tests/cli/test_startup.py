@@ -35,7 +35,7 @@ print("", json.dumps([code, list(sys.modules)]), sep="\\n", file=sys.stderr)
 
 
 def start(folder, arguments):
-    """Exit code, output, and imported modules of a command in a process of its own."""
+    """Exit code, output, and names of the imported modules of a command in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps(arguments)],
         cwd=folder,
@@ -45,7 +45,7 @@ def start(folder, arguments):
     )
     *said, last = done.stderr.splitlines()
     code, modules = json.loads(last)
-    return code, "\n".join(said), {name.split(".")[0] for name in modules}
+    return code, "\n".join(said), set(modules)
 
 
 @pytest.mark.parametrize(
@@ -74,3 +74,16 @@ def test_nothing_heavy_is_imported(tmp_path, arguments, code):
 def test_what_is_heavy_would_be_found(tmp_path):
     _, _, modules = start(tmp_path, ["generate", "--greedy", "--top-k", "3"])
     assert HEAVY & modules
+
+
+@pytest.mark.parametrize("recipe", ["tiny", "lstm", "t5-tiny"])
+def test_training_imports_no_compiler(tmp_path, recipe):
+    """It takes longest to import."""
+    (tmp_path / "text.txt").write_text("\n\n".join(f"the cat {n} sat on the mat" for n in range(60)))
+    width = "model.d_model=16" if recipe == "lstm" else "model.n_heads=2"
+    small = ["training={steps: 1, batch_size: 2, device: cpu}", "model.n_layers=1", width]
+    small = [word for setting in small for word in ("-s", setting)]
+    ended, said, modules = start(tmp_path, ["pretrain", "text.txt", "--recipe", recipe, *small])
+    assert ended == 0, said
+    assert "torch" in modules
+    assert "torch._dynamo" not in modules

@@ -35,6 +35,7 @@ def pairs():
     return {name: [line.split("\t") for line in (DATA / name).read_text().splitlines()[1:]] for name in FILES}
 
 
+@pytest.mark.slow
 def test_the_generator_writes_the_committed_bytes(make, made):
     for name in FILES:
         assert make.translation.table(made[name]).encode() == (DATA / name).read_bytes()
@@ -64,6 +65,7 @@ def test_the_english_is_written_cleanly(pairs):
     assert 600 <= len({*re.findall(r"[a-z]+", text.lower())}) <= 1_600
 
 
+@pytest.mark.slow
 def test_a_parser_recovers_the_choices_of_every_test_row(make, made, pairs):
     """One tree, with the probability that was logged, and the translation follows from it."""
     for row, (source, target) in zip(made["translation.test.tsv"], pairs["translation.test.tsv"], strict=True):
@@ -79,6 +81,7 @@ def test_the_sources_of_training_have_one_tree(make, pairs):
         assert make.translation.translation(tree) == target
 
 
+@pytest.mark.slow
 def test_what_the_grammar_does_not_say_has_no_tree(make, made):
     assert make.translation.readings("Anna will sleep.")
     assert not make.translation.readings("Anna will sleeps.")
@@ -93,6 +96,7 @@ def test_choices_and_parser_agree_with_the_framework(make):
         assert make.choice.bits_of(program, source) == pytest.approx(bits, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_bits_of_drawing_without_replacement(make, made, pairs):
     """What the rows drawn before had of the probability of a length is spent."""
     for n in (3, 9):
@@ -200,6 +204,7 @@ def analyse(make):
 SAME = {"he": "it", "they": "it", "both": "and"}  # one form each in Orune
 
 
+@pytest.mark.slow
 def test_every_word_can_be_taken_apart_in_one_way(analyse, make, made):
     """The analyser finds the gloss that the translation was made from, and no other."""
     known = {}
@@ -246,6 +251,7 @@ def test_rows_of_a_length_can_be_taken_out(make, capsys, pairs):
     assert all(8 <= len(line.split("\t")[0].split()) <= 12 for line in lines)
 
 
+@pytest.mark.slow
 def test_limits(make, made):
     limits = make.translation.limits()["translation.test.tsv"]
     assert limits["bits"] == pytest.approx(sum(row.drawn for row in made["translation.test.tsv"]), abs=1e-2)

@@ -168,7 +168,7 @@ def test_several_processes_are_refused() -> None:
     ("overrides", "message"),
     [
         (["model={kind: recurrent, d_model: 8, context: 8, attention: {}}"], "all past states"),
-        ([RNN, "data.isolate_documents=true"], "ends of documents"),
+        ([RNN, "data.isolate_documents=true"], "across documents"),
         (["model.n_layers=1"], "for a recurrent decoder"),
     ],
 )

@@ -17,7 +17,8 @@ from lmtool.batch import Batch
 from lmtool.compute.device import Compute
 from lmtool.model import LanguageModel, build
 from lmtool.recipe.spec import Optimizer, Recurrent, Tuning
-from lmtool.training.optimizer import MuonMatrices, Optimizers, orthogonalise
+from lmtool.training.optimizer import Optimizers
+from lmtool.training.updates import MuonMatrices, orthogonalise
 from tests.model import tiny
 from tests.reference import optimizers as reference
 
@@ -292,6 +293,9 @@ def gradients_like(shape: tuple[int, int], n: int) -> list[Tensor]:
     return [conditioned(*shape, 0.2, seed) for seed in range(n)]
 
 
+SETTINGS = {"lr": 0.02, "momentum": 0.95, "weight_decay": 0.3}
+
+
 def muon_matrix(shape: tuple[int, int], make: Callable[[nn.Parameter], Any]) -> Tensor:
     """A matrix after several steps of an optimizer with changing learning rates."""
     parameter = nn.Parameter(conditioned(*shape, 0.5, 50))
@@ -305,7 +309,7 @@ def muon_matrix(shape: tuple[int, int], make: Callable[[nn.Parameter], Any]) -> 
 
 @pytest.mark.parametrize("shape", [(6, 6), (4, 9), (12, 4)])
 def test_muon_equals_the_plain_one(shape: tuple[int, int]) -> None:
-    ours = muon_matrix(shape, lambda p: MuonMatrices([{"params": [p]}], {p: [shape[0]]}, 0.02, 0.95, 0.3))
+    ours = muon_matrix(shape, lambda p: MuonMatrices([{"params": [p]}], {p: [shape[0]]}, **SETTINGS))
     gradients = [g.double().numpy() for g in gradients_like(shape, 6)]
     start = conditioned(*shape, 0.5, 50).double().numpy()
     wanted = reference.muon(start, gradients, [0.02 * share for share in MULTIPLIERS], 0.95, 0.3)
@@ -315,7 +319,7 @@ def test_muon_equals_the_plain_one(shape: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("shape", [(6, 6), (4, 9), (12, 4)])
 def test_muon_equals_torch(shape: tuple[int, int]) -> None:
-    ours = muon_matrix(shape, lambda p: MuonMatrices([{"params": [p]}], {p: [shape[0]]}, 0.02, 0.95, 0.3))
+    ours = muon_matrix(shape, lambda p: MuonMatrices([{"params": [p]}], {p: [shape[0]]}, **SETTINGS))
     theirs = muon_matrix(shape, lambda p: torch.optim.Muon([p], lr=0.02, momentum=0.95, weight_decay=0.3))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-3)
 
@@ -327,7 +331,7 @@ def test_muon_takes_joined_matrices_apart() -> None:
     gradient[6:8] *= 1e-4
     joined = nn.Parameter(start.clone())
     joined.grad = gradient.clone()
-    MuonMatrices([{"params": [joined]}], {joined: rows}, 0.02, 0.95, 0.0).step()
+    MuonMatrices([{"params": [joined]}], {joined: rows}, **SETTINGS | {"weight_decay": 0.0}).step()
     for part, part_start, part_gradient in zip(
         torch.split(joined.detach(), rows), torch.split(start, rows), torch.split(gradient, rows), strict=True
     ):

@@ -220,7 +220,7 @@ def test_adapters_need_weights_to_stand_beside(work: Work) -> None:
         (["objective.kind=classification", "tuning.freeze=body", "tuning.unfreeze_every=2"], "would end"),
         (
             ["objective.kind=classification", "tuning.freeze=body", "objective.lm_weight=0.5"],
-            "lm_weight 0.5 has no effect",
+            "lm_weight: 0.5 has no effect",
         ),
         (["tuning.lora={targets: []}"], "targets"),
     ],
