@@ -15,6 +15,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+LONGEST = {"test_docs.py", "test_contributing.py", "test_processes.py"}
+"""Files that go first, so that at the end no worker waits for another."""
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -34,6 +37,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Work":
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONGEST)
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if on_gpu and not _has_cuda():
         for item in on_gpu:

@@ -75,6 +75,7 @@ def test_a_parser_recovers_the_choices_of_every_test_row(make, made, pairs):
         assert tree == row.tree
 
 
+@pytest.mark.slow
 def test_the_sources_of_training_have_one_tree(make, pairs):
     for source, target in pairs["translation.tsv"][::12]:
         [(tree, _)] = make.translation.readings(source)

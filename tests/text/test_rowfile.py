@@ -78,7 +78,7 @@ FILES = {
     "a.parquet": parquet(CELLS),
     "blocks.csv": delimited([prose(BLOCK // 60, seed) for seed in range(5)]),
     "blocks.jsonl": json_lines([prose(BLOCK // 60, seed) for seed in range(5)]),
-    "many.csv": delimited([prose(9, seed) for seed in range(9000)]),
+    "many.csv": delimited([f"{i} {cell}" for i in range(3000) for cell in CELLS]),
 }
 
 
