@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Literal
 
-from lmtool.errors import CheckpointError
 from lmtool.text.files import shown
 
 LabelKind = Literal["class", "multi", "number"]
@@ -64,20 +63,6 @@ class LabelMap:
             return f"did you mean {shown(plain[near[0]])}?"
         known = ", ".join(self.names[:8]) + (", …" if len(self.names) > 8 else "")
         return f"the classes are {shown(known, 120)}"
-
-    def to_json(self) -> dict[str, Any]:
-        """The JSON that `from_json` reads."""
-        return {"kind": self.kind, "names": list(self.names)}
-
-    @classmethod
-    def from_json(cls, value: Any, where: str = "") -> "LabelMap":
-        """The map that `to_json` wrote. Raises CheckpointError for anything else."""
-        match value:
-            case {"kind": "class" | "multi" | "number" as kind, "names": [*names], **rest}:
-                good = all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
-                if good and not rest and bool(names) == (kind != "number"):
-                    return cls(kind, tuple(names))
-        raise CheckpointError("the label map is damaged", where=where, fix="train again, or copy the run again")
 
 
 def decide_kind(cells: Collection[str | tuple[str, ...]]) -> LabelKind:

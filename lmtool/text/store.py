@@ -104,11 +104,6 @@ class TokenStore:
         """UTF-8 bytes of the text of all documents."""
         return int(self.n_bytes.sum())
 
-    @property
-    def total_words(self) -> int:
-        """Whitespace-separated words of all documents."""
-        return int(self.n_words.sum())
-
 
 def _mapped(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     expected = int(np.prod(shape)) * dtype.itemsize

@@ -1,13 +1,11 @@
 """Labels: their kinds, their cells, and the map of their names."""
 
-import json
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmtool.errors import CheckpointError
 from lmtool.tables.labels import LabelMap, as_cell, decide_kind
 
 
@@ -64,36 +62,13 @@ def test_the_order_of_names_depends_on_the_names_alone() -> None:
 
 
 @given(st.lists(st.text(min_size=1), min_size=1), st.sampled_from(["class", "multi"]))
-def test_a_label_map_is_kept_as_json(names: list[str], kind: Any) -> None:
+def test_labels_are_numbered_by_name(names: list[str], kind: Any) -> None:
     labels = LabelMap.of(kind, names)
-    again = LabelMap.from_json(json.loads(json.dumps(labels.to_json())))
-    assert again == labels
-    assert [again.encode(name) for name in again.names] == list(range(len(set(names))))
+    assert [labels.encode(name) for name in labels.names] == list(range(len(set(names))))
     assert LabelMap.of(kind, reversed(names)) == labels
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        None,
-        [],
-        {},
-        {"kind": "class"},
-        {"kind": "other", "names": ["a"]},
-        {"kind": "class", "names": []},
-        {"kind": "class", "names": ["a", "a"]},
-        {"kind": "class", "names": [1]},
-        {"kind": "class", "names": "ab"},
-        {"kind": "number", "names": ["a"]},
-        {"kind": "class", "names": ["a"], "more": 1},
-    ],
-)
-def test_a_damaged_label_map_is_refused(value: object) -> None:
-    with pytest.raises(CheckpointError, match="damaged"):
-        LabelMap.from_json(value, "labels.json")
-
-
 def test_numbers_have_no_names() -> None:
-    labels = LabelMap.from_json(LabelMap("number").to_json())
+    labels = LabelMap("number")
     assert labels.encode(2.5) == 2.5
     assert labels.unknown(2.5) is None
