@@ -18,8 +18,10 @@ USUAL = {
     "model.d_model": 768,
     "model.n_layers": 12,
     "model.d_ff": 3072,
+    "model.head_width": 64,
     "model.buckets": 1_000_000,
     "model.position.size": 1024,
+    "model.position.offset": 2,
     "tokenizer.vocab_size": 50_000,
     "training.micro_batch": 64,
 }

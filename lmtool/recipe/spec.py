@@ -4,6 +4,7 @@ Every field has its final name, its type, its limits and one sentence that edito
 validators of the smallest spec with both. Nothing here imports torch or any other part of lmtool.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import (
@@ -53,7 +54,9 @@ class LearnedPosition(Spec):
 
     kind: Literal["learned"] = "learned"
     size: PositiveInt | None = None
-    """Rows of the position table; the context by default."""
+    """Rows of the position table; the context and the offset by default."""
+    offset: NonNegativeInt = 0
+    """Row of the first position; those before it are unused (RoBERTa and BART have 2)."""
 
 
 class SinusoidalPosition(Spec):
@@ -90,12 +93,80 @@ class RelativePosition(Spec):
         return self
 
 
+class NoScaling(Spec):
+    """Wavelengths as in training on the original context."""
+
+    kind: Literal["none"] = "none"
+
+
+class LinearScaling(Spec):
+    """Position interpolation: all wavelengths are multiplied (Chen et al. 2023)."""
+
+    kind: Literal["linear"]
+    factor: PositiveFloat
+    """Factor of the wavelengths."""
+
+
+class Llama3Scaling(Spec):
+    """Only wavelengths that are long for the original context are multiplied (Llama 3; Grattafiori et al. 2024)."""
+
+    kind: Literal["llama3"]
+    factor: PositiveFloat
+    """Factor of the long wavelengths."""
+    original_context: PositiveInt
+    """Context before scaling."""
+    low_frequency: PositiveFloat = 1.0
+    """Turns within the original context up to which a wavelength is long."""
+    high_frequency: PositiveFloat = 4.0
+    """Turns within the original context from which a wavelength is short, and stays; those between are blended."""
+
+    @model_validator(mode="after")
+    def _falls_apart(self) -> Self:
+        if self.low_frequency >= self.high_frequency:
+            raise ValueError(f"low_frequency {self.low_frequency} is not below high_frequency {self.high_frequency}")
+        return self
+
+
+class YarnScaling(Spec):
+    """YaRN: short wavelengths stay, long ones are multiplied, attention is sharpened (Peng et al. 2024)."""
+
+    kind: Literal["yarn"]
+    factor: PositiveFloat
+    """Factor of the long wavelengths."""
+    original_context: PositiveInt
+    """Context before scaling."""
+    slow_turns: PositiveFloat = 1.0
+    """Turns within the original context up to which a wavelength is multiplied (beta_slow)."""
+    fast_turns: PositiveFloat = 32.0
+    """Turns within the original context from which a wavelength stays (beta_fast); those between are blended."""
+    attention_factor: PositiveFloat | None = None
+    """Factor of rotated queries and keys; 0.1 ln(factor) + 1 by default."""
+
+    @model_validator(mode="after")
+    def _falls_apart(self) -> Self:
+        if self.slow_turns >= self.fast_turns:
+            raise ValueError(f"slow_turns {self.slow_turns} is not below fast_turns {self.fast_turns}")
+        return self
+
+
+RotaryScaling = Annotated[
+    NoScaling | LinearScaling | Llama3Scaling | YarnScaling,
+    Field(discriminator="kind"),
+]
+
+
 class RotaryPosition(Spec):
     """Queries and keys are rotated by angles proportional to position (RoPE, Su et al. 2021)."""
 
     kind: Literal["rotary"]
     theta: PositiveFloat = 10_000.0
     """Base of the wavelengths."""
+    window_theta: PositiveFloat | None = None
+    """Base in layers whose attention is windowed, where others are not (ModernBERT); theta by default."""
+    share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of a head's width that is rotated (GPT-NeoX has a quarter)."""
+    scaling: RotaryScaling = NoScaling()
+    """How wavelengths are changed for a context longer than the original one."""
 
 
 Position = Annotated[
@@ -122,9 +193,14 @@ class WindowPattern(Spec):
     """Positions per step (dilation); those between are skipped."""
     global_tokens: NonNegativeInt = 0
     """Number of global tokens at the start, which attend to all and are attended by all."""
+    full_layers: Annotated[tuple[NonNegativeInt, ...], Field(strict=False)] = ()
+    """Layers with full attention in place of the window, counted from 0 (ModernBERT: every third one)."""
 
 
 Pattern = Annotated[FullPattern | WindowPattern, Field(discriminator="kind")]
+
+
+NormPlace = Literal["pre", "post", "output"]
 
 
 class Norm(Spec):
@@ -132,12 +208,17 @@ class Norm(Spec):
 
     kind: Literal["layer", "rms"] = "layer"
     """LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019)."""
-    place: Literal["pre", "post"] = "pre"
-    """Before each sublayer (GPT-2) or after each residual sum (Vaswani et al. 2017)."""
+    place: NormPlace = "pre"
+    """Before each sublayer (GPT-2), after each residual sum (Vaswani et al. 2017), or of each sublayer's output, inside
+    the residual connection (OLMo 2)."""
     eps: PositiveFloat = 1e-5
     """Epsilon added to the variance."""
+    unit_offset: bool = False
+    """The gain of RMSNorm is 1 + w, so that weight decay draws it to 1 (Gemma)."""
     embedding: bool = False
     """Normalise the sum of the embeddings as well (BERT)."""
+    first: bool = True
+    """Normalise the input of the first sublayer; without, it reads the embeddings as they are (ModernBERT)."""
 
 
 class Init(Spec):
@@ -222,7 +303,9 @@ class Transformer(ModelSpec):
     d_model: PositiveInt
     """Width of the residual stream."""
     n_heads: PositiveInt
-    """Attention heads; must divide d_model."""
+    """Attention heads; must divide d_model, unless head_width is given."""
+    head_width: PositiveInt | None = None
+    """Width of the queries, keys and values of a head; d_model / n_heads by default."""
     n_kv_heads: PositiveInt | None = None
     """Key-value heads, shared by groups of query heads (Ainslie et al. 2023); n_heads by default."""
     d_ff: PositiveInt | None = None
@@ -231,9 +314,9 @@ class Transformer(ModelSpec):
     """Context length in tokens."""
     vocab_size: PositiveInt | None = None
     """Rows of the embedding; the tokenizer's size by default. More than that leaves rows unused."""
-    activation: Literal["relu", "gelu", "gelu-tanh", "swiglu", "geglu"] = "gelu"
-    """Nonlinearity of the feed-forward network: ReLU, exact GELU, its tanh approximation (GPT-2), SwiGLU, or GEGLU with
-    the tanh approximation (T5 1.1)."""
+    activation: Literal["relu", "gelu", "gelu-tanh", "silu", "swiglu", "geglu", "geglu-exact"] = "gelu"
+    """Nonlinearity of the feed-forward network: ReLU, exact GELU, its tanh approximation (GPT-2), SiLU, SwiGLU, GEGLU
+    with the tanh approximation (T5 1.1), or with the exact GELU (ModernBERT)."""
     feed_forward: AnyFeedForward = DenseFeedForward()
     """The position-wise sublayer of each layer, with the width and the nonlinearity above."""
     mixer: MixerName = "attention"
@@ -246,12 +329,18 @@ class Transformer(ModelSpec):
     """Attention score function."""
     rank: PositiveInt | None = None
     """Rank of a reduced-rank score; the head's width by default."""
+    qk_norm: Literal["none", "head", "joint"] = "none"
+    """RMSNorm of queries and keys, of each head (Qwen3) or of all heads jointly (OLMo 2)."""
+    parallel: bool = False
+    """The sublayers of a layer read the same input, and their outputs are added at once (GPT-NeoX)."""
     n_segments: NonNegativeInt = 0
     """Segment embeddings for the texts of a row; BERT has 2."""
     norm: Norm = Norm()
     """Normalisation and its place."""
     bias: bool = True
     """Biases in linear layers and norms."""
+    qkv_bias: bool | None = None
+    """Biases of queries, keys and values (Qwen2 has no others); as bias by default."""
     tie_embeddings: bool = True
     """Use the embedding matrix as the output matrix (Press and Wolf 2017)."""
     head_bias: bool = False
@@ -261,7 +350,7 @@ class Transformer(ModelSpec):
     scale_head: bool = False
     """Divide the last hidden states by the square root of d_model (T5)."""
     head_transform: bool = False
-    """A dense layer, the activation and a norm before the output matrix (BERT)."""
+    """A dense layer, the activation without a gate, and a norm before the output matrix (BERT)."""
     next_sentence_head: bool = False
     """A pooler on the first position and two scores for next-sentence prediction (BERT)."""
     dropout: Fraction = 0.0
@@ -306,19 +395,30 @@ class Transformer(ModelSpec):
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:
         mistakes = []
-        if self.d_model % self.n_heads:
+        if self.head_width is None and self.d_model % self.n_heads:
             mistakes.append(f"n_heads {self.n_heads} does not divide d_model {self.d_model}")
         if self.n_kv_heads is not None and self.n_heads % self.n_kv_heads:
             mistakes.append(f"n_kv_heads {self.n_kv_heads} does not divide n_heads {self.n_heads}")
-        size = self.position.size if isinstance(self.position, LearnedPosition) else None
-        if size is not None and self.context > size:
-            mistakes.append(f"context {self.context} is longer than position.size {size}")
+        if isinstance(self.position, LearnedPosition) and self.position.size is not None:
+            size, offset = self.position.size, self.position.offset
+            if self.context > size - offset:
+                less = f" - position.offset {offset}" if offset else ""
+                mistakes.append(f"context {self.context} is longer than position.size {size}{less}")
         if isinstance(self.position, SinusoidalPosition) and self.d_model % 2:
             mistakes.append(f"d_model {self.d_model} is odd; sinusoidal positions come in pairs")
-        if isinstance(self.position, RotaryPosition) and self.d_model % (2 * self.n_heads) == self.n_heads:
-            mistakes.append(f"n_heads {self.n_heads} gives heads of an odd width; rotary positions come in pairs")
-        if isinstance(self.position, RotaryPosition) and self.score not in ("dot", "scaled-dot"):
-            mistakes.append(f"score {self.score} transforms rotated queries and keys; take dot or scaled-dot")
+        full_layers = self.pattern.full_layers if isinstance(self.pattern, WindowPattern) else ()
+        if isinstance(self.position, RotaryPosition):
+            mistakes += self._rotary_mistakes(self.position, full_layers)
+        if full_layers and max(full_layers) >= self.n_layers:
+            mistakes.append(f"pattern.full_layers has layer {max(full_layers)}; n_layers {self.n_layers} count from 0")
+        if self.qk_norm != "none" and self.score not in ("dot", "scaled-dot"):
+            mistakes.append(f"qk_norm {self.qk_norm} is for scores dot and scaled-dot, not for score {self.score}")
+        if self.norm.unit_offset and self.norm.kind != "rms":
+            mistakes.append(f"norm.unit_offset is for norm.kind rms, not for {self.norm.kind}")
+        if not self.norm.first and self.norm.place != "pre":
+            mistakes.append(f"norm.first is for norm.place pre; in place {self.norm.place} no norm comes first")
+        if self.parallel and self.norm.place == "post":
+            mistakes.append("parallel sublayers have no residual sum each, which norm.place post normalises")
         if self.score not in ("dot", "scaled-dot") and self.n_kv_heads not in (None, self.n_heads):
             mistakes.append(f"n_kv_heads {self.n_kv_heads} shares keys, which score {self.score} has for each head")
         if self.rank is not None and self.score != "reduced-rank":
@@ -327,11 +427,19 @@ class Transformer(ModelSpec):
             mistakes.append(f"next_sentence_head is for shape encoder, not for shape {self.shape}")
         if self.n_segments and self.shape != "encoder":
             mistakes.append(f"n_segments is for shape encoder, not for shape {self.shape}, whose rows hold one text")
-        if self.head_transform and self.activation in ("swiglu", "geglu"):
-            mistakes.append(f"head_transform has no gate, which activation {self.activation} needs; take gelu")
         if mistakes:
             raise ValueError("\n".join(mistakes))
         return self
+
+    def _rotary_mistakes(self, position: RotaryPosition, full_layers: tuple[int, ...]) -> Iterator[str]:
+        turned = int((self.head_width or self.d_model // self.n_heads) * position.share)
+        if turned % 2 or not turned:
+            cause = f"position.share {position.share}" if position.share < 1 else f"n_heads {self.n_heads}"
+            yield f"{cause} gives {turned} rotated components a head; rotary positions come in pairs"
+        if self.score not in ("dot", "scaled-dot"):
+            yield f"score {self.score} transforms rotated queries and keys; take dot or scaled-dot"
+        if position.window_theta is not None and not full_layers:
+            yield "position.window_theta is for patterns with full_layers; take position.theta"
 
 
 class Attention(Spec):

@@ -91,8 +91,8 @@ class Double(Mixer):
 def test_where_the_norm_stands() -> None:
     x = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
     norm = nn.LayerNorm(8)
-    pre, _, _ = Sublayer(Double(), norm, True, 0.0)(x, ATTEND, None)
-    post, _, _ = Sublayer(Double(), norm, False, 0.0)(x, ATTEND, None)
+    pre, _, _ = Sublayer(Double(), norm, "pre", 0.0)(x, ATTEND, None)
+    post, _, _ = Sublayer(Double(), norm, "post", 0.0)(x, ATTEND, None)
     torch.testing.assert_close(pre, x + 2 * norm(x))
     torch.testing.assert_close(post, norm(x + 2 * x))
 
@@ -100,7 +100,7 @@ def test_where_the_norm_stands() -> None:
 def test_dropout_of_a_sublayer_leaves_the_stream_whole() -> None:
     x = torch.ones(50, 4, 16)
     torch.manual_seed(0)
-    y, _, _ = Sublayer(Double(), nn.Identity(), True, 0.2)(x, ATTEND, None)
+    y, _, _ = Sublayer(Double(), nn.Identity(), "pre", 0.2)(x, ATTEND, None)
     joined = y - x
     assert torch.isclose(joined, torch.tensor(0.0)).logical_or(torch.isclose(joined, torch.tensor(2 / 0.8))).all()
     assert float(joined.mean()) == pytest.approx(2, abs=0.1)

@@ -25,7 +25,8 @@ def test_rotary_turns_pairs(positions: list[int], half: int, theta: float) -> No
     for row in range(2):
         for head in range(3):
             for t, position in enumerate(positions):
-                wanted = reference.rotated(x[row, head, t].numpy(), position, theta)
+                frequencies = [theta ** (-i / half) for i in range(half)]
+                wanted = reference.rotated(x[row, head, t].numpy(), position, frequencies)
                 np.testing.assert_allclose(found[row, head, t].numpy(), wanted, rtol=1e-10, atol=1e-10)
 
 

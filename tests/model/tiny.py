@@ -1,6 +1,7 @@
 """Small models whose every weight matters, and their weights in the form of tests/reference/transformer.py."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,15 @@ from torch import Tensor
 from lmtool.batch import Batch
 from lmtool.model import DecodeState, LanguageModel, NGramModel, build
 from lmtool.model.transformer import TransformerPrefix
-from lmtool.recipe.spec import AlibiPosition, Model, RelativePosition, RotaryPosition, Transformer, WindowPattern
+from lmtool.recipe.spec import (
+    AlibiPosition,
+    LearnedPosition,
+    Model,
+    RelativePosition,
+    RotaryPosition,
+    Transformer,
+    WindowPattern,
+)
 from tests.reference import attention as plain_attention
 from tests.reference import transformer as reference
 
@@ -68,11 +77,65 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
         "pattern": {"kind": "window", "size": 2, "dilation": 2, "global_tokens": 2},
         "position": {"kind": "sinusoidal"},
     },
+    "full layers among windows": {
+        "pattern": {"kind": "window", "size": 2, "full_layers": [1]},
+        "position": {"kind": "rotary", "theta": 200.0, "window_theta": 20.0},
+        "qk_norm": "head",
+        "head_width": 6,
+        "n_kv_heads": 2,
+    },
+    "neox": {"position": {"kind": "rotary", "share": 0.5}, "parallel": True, "tie_embeddings": False},
+    "gemma": {
+        "position": {"kind": "rotary"},
+        "head_width": 2,
+        "norm": {"kind": "rms", "unit_offset": True},
+        "activation": "geglu",
+        "scale_embedding": True,
+        "bias": False,
+        "qkv_bias": True,
+    },
+    "olmo2": {
+        "position": {"kind": "rotary", "scaling": {"kind": "linear", "factor": 2.5}},
+        "norm": {"kind": "rms", "place": "output"},
+        "qk_norm": "joint",
+        "n_kv_heads": 2,
+        "bias": False,
+    },
+    "llama3": {
+        "position": {
+            "kind": "rotary",
+            "scaling": {"kind": "llama3", "factor": 4.0, "original_context": 40, "low_frequency": 0.5},
+        },
+        "activation": "silu",
+    },
+    "yarn": {
+        "position": {
+            "kind": "rotary",
+            "theta": 100.0,
+            "scaling": {"kind": "yarn", "factor": 4.0, "original_context": 40, "fast_turns": 5.0},
+        },
+        "head_width": 8,
+    },
     "bilinear": {"score": "bilinear"},
     "reduced-rank": {"score": "reduced-rank", "rank": 2},
     "additive": {"score": "additive", "position": {"kind": "relative", "buckets": 4, "max_distance": 6}},
     "bert": BERT,
-    "roberta": {**BERT, "n_segments": 0, "next_sentence_head": False},
+    "roberta": {
+        **BERT,
+        "n_segments": 0,
+        "next_sentence_head": False,
+        "position": {"kind": "learned", "size": 30, "offset": 2},
+    },
+    "modernbert": {
+        "shape": "encoder",
+        "pattern": {"kind": "window", "size": 3, "full_layers": [0]},
+        "position": {"kind": "rotary", "theta": 200.0, "window_theta": 20.0},
+        "norm": {"embedding": True, "first": False},
+        "activation": "geglu-exact",
+        "head_transform": True,
+        "head_bias": True,
+        "bias": False,
+    },
     "longformer": {
         "shape": "encoder",
         "norm": {"place": "post", "embedding": True},
@@ -240,7 +303,7 @@ class _Weights:
     def __init__(self, built: LanguageModel, of: Transformer) -> None:
         self.named: dict[str, NDArray[np.float64]] = {name: array(p) for name, p in built.named_parameters()}
         self.of = of
-        self.head_width = of.d_model // of.n_heads
+        self.head_width = of.head_width or of.d_model // of.n_heads
         self.n_kv_heads = of.n_kv_heads or of.n_heads
 
     def model(self) -> reference.Model:
@@ -258,23 +321,28 @@ class _Weights:
                 norm=self.norm("head.norm") if of.head_transform else None,
                 activation=of.activation,
             ),
-            positions=self.named.get("inputs.position.table.weight"),
+            positions=self.positions(),
             sinusoidal=of.position.kind == "sinusoidal",
             segments=self.named.get("inputs.segments.weight"),
             embedding_norm=self.norm("inputs.norm") if of.norm.embedding else None,
             embedding_scale=of.d_model**0.5 if of.scale_embedding else 1.0,
             pooler=self.affine("pooler") if of.next_sentence_head else None,
             next_sentence=self.affine("next_sentence") if of.next_sentence_head else None,
-            window=self.window,
         )
+
+    def positions(self) -> NDArray[np.float64] | None:
+        table = self.named.get("inputs.position.table.weight")
+        return table[self.of.position.offset :] if isinstance(self.of.position, LearnedPosition) else table
 
     def affine(self, name: str, start: int = 0, stop: int | None = None) -> reference.Affine:
         bias = self.named.get(f"{name}.bias")
         return reference.Affine(self.named[f"{name}.weight"][start:stop].T, None if bias is None else bias[start:stop])
 
     def norm(self, name: str) -> reference.Norm:
+        if f"{name}.weight" not in self.named:
+            return reference.Norm("none", np.ones(1), None, 0.0)
         gain, bias = self.named[f"{name}.weight"], self.named.get(f"{name}.bias")
-        return reference.Norm(self.of.norm.kind, gain, bias, self.of.norm.eps)
+        return reference.Norm(self.of.norm.kind, gain + self.of.norm.unit_offset, bias, self.of.norm.eps)
 
     def tower(self, name: str, per_layer: int) -> reference.Tower:
         of = self.of
@@ -295,25 +363,34 @@ class _Weights:
             activation=of.activation,
             place=of.norm.place,
             scale={"dot": 1.0, "scaled-dot": self.head_width**-0.5}[of.score],
-            final_norm=self.norm(f"{name}.norm") if of.norm.place == "pre" else None,
+            final_norm=None if of.norm.place == "post" else self.norm(f"{name}.norm"),
             addend=lambda head, query, key: self.addend(name, head, key - query),
-            turn=self.turn,
+            turn=partial(self.turn, window=isinstance(of.pattern, WindowPattern)),
+            parallel=of.parallel,
+            window=self.window,
+            everywhere=of.pattern.full_layers if isinstance(of.pattern, WindowPattern) else (),
+            turn_everywhere=partial(self.turn, window=False),
         )
 
     def attention(self, name: str, joined: str) -> reference.Attention:
         """Queries come before keys and values in one matrix, or have their own (cross-attention)."""
-        width, kv_width = self.of.d_model, self.head_width * self.n_kv_heads
+        width, kv_width = self.head_width * self.of.n_heads, self.head_width * self.n_kv_heads
         matrix, first = f"{name}.mixer.{joined}", width if joined == "qkv" else 0
+        of_itself = joined == "qkv" and self.of.qk_norm != "none"
         return reference.Attention(
             query=self.affine(matrix, 0, width) if joined == "qkv" else self.affine(f"{name}.mixer.q"),
             key=self.affine(matrix, first, first + kv_width),
             value=self.affine(matrix, first + kv_width),
             out=self.affine(f"{name}.mixer.out"),
             norm=self.norm(f"{name}.norm"),
+            norms=(self.rms(f"{name}.mixer.q_norm"), self.rms(f"{name}.mixer.k_norm")) if of_itself else None,
         )
 
+    def rms(self, name: str) -> reference.Norm:
+        return reference.Norm("rms", self.named[f"{name}.weight"], None, self.of.norm.eps)
+
     def network(self, name: str) -> reference.Network:
-        d_ff, gated = self.of.d_ff or 4 * self.of.d_model, self.of.activation in ("swiglu", "geglu")
+        d_ff, gated = self.of.d_ff or 4 * self.of.d_model, self.of.activation in ("swiglu", "geglu", "geglu-exact")
         up = f"{name}.mixer.up"
         return reference.Network(
             gate=self.affine(up, 0, d_ff) if gated else None,
@@ -332,10 +409,18 @@ class _Weights:
                 return float(self.named[f"{stack}.position.table.weight"][bucket, head])
         return 0.0
 
-    def turn(self, vector: NDArray[np.float64], position: int) -> NDArray[np.float64]:
-        if isinstance(self.of.position, RotaryPosition):
-            return plain_attention.rotated(vector, position, self.of.position.theta)
-        return vector
+    def turn(self, vector: NDArray[np.float64], position: int, window: bool) -> NDArray[np.float64]:
+        of = self.of.position
+        if not isinstance(of, RotaryPosition):
+            return vector
+        n = int(len(vector) * of.share)
+        in_window = window and of.window_theta is not None
+        frequencies, factor = plain_attention.scaled_frequencies(
+            [(of.window_theta if in_window else of.theta) ** (-2 * i / n) for i in range(n // 2)],
+            {} if in_window else of.scaling.model_dump(),
+        )
+        turned = factor * plain_attention.rotated(vector[:n], position, frequencies)
+        return np.concatenate([turned, vector[n:]])
 
     def window(self, query: int, key: int) -> bool:
         pattern = self.of.pattern

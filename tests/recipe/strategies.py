@@ -18,6 +18,7 @@ from lmtool.recipe.spec import (
     Spec,
     Training,
     Transformer,
+    WindowPattern,
     objectives_of,
 )
 
@@ -123,8 +124,12 @@ def transformers(draw: st.DrawFn) -> Transformer:
     }
     drawn = {name: draw(strategy) for name, strategy in _fields(Transformer).items() if name not in sizes}
     if isinstance(drawn["position"], LearnedPosition):
-        drawn["position"] = LearnedPosition(size=draw(st.none() | st.integers(20, 40)))
+        drawn["position"] = LearnedPosition(size=draw(st.none() | st.integers(23, 40)), offset=draw(st.integers(0, 3)))
+    if isinstance(drawn["pattern"], WindowPattern):
+        full = draw(st.lists(st.integers(0, sizes["n_layers"] - 1), max_size=2))
+        drawn["pattern"] = drawn["pattern"].model_copy(update={"full_layers": tuple(full)})
     small = {
+        "head_width": draw(st.none() | st.integers(1, 8)),
         "n_kv_heads": draw(st.sampled_from([None, kv_heads])),
         "d_ff": draw(st.none() | st.integers(1, 30)),
         "vocab_size": draw(st.none() | st.integers(50, 60)),

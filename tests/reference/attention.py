@@ -4,7 +4,8 @@ Shapes: T positions, H head width.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,15 +13,54 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 
-def rotated(vector: Array, position: int, theta: float) -> Array:
-    """Su et al. 2021, equation 34, with component i paired with i + H/2, as in Llama."""
+def rotated(vector: Array, position: int, frequencies: Sequence[float]) -> Array:
+    """Su et al. 2021, equation 34, with component i paired with i + H/2, as in Llama. Frequencies: of each pair."""
     half = len(vector) // 2
     out = np.zeros_like(vector)
     for i in range(half):
-        angle = position * theta ** (-2 * i / len(vector))
+        angle = position * frequencies[i]
         out[i] = vector[i] * math.cos(angle) - vector[i + half] * math.sin(angle)
         out[i + half] = vector[i] * math.sin(angle) + vector[i + half] * math.cos(angle)
     return out
+
+
+def scaled_frequencies(frequencies: Sequence[float], scaling: Mapping[str, Any]) -> tuple[list[float], float]:
+    """Those of a longer context, and what queries and keys are multiplied by. In the words of the papers' code.
+
+    linear: Chen et al. 2023, equation 4. llama3: by wavelengths. yarn: Peng et al. 2024, equations 17 to 22.
+    """
+    kind, s = scaling.get("kind", "none"), scaling.get("factor", 1.0)
+    if kind == "none":
+        return list(frequencies), 1.0
+    if kind == "linear":
+        return [f / s for f in frequencies], 1.0
+    length = scaling["original_context"]
+    out = []
+    if kind == "llama3":
+        low, high = scaling["low_frequency"], scaling["high_frequency"]
+        for f in frequencies:
+            wavelength = 2 * math.pi / f
+            if wavelength < length / high:
+                out.append(f)
+            elif wavelength > length / low:
+                out.append(f / s)
+            else:
+                smooth = (length / wavelength - low) / (high - low)
+                out.append((1 - smooth) * f / s + smooth * f)
+        return out, 1.0
+    n = 2 * len(frequencies)
+    base = frequencies[1] ** (-n / 2)
+
+    def dimension(turns: float) -> float:
+        """The pair whose wavelength fits so many times into the original context."""
+        return n * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low = max(math.floor(dimension(scaling["fast_turns"])), 0)
+    high = min(math.ceil(dimension(scaling["slow_turns"])), n - 1)
+    for i, f in enumerate(frequencies):
+        ramp = min(max((i - low) / (high - low if high > low else 0.001), 0.0), 1.0)
+        out.append(ramp * f / s + (1 - ramp) * f)
+    return out, scaling["attention_factor"] or 0.1 * math.log(s) + 1
 
 
 def alibi_slope(head: int, n_heads: int) -> float:

@@ -36,6 +36,8 @@ class Norm:
     eps: float
 
     def __call__(self, x: Array) -> Array:
+        if self.kind == "none":
+            return x
         n = len(x)
         if self.kind == "rms":
             scale = math.sqrt(sum(value**2 for value in x) / n + self.eps)
@@ -55,6 +57,8 @@ class Attention:
     value: Affine
     out: Affine
     norm: Norm
+    norms: "tuple[Norm, Norm] | None" = None
+    """Of queries and keys, of each head or of all jointly, by their width."""
 
 
 @dataclass
@@ -78,8 +82,9 @@ class Layer:
 
 @dataclass
 class Tower:
-    """Layers, and how they are joined.
+    """Layers, and how they are joined. parallel: both sublayers of a layer read its input.
 
+    everywhere: layers that see what the window hides, with a turn of their own where that is given.
     scale: what products of queries and keys are multiplied by. addend: of a score, by head and the positions of query
     and key. turn: queries and keys at their position. Both are for attention inside the tower, not to a source.
     """
@@ -93,37 +98,51 @@ class Tower:
     final_norm: Norm | None = None
     addend: Callable[[int, int, int], float] = lambda head, query, key: 0.0
     turn: Callable[[Array, int], Array] = lambda vector, position: vector
+    parallel: bool = False
+    window: MaySee = lambda query, key: True
+    everywhere: tuple[int, ...] = ()
+    turn_everywhere: Callable[[Array, int], Array] | None = None
 
     def read(self, stream: list[Array], may_see: MaySee, source: list[Array] | None = None) -> list[Array]:
-        """Hidden states of vectors, which see each other as `may_see` says, and all of the source."""
-        for layer in self.layers:
-            stream = self._attend(layer.attention, stream, may_see)
+        """Hidden states of vectors, which see each other as `may_see` and the window say, and all of the source."""
+        for n, layer in enumerate(self.layers):
+            inputs = stream
+            stream = self._attend(n, layer.attention, stream, may_see)
             if layer.across is not None:
                 assert source is not None
                 stream = self._across(layer.across, stream, source)
-            stream = self._feed_forward(layer.network, stream)
+            stream = self._feed_forward(layer.network, stream, inputs if self.parallel else stream)
         return stream if self.final_norm is None else [self.final_norm(x) for x in stream]
 
-    def _attend(self, weights: Attention, stream: list[Array], may_see: MaySee) -> list[Array]:
+    def _attend(self, n: int, weights: Attention, stream: list[Array], may_see: MaySee) -> list[Array]:
         inputs = [weights.norm(x) for x in stream] if self.place == "pre" else stream
+        queries, keys = [weights.query(x) for x in inputs], [weights.key(x) for x in inputs]
+        if weights.norms is not None:
+            queries, keys = (
+                [np.concatenate([norm(part) for part in v.reshape(-1, len(norm.gain))]) for v in vectors]
+                for norm, vectors in zip(weights.norms, (queries, keys), strict=True)
+            )
+        turn, sees = self.turn, lambda t, s: may_see(t, s) and self.window(t, s)
+        if n in self.everywhere:
+            turn, sees = self.turn_everywhere or self.turn, may_see
         mixed = multi_head(
-            self._turned([weights.query(x) for x in inputs]),
-            self._turned([weights.key(x) for x in inputs]),
+            self._turned(queries, turn),
+            self._turned(keys, turn),
             np.array([weights.value(x) for x in inputs]),
             self.n_heads,
             self.n_kv_heads,
-            may_see,
+            sees,
             self.scale,
             self.addend,
         )
         return self._join(stream, [weights.out(m) for m in mixed], weights.norm)
 
-    def _turned(self, vectors: list[Array]) -> Array:
+    def _turned(self, vectors: list[Array], turn: Callable[[Array, int], Array]) -> Array:
         """Each head of each vector, turned at its position."""
         width = self.layers[0].attention.query.weight.shape[1] // self.n_heads
         return np.array(
             [
-                np.concatenate([self.turn(v[i : i + width], t) for i in range(0, len(v), width)])
+                np.concatenate([turn(v[i : i + width], t) for i in range(0, len(v), width)])
                 for t, v in enumerate(vectors)
             ]
         )
@@ -141,8 +160,8 @@ class Tower:
         )
         return self._join(stream, [weights.out(m) for m in mixed], weights.norm)
 
-    def _feed_forward(self, weights: Network, stream: list[Array]) -> list[Array]:
-        inputs = [weights.norm(x) for x in stream] if self.place == "pre" else stream
+    def _feed_forward(self, weights: Network, stream: list[Array], read: list[Array]) -> list[Array]:
+        inputs = [weights.norm(x) for x in read] if self.place == "pre" else read
         f = ACTIVATIONS[self.activation]
         outputs = []
         for x in inputs:
@@ -154,8 +173,10 @@ class Tower:
         return self._join(stream, outputs, weights.norm)
 
     def _join(self, stream: list[Array], outputs: list[Array], norm: Norm) -> list[Array]:
+        if self.place == "output":
+            outputs = [norm(f) for f in outputs]
         sums = [x + f for x, f in zip(stream, outputs, strict=True)]
-        return sums if self.place == "pre" else [norm(x) for x in sums]
+        return [norm(x) for x in sums] if self.place == "post" else sums
 
 
 @dataclass
@@ -171,7 +192,7 @@ class Head:
 
     def __call__(self, states: list[Array]) -> Array:
         if self.dense is not None and self.norm is not None:
-            f = ACTIVATIONS[self.activation]
+            f = ACTIVATIONS[self.activation]  # without a gate
             states = [self.norm(np.array([f(a) for a in self.dense(x)])) for x in states]
         scores = np.array([[sum(x * row) * self.scale for row in self.matrix] for x in states])
         return scores if self.bias is None else scores + self.bias
@@ -179,10 +200,7 @@ class Head:
 
 @dataclass
 class Model:
-    """All weights and choices. A table of positions is learned; without one they are sinusoids, or none at all.
-
-    window: whether position `query` may see position `key`, whatever else decides.
-    """
+    """All weights and choices. A table of positions is learned; without one they are sinusoids, or none at all."""
 
     embedding: Array
     tower: Tower
@@ -195,7 +213,6 @@ class Model:
     embedding_scale: float = 1.0
     pooler: Affine | None = None
     next_sentence: Affine | None = None
-    window: MaySee = lambda query, key: True
 
     def causal(self, tokens: Sequence[int]) -> Array:
         """(T, V): scores of the token after each position (GPT)."""
@@ -203,12 +220,12 @@ class Model:
 
     def prefix(self, tokens: Sequence[int], n: int) -> Array:
         """(T, V): the first n tokens see each other, the others see all before them (Dong et al. 2019, figure 1)."""
-        states = self.tower.read(self._embed(tokens), lambda t, s: (s <= t or s < n) and self.window(t, s))
+        states = self.tower.read(self._embed(tokens), lambda t, s: s <= t or s < n)
         return self.head(states)
 
     def both_sides(self, tokens: Sequence[int], segments: Sequence[int] | None = None) -> tuple[Array, Array | None]:
         """(T, V), and the two scores of the pooled first position where there is such a head (BERT)."""
-        states = self.tower.read(self._embed(tokens, segments), self.window)
+        states = self.tower.read(self._embed(tokens, segments), lambda t, s: True)
         pair = None
         if self.pooler is not None and self.next_sentence is not None:
             pair = self.next_sentence(np.array([math.tanh(a) for a in self.pooler(states[0])]))
@@ -217,8 +234,8 @@ class Model:
     def answer(self, source: Sequence[int], tokens: Sequence[int]) -> Array:
         """(T, V): scores of the token after each position of an answer to a source (Vaswani et al. 2017)."""
         assert self.encoder is not None
-        states = self.encoder.read(self._embed(source), self.window)
-        return self.head(self.tower.read(self._embed(tokens), lambda t, s: s <= t and self.window(t, s), states))
+        states = self.encoder.read(self._embed(source), lambda t, s: True)
+        return self.head(self.tower.read(self._embed(tokens), lambda t, s: s <= t, states))
 
     def _embed(self, tokens: Sequence[int], segments: Sequence[int] | None = None) -> list[Array]:
         stream = []
@@ -319,5 +336,13 @@ def silu(x: float) -> float:
     return x / (1 + math.exp(-x))
 
 
-ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu-tanh": gelu_tanh, "swiglu": silu, "geglu": gelu_tanh}
+ACTIVATIONS = {
+    "relu": relu,
+    "gelu": gelu,
+    "gelu-tanh": gelu_tanh,
+    "silu": silu,
+    "swiglu": silu,
+    "geglu": gelu_tanh,
+    "geglu-exact": gelu,
+}
 """What each activation does to one number; of gated ones, to the gate."""

@@ -351,20 +351,52 @@ class JoinedLinear(nn.Linear):
         return torch.split(self(x), list(self.widths), -1)
 
 
+class Heads(NamedTuple):
+    """Sizes of the heads of an attention: `n` of queries, `n_kv` of keys and values, each of `width`."""
+
+    d_model: int
+    n: int
+    n_kv: int
+    width: int
+    bias: bool = True
+    qkv_bias: bool = True
+
+    @property
+    def q_width(self) -> int:
+        """Width of all queries."""
+        return self.n * self.width
+
+    @property
+    def kv_width(self) -> int:
+        """Width of all keys, and of all values."""
+        return self.n_kv * self.width
+
+
+class HeadNorm(nn.RMSNorm):
+    """RMSNorm of each part of its width: of single heads, or of all jointly (Dehghani et al. 2023; OLMo Team 2025)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = x.to(self.weight.dtype).reshape(*x.shape[:-1], -1, *self.normalized_shape)
+        normed: Tensor = super().forward(parts)
+        return normed.view(x.shape).to(x.dtype)
+
+
 class SelfAttention(Mixer):
     """Multi-head self-attention (Vaswani et al. 2017), with grouped key-value heads (Ainslie et al. 2023)."""
 
     def __init__(
-        self, d_model: int, n_heads: int, n_kv_heads: int, bias: bool, dropout: float, score: Score | None = None
+        self, sizes: Heads, dropout: float, score: Score | None = None, norms: tuple[nn.Module, nn.Module] | None = None
     ) -> None:
+        """norms: of queries and of keys."""
         super().__init__()
-        self.head_width = d_model // n_heads
-        self.n_kv_heads = n_kv_heads
+        self.head_width = sizes.width
+        self.n_kv_heads = sizes.n_kv
         self.dropout = dropout
-        kv_width = n_kv_heads * self.head_width
-        self.qkv = JoinedLinear(d_model, (d_model, kv_width, kv_width), bias)
+        self.qkv = JoinedLinear(sizes.d_model, (sizes.q_width, sizes.kv_width, sizes.kv_width), sizes.qkv_bias)
         self.score = score or Score(self.head_width**-0.5)
-        self.out = nn.Linear(d_model, d_model, bias=bias)
+        self.out = nn.Linear(sizes.q_width, sizes.d_model, bias=sizes.bias)
+        self.q_norm, self.k_norm = norms or (nn.Identity(), nn.Identity())
+        self._norms = norms is not None
 
     def start(self, n_rows: int) -> KeyValue:
         """An empty KV cache."""
@@ -372,8 +404,12 @@ class SelfAttention(Mixer):
         return KeyValue(self.score.keys(none), none)
 
     def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> Mixed:
-        B, T, D = x_BTD.shape
-        heads = self.qkv(x_BTD).view(B, T, -1, self.head_width).transpose(1, 2)
+        B, T, _ = x_BTD.shape
+        qkv: Tensor = self.qkv(x_BTD)
+        if self._norms:
+            q, k, v = torch.split(qkv, list(self.qkv.widths), -1)
+            qkv = torch.cat((self.q_norm(q), self.k_norm(k), v), -1)
+        heads = qkv.view(B, T, -1, self.head_width).transpose(1, 2)
         qk, v = torch.split(heads, [heads.shape[1] - self.n_kv_heads, self.n_kv_heads], 1)
         q, k = torch.split(attend.rotate(qk), [qk.shape[1] - self.n_kv_heads, self.n_kv_heads], 1)
         k = self.score.keys(k)
@@ -382,7 +418,7 @@ class SelfAttention(Mixer):
             now = past.plus(k, v)
             k, v = now
         mixed_BNTH = attend(q, k, v, self.dropout if self.training else 0.0, self.score)
-        return Mixed(self.out(mixed_BNTH.transpose(1, 2).reshape(B, T, D)), now)
+        return Mixed(self.out(mixed_BNTH.transpose(1, 2).flatten(2)), now)
 
     def adaptable(self) -> Adaptable:
         return ("qkv", ("query", "key", "value")), ("out", ("output",))
@@ -391,17 +427,14 @@ class SelfAttention(Mixer):
 class CrossAttention(Mixer):
     """Cross-attention: queries from the decoder, keys and values from the encoder's last layer."""
 
-    def __init__(
-        self, d_model: int, n_heads: int, n_kv_heads: int, bias: bool, dropout: float, score: Score | None = None
-    ) -> None:
+    def __init__(self, sizes: Heads, dropout: float, score: Score | None = None) -> None:
         super().__init__()
-        self.head_width = d_model // n_heads
+        self.head_width = sizes.width
         self.dropout = dropout
-        kv_width = n_kv_heads * self.head_width
-        self.q = nn.Linear(d_model, d_model, bias=bias)
-        self.kv = JoinedLinear(d_model, (kv_width, kv_width), bias)
+        self.q = nn.Linear(sizes.d_model, sizes.q_width, bias=sizes.qkv_bias)
+        self.kv = JoinedLinear(sizes.d_model, (sizes.kv_width, sizes.kv_width), sizes.qkv_bias)
         self.score = score or Score(self.head_width**-0.5)
-        self.out = nn.Linear(d_model, d_model, bias=bias)
+        self.out = nn.Linear(sizes.q_width, sizes.d_model, bias=sizes.bias)
 
     def start(self, n_rows: int) -> LayerState:
         raise RuntimeError("cross-attention starts by reading a source")
@@ -415,11 +448,11 @@ class CrossAttention(Mixer):
     def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> Mixed:
         assert isinstance(past, Memory)
         assert attend.source is not None
-        B, T, D = x_BTD.shape
+        B, T, _ = x_BTD.shape
         q_BNTH = self.q(x_BTD).view(B, T, -1, self.head_width).transpose(1, 2)
         dropout = self.dropout if self.training else 0.0
         mixed_BNTH = attend.source(q_BNTH, past.k_BNSH, past.v_BNSH, dropout, self.score)
-        return Mixed(self.out(mixed_BNTH.transpose(1, 2).reshape(B, T, D)), past)
+        return Mixed(self.out(mixed_BNTH.transpose(1, 2).flatten(2)), past)
 
     def adaptable(self) -> Adaptable:
         return ("q", ("query",)), ("kv", ("key", "value")), ("out", ("output",))

@@ -22,7 +22,21 @@ def build_norm(spec: Norm, width: int, bias: bool) -> nn.Module:
         case "layer":
             return nn.LayerNorm(width, eps=spec.eps, bias=bias)
         case "rms":
-            return nn.RMSNorm(width, eps=spec.eps)
+            return OffsetRMSNorm(width, eps=spec.eps) if spec.unit_offset else nn.RMSNorm(width, eps=spec.eps)
+
+
+class OffsetRMSNorm(nn.RMSNorm):
+    """RMSNorm whose gain is 1 + w (Gemma Team 2024)."""
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.normalized_shape, 1 + self.weight, self.eps)
+
+
+GATES = {"swiglu": "silu", "geglu": "gelu-tanh", "geglu-exact": "gelu"}
+"""The nonlinearity of the gate, for gated activations."""
 
 
 class FeedForward(Mixer):
@@ -32,7 +46,7 @@ class FeedForward(Mixer):
         super().__init__()
         self.activation = activation
         self.dropout = dropout
-        self.up = JoinedLinear(d_model, (d_ff, d_ff) if activation in ("swiglu", "geglu") else (d_ff,), bias)
+        self.up = JoinedLinear(d_model, (d_ff, d_ff) if activation in GATES else (d_ff,), bias)
         self.out = nn.Linear(d_ff, d_model, bias=bias)
 
     def start(self, n_rows: int) -> LayerState:
@@ -75,8 +89,8 @@ class Head(nn.Module):
     def __init__(self, spec: Transformer, vocab_size: int, embedding: nn.Embedding) -> None:
         super().__init__()
         self.scale = spec.d_model**-0.5 if spec.scale_head else 1.0
-        self.activation = spec.activation
-        self.dense = nn.Linear(spec.d_model, spec.d_model) if spec.head_transform else None
+        self.activation = GATES.get(spec.activation, spec.activation)
+        self.dense = nn.Linear(spec.d_model, spec.d_model, bias=spec.bias) if spec.head_transform else None
         self.norm = build_norm(spec.norm, spec.d_model, spec.bias) if spec.head_transform else None
         self.own = None if spec.tie_embeddings else nn.Parameter(torch.empty(vocab_size, spec.d_model))
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if spec.head_bias else None
@@ -109,8 +123,10 @@ def activate(inner: Tensor, activation: str) -> Tensor:
             return F.gelu(inner)
         case "gelu-tanh":
             return F.gelu(inner, approximate="tanh")
+        case "silu":
+            return F.silu(inner)
     gate, value = inner.chunk(2, -1)
-    return (F.silu(gate) if activation == "swiglu" else F.gelu(gate, approximate="tanh")) * value
+    return activate(gate, GATES[activation]) * value
 
 
 def initialise(part: nn.Module, spec: Transformer, std: float | None = None) -> None:

@@ -12,23 +12,29 @@ from torch import Tensor, nn
 from lmtool.recipe.spec import (
     AlibiPosition,
     LearnedPosition,
+    LinearScaling,
+    Llama3Scaling,
     NoPosition,
+    NoScaling,
     RelativePosition,
     RotaryPosition,
+    RotaryScaling,
     SinusoidalPosition,
     Transformer,
+    YarnScaling,
 )
 
 
 class LearnedPositions(nn.Module):
-    """A learned embedding per position."""
+    """A learned embedding per position; that of the first one is in row `offset` of the table."""
 
-    def __init__(self, size: int, d_model: int) -> None:
+    def __init__(self, size: int, d_model: int, offset: int = 0) -> None:
         super().__init__()
         self.table = nn.Embedding(size, d_model)
+        self.offset = offset
 
     def forward(self, x_BTD: Tensor, positions_PT: Tensor) -> Tensor:
-        summed: Tensor = x_BTD + self.table(positions_PT)
+        summed: Tensor = x_BTD + self.table(positions_PT + self.offset if self.offset else positions_PT)
         return summed
 
 
@@ -47,10 +53,15 @@ class SinusoidalPositions(nn.Module):
 
 def _angles(positions_PT: Tensor, width: int, theta: float) -> Tensor:
     """pos / theta^(2i/width) for i = 0 to width/2 - 1."""
+    return positions_PT[..., None] * _frequencies(width, theta, positions_PT.device)
+
+
+def _frequencies(width: int, theta: float, device: torch.device) -> Tensor:
+    """1 / theta^(2i/width) for i = 0 to width/2 - 1, in radians a position."""
     # float64, because float32 loses the phase of fast rotations at large positions; mps has none
-    wide = torch.float32 if positions_PT.device.type == "mps" else torch.float64
-    exponents = torch.arange(0, width, 2, device=positions_PT.device, dtype=wide) / width
-    return positions_PT[..., None] * theta**-exponents
+    wide = torch.float32 if device.type == "mps" else torch.float64
+    exponents = torch.arange(0, width, 2, device=device, dtype=wide) / width
+    return theta**-exponents
 
 
 class AttentionPositions(nn.Module):
@@ -66,21 +77,58 @@ class AttentionPositions(nn.Module):
 
 
 class RotaryPositions(AttentionPositions):
-    """Rotates the pairs (i, i + H/2) of queries and keys by pos / theta^(2i/H) (Su et al. 2021; the pairs of Llama)."""
+    """Rotates the pairs (i, i + R/2) of queries and keys by pos / theta^(2i/R) (Su et al. 2021; the pairs of Llama).
 
-    def __init__(self, theta: float) -> None:
+    share: R components of a head of width H are rotated, those after them are not (Black et al. 2022, GPT-NeoX).
+    """
+
+    def __init__(self, theta: float, share: float = 1.0, scaling: RotaryScaling = NoScaling()) -> None:  # noqa: B008 - it is frozen
         super().__init__()
         self.theta = theta
+        self.share = share
+        self.scaling = scaling
 
     def rotations(self, positions_PT: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        angles_P1TH = _angles(positions_PT, width, self.theta)[:, None]
-        cos, sin = angles_P1TH.cos().to(dtype), angles_P1TH.sin().to(dtype)
+        """Cosines and sines of the rotated components (P, 1, T, R)."""
+        unscaled = _frequencies(int(width * self.share), self.theta, positions_PT.device)
+        frequencies, factor = scaled(unscaled, self.scaling)
+        angles_P1TR = (positions_PT[..., None] * frequencies)[:, None]
+        cos, sin = (factor * angles_P1TR.cos()).to(dtype), (factor * angles_P1TR.sin()).to(dtype)
         return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
 
-def rotated(x_BNTH: Tensor, cos_P1TH: Tensor, sin_P1TH: Tensor) -> Tensor:
-    """Each pair (a, b) = (i, i + H/2) rotated by its angle: (a cos - b sin, b cos + a sin)."""
-    return torch.addcmul(x_BNTH * cos_P1TH, x_BNTH.roll(x_BNTH.shape[-1] // 2, -1), sin_P1TH)
+def scaled(frequencies: Tensor, scaling: RotaryScaling) -> tuple[Tensor, float]:
+    """Frequencies (radians a position, descending) for a longer context, and the factor of rotated queries and keys."""
+    match scaling:
+        case NoScaling():
+            return frequencies, 1.0
+        case LinearScaling(factor=factor):
+            return frequencies / factor, 1.0
+        case Llama3Scaling(factor=factor, low_frequency=low, high_frequency=high):
+            turns = scaling.original_context * frequencies / (2 * math.pi)
+            stays = ((turns - low) / (high - low)).clamp(0, 1)
+            return frequencies * (stays + (1 - stays) / factor), 1.0
+        case YarnScaling(factor=factor, attention_factor=attention):
+            # the blend is linear in the index of a frequency, between those of slow and fast turns
+            n = len(frequencies)
+            base_log = -math.log(frequencies[1].item()) if n > 1 else math.inf
+            first, last = (
+                math.log(scaling.original_context / (turns * 2 * math.pi)) / base_log
+                for turns in (scaling.fast_turns, scaling.slow_turns)
+            )
+            first, last = max(math.floor(first), 0), min(math.ceil(last), 2 * n - 1)
+            index = torch.arange(n, device=frequencies.device, dtype=frequencies.dtype)
+            stays = 1 - ((index - first) / max(last - first, 1e-3)).clamp(0, 1)
+            sharpened = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
+            return frequencies * (stays + (1 - stays) / factor), attention or sharpened
+
+
+def rotated(x_BNTH: Tensor, cos_P1TR: Tensor, sin_P1TR: Tensor) -> Tensor:
+    """Each pair (a, b) = (i, i + R/2) rotated by its angle: (a cos - b sin, b cos + a sin). The rest is unchanged."""
+    R = cos_P1TR.shape[-1]
+    turned = x_BNTH[..., :R]
+    turned = torch.addcmul(turned * cos_P1TR, turned.roll(R // 2, -1), sin_P1TR)
+    return turned if x_BNTH.shape[-1] == R else torch.cat((turned, x_BNTH[..., R:]), -1)
 
 
 class AlibiPositions(AttentionPositions):
@@ -150,8 +198,8 @@ class RelativePositions(AttentionPositions):
 def build_position(spec: Transformer) -> nn.Module | None:
     """The module of absolute position embeddings, or None."""
     match spec.position:
-        case LearnedPosition(size=size):
-            return LearnedPositions(size or spec.context, spec.d_model)
+        case LearnedPosition(size=size, offset=offset):
+            return LearnedPositions(size or spec.context + offset, spec.d_model, offset)
         case SinusoidalPosition():
             return SinusoidalPositions(spec.d_model)
         case _:
@@ -165,12 +213,23 @@ def build_attention_position(spec: Transformer, both_sides: bool) -> AttentionPo
             return AlibiPositions(spec.n_heads)
         case RelativePosition(buckets=buckets, max_distance=max_distance):
             return RelativePositions(spec.n_heads, buckets, max_distance, both_sides)
-        case RotaryPosition(theta=theta):
-            return RotaryPositions(theta)
+        case RotaryPosition(theta=theta, share=share, scaling=scaling):
+            return RotaryPositions(theta, share, scaling)
         case LearnedPosition() | SinusoidalPosition() | NoPosition():
             return AttentionPositions()
 
 
+def build_window_position(spec: Transformer, of_others: AttentionPositions) -> AttentionPositions:
+    """The positional encoding of windowed layers. of_others: that of layers with full attention."""
+    match spec.position:
+        case RotaryPosition(window_theta=float(theta), share=share):
+            return RotaryPositions(theta, share)
+        case _:
+            return of_others
+
+
 def longest(spec: Transformer) -> int | None:
     """Maximum number of positions; None for no limit, regardless of the training length."""
-    return spec.position.size or spec.context if isinstance(spec.position, LearnedPosition) else None
+    if not isinstance(spec.position, LearnedPosition):
+        return None
+    return spec.position.size - spec.position.offset if spec.position.size else spec.context

@@ -12,26 +12,29 @@ from torch import Tensor, nn
 
 from lmtool.batch import Mask
 from lmtool.model.language_model import KeyValue, LayerState, Memory, Output, Parts, summed, topped
-from lmtool.model.layers.attention import Attend, CrossAttention, Mixed, Mixer, SelfAttention
+from lmtool.model.layers.attention import Attend, CrossAttention, HeadNorm, Heads, Mixed, Mixer, SelfAttention
 from lmtool.model.layers.dropout import drop
 from lmtool.model.layers.parts import FeedForward, build_norm, initialise
-from lmtool.model.layers.positions import build_attention_position
+from lmtool.model.layers.positions import build_attention_position, build_window_position
 from lmtool.model.layers.scores import Score, build_score
-from lmtool.recipe.spec import DenseFeedForward, Transformer, WindowPattern
+from lmtool.recipe.spec import DenseFeedForward, NormPlace, Transformer, WindowPattern
 
 
 class Sublayer(nn.Module):
-    """A mixer f with residual connection: pre-norm x + f(norm(x)), or post-norm norm(x + f(x))."""
+    """A mixer f with residual connection: x + f(norm(x)), norm(x + f(x)), or x + norm(f(x)), by place."""
 
-    def __init__(self, mixer: Mixer, norm: nn.Module, pre: bool, dropout: float) -> None:
+    def __init__(self, mixer: Mixer, norm: nn.Module, place: NormPlace, dropout: float) -> None:
         super().__init__()
         self.mixer = mixer
         self.norm = norm
-        self.pre = pre
+        self.place = place
         self.dropout = dropout
 
-    def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> Mixed:
-        read: Tensor = self.norm(x_BTD) if self.pre else x_BTD
+    def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None, input_BTD: Tensor | None = None) -> Mixed:
+        """input_BTD: what the mixer reads, if not the residual stream x (parallel sublayers)."""
+        read: Tensor = x_BTD if input_BTD is None else input_BTD
+        if self.place == "pre":
+            read = self.norm(read)
         # fixed-size states are per row; keys and values are separated by a mask
         apart = attend.width > 1 and past and not isinstance(past, KeyValue | Memory)
         if apart:
@@ -40,8 +43,10 @@ class Sublayer(nn.Module):
         mixed, now, auxiliary_B = self.mixer(read, attend, past)
         if apart:
             mixed = mixed.reshape(x_BTD.shape)
+        if self.place == "output":
+            mixed = self.norm(mixed.to(x_BTD.dtype))
         x_BTD = x_BTD + drop(mixed, self.dropout, self.training)
-        return Mixed(x_BTD if self.pre else self.norm(x_BTD), now, auxiliary_B)
+        return Mixed(self.norm(x_BTD) if self.place == "post" else x_BTD, now, auxiliary_B)
 
 
 class Stack(nn.Module):
@@ -52,19 +57,24 @@ class Stack(nn.Module):
 
     def __init__(self, spec: Transformer, causal: bool, source: bool = False) -> None:
         super().__init__()
-        pattern = spec.pattern
-        window = (pattern.size, pattern.dilation, pattern.global_tokens) if isinstance(pattern, WindowPattern) else ()
-        self._mask = Mask(causal, *window)
+        self._mask, self._full_layers = Mask(causal), frozenset[int]()
+        if isinstance(spec.pattern, WindowPattern):
+            self._mask = Mask(causal, spec.pattern.size, spec.pattern.dilation, spec.pattern.global_tokens)
+            self._full_layers = frozenset(spec.pattern.full_layers)
         # prefix positions attend both ways, so their relative distances have two signs
         self.position = build_attention_position(spec, both_sides=not causal or spec.shape == "prefix")
-        pre = spec.norm.place == "pre"
+        # in a tuple, so that a position of all layers is not registered twice
+        self._window_position = (build_window_position(spec, self.position),)
         self.sublayers = nn.ModuleList(
-            Sublayer(mixer, build_norm(spec.norm, spec.d_model, spec.bias), pre, spec.dropout)
+            Sublayer(mixer, build_norm(spec.norm, spec.d_model, spec.bias), spec.norm.place, spec.dropout)
             for _ in range(spec.n_layers)
             for mixer in _mixers(spec, source)
         )
+        if not spec.norm.first:
+            cast(Sublayer, self.sublayers[0]).norm = nn.Identity()
         self.per_layer = len(self.sublayers) // spec.n_layers
-        self.norm = build_norm(spec.norm, spec.d_model, spec.bias) if pre else nn.Identity()
+        self._parallel = spec.parallel
+        self.norm = nn.Identity() if spec.norm.place == "post" else build_norm(spec.norm, spec.d_model, spec.bias)
         initialise(self, spec)
         if spec.init.scale_residual:
             # smaller projections into the residual stream (Radford et al. 2019)
@@ -122,13 +132,24 @@ class Stack(nn.Module):
             source = Attend(source_mask, T, n_source, x_BTD.device)
         if _out_of_place(mask, positions_PS):
             mask = replace(mask, places_PS=positions_PS)
-        attend = Attend(mask, T, S, x_BTD.device, positions_PS, self.position, source, width)
+        rule = self.position if mask.window is None else self._window_position[0]
+        attend = Attend(mask, T, S, x_BTD.device, positions_PS, rule, source, width)
+        everywhere = attend
+        if self._full_layers:
+            unlimited = replace(mask, window=None, dilation=1, n_global=0, places_PS=None)
+            everywhere = Attend(unlimited, T, S, x_BTD.device, positions_PS, self.position, source, width)
         now: list[LayerState | None] = []
         auxiliaries: list[Tensor | None] = []
+        input_BTD = x_BTD
         for number, (sublayer, state) in enumerate(zip(self.sublayers, past, strict=True)):
-            if seen is not None and number % self.per_layer == 0:
-                seen.append(x_BTD)
-            x_BTD, after, auxiliary_B = sublayer(x_BTD, attend, state)
+            layer, of_layer = divmod(number, self.per_layer)
+            if of_layer == 0:
+                input_BTD = x_BTD
+                if seen is not None:
+                    seen.append(x_BTD)
+            read_BTD = input_BTD if self._parallel else x_BTD
+            own = everywhere if layer in self._full_layers else attend
+            x_BTD, after, auxiliary_B = sublayer(x_BTD, own, state, read_BTD)
             now.append(after)
             auxiliaries.append(auxiliary_B)
         hidden_BTD: Tensor = self.norm(x_BTD)
@@ -159,7 +180,7 @@ def _out_of_place(mask: Mask, positions_PS: Tensor) -> bool:
 def _mixers(spec: Transformer, source: bool) -> Sequence[Mixer]:
     mixers = [build_mixer(spec)]
     if source:
-        mixers.append(CrossAttention(*_sizes(spec), _score(spec)))
+        mixers.append(CrossAttention(_heads(spec), spec.dropout, _score(spec)))
     return [*mixers, build_feed_forward(spec)]
 
 
@@ -167,7 +188,7 @@ def build_mixer(spec: Transformer) -> Mixer:
     """The token mixer of a layer."""
     match spec.mixer:
         case "attention":
-            return SelfAttention(*_sizes(spec), _score(spec))
+            return SelfAttention(_heads(spec), spec.dropout, _score(spec), _qk_norms(spec))
 
 
 def build_feed_forward(spec: Transformer) -> Mixer:
@@ -178,10 +199,26 @@ def build_feed_forward(spec: Transformer) -> Mixer:
             return FeedForward(*sizes)
 
 
-def _sizes(spec: Transformer) -> tuple[int, int, int, bool, float]:
-    return spec.d_model, spec.n_heads, spec.n_kv_heads or spec.n_heads, spec.bias, spec.dropout
+def _heads(spec: Transformer) -> Heads:
+    width = spec.head_width or spec.d_model // spec.n_heads
+    qkv_bias = spec.bias if spec.qkv_bias is None else spec.qkv_bias
+    return Heads(spec.d_model, spec.n_heads, spec.n_kv_heads or spec.n_heads, width, spec.bias, qkv_bias)
 
 
 def _score(spec: Transformer) -> Score:
-    width = spec.d_model // spec.n_heads
+    width = _heads(spec).width
     return build_score(spec.score, spec.n_heads, width, spec.rank or width)
+
+
+def _qk_norms(spec: Transformer) -> tuple[HeadNorm, HeadNorm] | None:
+    """Of queries and keys."""
+    heads = _heads(spec)
+    match spec.qk_norm:
+        case "none":
+            return None
+        case "head":
+            widths = heads.width, heads.width
+        case "joint":
+            widths = heads.q_width, heads.kv_width
+    of_queries, of_keys = (HeadNorm(width, eps=spec.norm.eps) for width in widths)
+    return of_queries, of_keys
