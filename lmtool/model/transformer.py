@@ -54,6 +54,10 @@ class TransformerModel(LanguageModel):
         output = self._read(self.stacks()[0], batch, seen)
         return seen, output.auxiliary_B
 
+    def inputs_of(self, stack: Stack) -> Inputs:
+        """The input embeddings of a stack."""
+        return self.inputs
+
     def stacks(self) -> list[Stack]:
         """Its stacks, encoder first."""
         return [part for part in self.children() if isinstance(part, Stack)]
@@ -68,7 +72,7 @@ class TransformerModel(LanguageModel):
     ) -> Output:
         """Hidden states (B, T, D) of all tokens at once. past, source_mask: of the source, if any."""
         positions_PT = positions_in_text(batch)
-        x_BTD = self.inputs(batch.tokens_BT, positions_PT, batch.segments_BT)
+        x_BTD = self.inputs_of(stack)(batch.tokens_BT, positions_PT, batch.segments_BT)
         mask = stack.mask(batch.prefix_B, batch.keep_BT, batch.documents_BT)
         output: Output
         output, _ = stack(x_BTD, positions_PT, mask, past, source_mask, seen)
@@ -87,14 +91,15 @@ class TransformerModel(LanguageModel):
         positions_PS, keep_BS, seen_BQS = after.places(tokens_BT.shape[1])
         mask = stack.mask(prefix_B, keep_BS, seen_BQS=seen_BQS)
         tokens_GQ = after.on_lines(tokens_BT)
-        x_GQD = self.inputs(tokens_GQ, positions_PS[:, -tokens_GQ.shape[1] :])
+        x_GQD = self.inputs_of(stack)(tokens_GQ, positions_PS[:, -tokens_GQ.shape[1] :])
         output: Output
         output, layers = stack(x_GQD, positions_PS, mask, state.layers, source_mask, width=after.width)
         return after.on_rows(output.hidden_BTD), replace(after, layers=layers)
 
     def parts(self) -> Parts:
         stacks = self.stacks()
-        below = (self.inputs, *(stack.position for stack in stacks))
+        inputs = dict.fromkeys(self.inputs_of(stack) for stack in stacks)
+        below = (*inputs, *(stack.position for stack in stacks))
         return [below, *(layer for stack in stacks for layer in stack.parts())]
 
     def describe(self) -> str:
@@ -168,7 +173,7 @@ class TransformerEncoder(SilentModel, TransformerModel):
 class TransformerEncoderDecoder(TransformerModel):
     """A bidirectional encoder Stack, and a causal decoder Stack with cross-attention (Vaswani et al. 2017).
 
-    Both share the token embedding, and learned position embeddings.
+    Both share the token embedding, and, without `separate_inputs`, learned position embeddings.
     """
 
     reads: Reads = "source"
@@ -177,6 +182,10 @@ class TransformerEncoderDecoder(TransformerModel):
         super().__init__(spec, vocab_size)
         self.encoder = Stack(spec, causal=False)
         self.decoder = Stack(spec, causal=True, source=True)
+        self.target_inputs = Inputs(spec, vocab_size, self.inputs.tokens) if spec.separate_inputs else None
+
+    def inputs_of(self, stack: Stack) -> Inputs:
+        return self.target_inputs if self.target_inputs is not None and stack is self.decoder else self.inputs
 
     def encode(self, batch: Batch) -> Output:
         """Hidden states (B, S, D) of the source. Raises ValueError when the batch has none."""

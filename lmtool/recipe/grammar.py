@@ -83,6 +83,10 @@ def did_you_mean(*words: str | None) -> str:
     return f"; did you mean {either(known)}?" if known else ""
 
 
+SHOWN = 20
+"""Most keys that a message names."""
+
+
 def suggestion(path: KeyPath, spec: type[Spec]) -> str:
     """Suggestion for the unknown last key of `path` in `spec`, as the end of a message."""
     fields = list(spec.model_fields)
@@ -92,7 +96,8 @@ def suggestion(path: KeyPath, spec: type[Spec]) -> str:
     elsewhere = dict.fromkeys(key for key in keys(Recipe) if key.split(".")[-1] == path[-1])
     if elsewhere:
         return did_you_mean(*list(elsewhere)[:3])
-    return f"; known here: {', '.join(fields)}"
+    others = f" and {len(fields) - SHOWN} others" if len(fields) > SHOWN else ""
+    return f"; known here: {', '.join(fields[:SHOWN])}{others}"
 
 
 def either(words: list[str]) -> str:

@@ -63,6 +63,8 @@ class SinusoidalPosition(Spec):
     """Fixed sines and cosines of geometrically spaced wavelengths (Vaswani et al. 2017)."""
 
     kind: Literal["sinusoidal"] = "sinusoidal"
+    layout: Literal["alternating", "halves"] = "alternating"
+    """Sines and cosines alternate as in the paper, or all cosines come after all sines (Marian)."""
 
 
 class NoPosition(Spec):
@@ -346,7 +348,11 @@ class Transformer(ModelSpec):
     head_bias: bool = False
     """A bias on the output logits."""
     scale_embedding: bool = False
-    """Multiply embeddings by the square root of d_model (Vaswani et al. 2017)."""
+    """Multiply embeddings by the square root of their width (Vaswani et al. 2017)."""
+    embedding_width: PositiveInt | None = None
+    """Width of the embeddings, which a dense layer maps to d_model (ALBERT, ELECTRA); d_model, without, by default."""
+    separate_inputs: bool = False
+    """Encoder and decoder have positions and norms of the embeddings of their own (BART); tokens are shared."""
     scale_head: bool = False
     """Divide the last hidden states by the square root of d_model (T5)."""
     head_transform: bool = False
@@ -404,8 +410,13 @@ class Transformer(ModelSpec):
             if self.context > size - offset:
                 less = f" - position.offset {offset}" if offset else ""
                 mistakes.append(f"context {self.context} is longer than position.size {size}{less}")
-        if isinstance(self.position, SinusoidalPosition) and self.d_model % 2:
-            mistakes.append(f"d_model {self.d_model} is odd; sinusoidal positions come in pairs")
+        width = "d_model" if self.embedding_width is None else "embedding_width"
+        if isinstance(self.position, SinusoidalPosition) and getattr(self, width) % 2:
+            mistakes.append(f"{width} {getattr(self, width)} is odd; sinusoidal positions come in pairs")
+        if self.embedding_width is not None and self.tie_embeddings and not self.head_transform:
+            mistakes.append("tie_embeddings needs head_transform, from d_model to embedding_width")
+        if self.separate_inputs and self.shape != "encoder-decoder":
+            mistakes.append(f"separate_inputs is for shape encoder-decoder, not for shape {self.shape}")
         full_layers = self.pattern.full_layers if isinstance(self.pattern, WindowPattern) else ()
         if isinstance(self.position, RotaryPosition):
             mistakes += self._rotary_mistakes(self.position, full_layers)

@@ -329,7 +329,7 @@ def test_t5(dtype: torch.dtype, tolerance: float, version: str, grad: bool) -> N
     config = T5Config(
         vocab_size=tiny.VOCAB,
         d_model=16,
-        d_kv=4,
+        d_kv=6 if gated else 4,
         d_ff=64,
         num_layers=2,
         num_heads=4,

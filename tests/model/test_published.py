@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lmtool.batch import Batch
 from tests.model import tiny
-from tests.model.test_peers import joined, randomise
+from tests.model.test_peers import bert_names, joined, randomise
 
 SIZES: dict[str, Any] = {
     "vocab_size": tiny.VOCAB,
@@ -267,3 +267,109 @@ def test_modernbert() -> None:
     joined(weights, model, names)
     tokens_BT = tiny.tokens(3, 40)
     assert_equal(model, peer, tokens_BT, torch.arange(40) < torch.tensor([[40], [21], [33]]))
+
+
+def seq2seq_names(stack: str, per_layer: int) -> dict[str, tuple[str, ...]]:
+    """Marian's and BART's names of the parts of a stack of two layers, by ours."""
+    names: dict[str, tuple[str, ...]] = {}
+    for layer in range(2):
+        ours = [f"{stack}.sublayers.{per_layer * layer + i}" for i in range(per_layer)]
+        theirs = f"model.{stack}.layers.{layer}"
+        names |= {
+            f"{ours[0]}.norm": (f"{theirs}.self_attn_layer_norm",),
+            f"{ours[0]}.mixer.qkv": tuple(f"{theirs}.self_attn.{part}_proj" for part in "qkv"),
+            f"{ours[0]}.mixer.out": (f"{theirs}.self_attn.out_proj",),
+            f"{ours[-1]}.norm": (f"{theirs}.final_layer_norm",),
+            f"{ours[-1]}.mixer.up": (f"{theirs}.fc1",),
+            f"{ours[-1]}.mixer.out": (f"{theirs}.fc2",),
+        }
+        if per_layer == 3:
+            names |= {
+                f"{ours[1]}.norm": (f"{theirs}.encoder_attn_layer_norm",),
+                f"{ours[1]}.mixer.q": (f"{theirs}.encoder_attn.q_proj",),
+                f"{ours[1]}.mixer.kv": tuple(f"{theirs}.encoder_attn.{part}_proj" for part in "kv"),
+                f"{ours[1]}.mixer.out": (f"{theirs}.encoder_attn.out_proj",),
+            }
+    return names
+
+
+@pytest.mark.parametrize("name", ["Marian", "Bart"])
+def test_encoder_decoders(name: str) -> None:
+    config: dict[str, Any] = {"vocab_size": tiny.VOCAB, "d_model": 16, "max_position_embeddings": 24}
+    config |= dict.fromkeys(("encoder_layers", "decoder_layers"), 2)
+    config |= dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4)
+    config |= dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 24)
+    config |= dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), 0)
+    config |= {"activation_function": "swish" if name == "Marian" else "gelu", "scale_embedding": name == "Marian"}
+    made = getattr(transformers, f"{name}Config")(**config, forced_eos_token_id=None)
+    kind = transformers.MarianMTModel if name == "Marian" else transformers.BartForConditionalGeneration
+    peer: Any = kind(made).eval()
+    sinusoids = [peer.model.encoder.embed_positions.weight.clone(), peer.model.decoder.embed_positions.weight.clone()]
+    randomise(peer)
+    torch.nn.init.normal_(peer.final_logits_bias)
+    ours: dict[str, Any] = {
+        "shape": "encoder-decoder",
+        "d_ff": 24,
+        "norm": {"place": "post", "embedding": name == "Bart"},
+        "head_bias": True,
+        "position": {"kind": "learned", "size": 26, "offset": 2},
+        "separate_inputs": True,
+    }
+    names: dict[str, tuple[str, ...]] = {"inputs.tokens": ("model.shared",), "head": ("head",)}
+    if name == "Marian":
+        ours |= {"activation": "silu", "position": {"kind": "sinusoidal", "layout": "halves"}}
+        ours |= {"separate_inputs": False, "scale_embedding": True}
+        with torch.no_grad():
+            for table, one in zip(sinusoids, (peer.model.encoder, peer.model.decoder), strict=True):
+                one.embed_positions.weight.copy_(table)
+    else:
+        for inputs, stack in (("inputs", "encoder"), ("target_inputs", "decoder")):
+            names[f"{inputs}.position.table"] = (f"model.{stack}.embed_positions",)
+            names[f"{inputs}.norm"] = (f"model.{stack}.layernorm_embedding",)
+    model = tiny.model(dtype=torch.float32, **ours)
+    weights = peer.state_dict()
+    weights["head.bias"] = weights.pop("final_logits_bias")[0]
+    for key in ("lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"):
+        del weights[key]
+    if name == "Marian":
+        del weights["model.encoder.embed_positions.weight"], weights["model.decoder.embed_positions.weight"]
+    joined(weights, model, {**names, **seq2seq_names("encoder", 2), **seq2seq_names("decoder", 3)})
+    source_BS, tokens_BT = tiny.tokens(3, 20), tiny.tokens(3, 17, seed=1)
+    keep_BS = torch.arange(20) < torch.tensor([[20], [1], [15]])
+    with torch.no_grad():
+        wanted = peer(source_BS, attention_mask=keep_BS.long(), decoder_input_ids=tokens_BT).logits
+        hidden = model(Batch(tokens_BT, source_BS=source_BS, source_keep_BS=keep_BS)).hidden_BTD
+        logits = model.logits(hidden)
+    torch.testing.assert_close(logits, wanted, rtol=1e-5, atol=1e-5 * float(wanted.abs().max()))
+
+
+def test_electra() -> None:
+    """The generator, which fills masks; its embeddings are narrower than its layers."""
+    config = {
+        **{key: value for key, value in SIZES.items() if not key.startswith(("bos", "eos"))},
+        "embedding_size": 12,
+        "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12,
+        "num_hidden_layers": 2,
+    }
+    peer = peer_of("Electra", "MaskedLM", config)
+    model = tiny.model(
+        dtype=torch.float32,
+        **{**tiny.BERT, "next_sentence_head": False},
+        d_model=32,
+        d_ff=24,
+        context=64,
+        embedding_width=12,
+    )
+    weights = peer.state_dict()
+    weights["head.bias"] = weights.pop("generator_lm_head.bias")
+    del weights["generator_lm_head.weight"]
+    names = {
+        **bert_names("electra"),
+        "inputs.project": ("electra.embeddings_project",),
+        "head": ("head",),
+        "head.dense": ("generator_predictions.dense",),
+        "head.norm": ("generator_predictions.LayerNorm",),
+    }
+    joined(weights, model, names)
+    assert_equal(model, peer, tiny.tokens(3, 40), torch.arange(40) < torch.tensor([[40], [21], [33]]))

@@ -19,6 +19,7 @@ from lmtool.recipe.spec import (
     Model,
     RelativePosition,
     RotaryPosition,
+    SinusoidalPosition,
     Transformer,
     WindowPattern,
 )
@@ -126,6 +127,8 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
         "next_sentence_head": False,
         "position": {"kind": "learned", "size": 30, "offset": 2},
     },
+    "electra": {**BERT, "embedding_width": 6, "next_sentence_head": False},
+    "narrow embeddings": {"embedding_width": 10, "tie_embeddings": False, "position": {"kind": "sinusoidal"}},
     "modernbert": {
         "shape": "encoder",
         "pattern": {"kind": "window", "size": 3, "full_layers": [0]},
@@ -145,9 +148,22 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "pre-norm encoder": {"shape": "encoder", "position": {"kind": "rotary"}, "activation": "swiglu", "bias": False},
     "encoder with alibi": {"shape": "encoder", "position": {"kind": "alibi"}, "n_heads": 2},
     "2017": VASWANI,
+    "marian": {
+        **VASWANI,
+        "activation": "silu",
+        "position": {"kind": "sinusoidal", "layout": "halves"},
+        "head_bias": True,
+    },
+    "bart": {
+        "shape": "encoder-decoder",
+        "norm": {"place": "post", "embedding": True},
+        "position": {"kind": "learned", "size": 30, "offset": 2},
+        "separate_inputs": True,
+        "head_bias": True,
+    },
     "2017 pre-norm": {**VASWANI, "norm": {"place": "pre"}, "n_kv_heads": 2, "tie_embeddings": False},
     "t5": T5,
-    "t5 1.1": {**T5, "activation": "geglu", "tie_embeddings": False, "scale_head": False, "d_ff": 10},
+    "t5 1.1": {**T5, "activation": "geglu", "tie_embeddings": False, "scale_head": False, "d_ff": 10, "head_width": 6},
     "encoder-decoder with rotary windows": {
         "shape": "encoder-decoder",
         "position": {"kind": "rotary"},
@@ -306,7 +322,8 @@ class _Weights:
         self.head_width = of.head_width or of.d_model // of.n_heads
         self.n_kv_heads = of.n_kv_heads or of.n_heads
 
-    def model(self) -> reference.Model:
+    def model(self, inputs: str = "inputs") -> reference.Model:
+        """inputs: the name of what embeds the tokens."""
         of, stacks = self.of, self.of.shape == "encoder-decoder"
         embedding = self.named["inputs.tokens.weight"]
         return reference.Model(
@@ -321,17 +338,20 @@ class _Weights:
                 norm=self.norm("head.norm") if of.head_transform else None,
                 activation=of.activation,
             ),
-            positions=self.positions(),
-            sinusoidal=of.position.kind == "sinusoidal",
-            segments=self.named.get("inputs.segments.weight"),
-            embedding_norm=self.norm("inputs.norm") if of.norm.embedding else None,
-            embedding_scale=of.d_model**0.5 if of.scale_embedding else 1.0,
+            positions=self.positions(inputs),
+            sinusoidal=isinstance(of.position, SinusoidalPosition),
+            halves=isinstance(of.position, SinusoidalPosition) and of.position.layout == "halves",
+            segments=self.named.get(f"{inputs}.segments.weight"),
+            embedding_norm=self.norm(f"{inputs}.norm") if of.norm.embedding else None,
+            project=self.affine(f"{inputs}.project") if of.embedding_width else None,
+            target=self.model("target_inputs") if of.separate_inputs and inputs == "inputs" else None,
+            embedding_scale=(of.embedding_width or of.d_model) ** 0.5 if of.scale_embedding else 1.0,
             pooler=self.affine("pooler") if of.next_sentence_head else None,
             next_sentence=self.affine("next_sentence") if of.next_sentence_head else None,
         )
 
-    def positions(self) -> NDArray[np.float64] | None:
-        table = self.named.get("inputs.position.table.weight")
+    def positions(self, inputs: str) -> NDArray[np.float64] | None:
+        table = self.named.get(f"{inputs}.position.table.weight")
         return table[self.of.position.offset :] if isinstance(self.of.position, LearnedPosition) else table
 
     def affine(self, name: str, start: int = 0, stop: int | None = None) -> reference.Affine:

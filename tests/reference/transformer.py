@@ -208,8 +208,12 @@ class Model:
     encoder: Tower | None = None
     positions: Array | None = None
     sinusoidal: bool = False
+    halves: bool = False
     segments: Array | None = None
     embedding_norm: Norm | None = None
+    project: Affine | None = None
+    target: "Model | None" = None
+    """What embeds the target of an answer, where it is not what embeds the source."""
     embedding_scale: float = 1.0
     pooler: Affine | None = None
     next_sentence: Affine | None = None
@@ -235,7 +239,8 @@ class Model:
         """(T, V): scores of the token after each position of an answer to a source (Vaswani et al. 2017)."""
         assert self.encoder is not None
         states = self.encoder.read(self._embed(source), lambda t, s: True)
-        return self.head(self.tower.read(self._embed(tokens), lambda t, s: s <= t, states))
+        target = (self.target or self)._embed(tokens)
+        return self.head(self.tower.read(target, lambda t, s: s <= t, states))
 
     def _embed(self, tokens: Sequence[int], segments: Sequence[int] | None = None) -> list[Array]:
         stream = []
@@ -244,10 +249,12 @@ class Model:
             if self.positions is not None:
                 x = x + self.positions[t]
             if self.sinusoidal:
-                x = x + sinusoid(t, len(x))
+                wave = sinusoid(t, len(x))
+                x = x + (np.concatenate([wave[0::2], wave[1::2]]) if self.halves else wave)
             if self.segments is not None:
                 x = x + self.segments[0 if segments is None else segments[t]]
-            stream.append(x if self.embedding_norm is None else self.embedding_norm(x))
+            x = x if self.embedding_norm is None else self.embedding_norm(x)
+            stream.append(x if self.project is None else self.project(x))
         return stream
 
 

@@ -4,6 +4,7 @@ Shapes: B rows, T positions, D model width, V vocabulary. P is B, or 1 where all
 """
 
 import math
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -61,26 +62,38 @@ class FeedForward(Mixer):
 
 
 class Inputs(nn.Module):
-    """Input embeddings of a stack: token, segment and position, with norm and dropout."""
+    """Input embeddings of a stack: token, segment and position, with norm and dropout, mapped to the model width.
 
-    def __init__(self, spec: Transformer, vocab_size: int) -> None:
+    shared: the token embedding of another stack.
+    """
+
+    def __init__(self, spec: Transformer, vocab_size: int, shared: nn.Embedding | None = None) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(vocab_size, spec.d_model)
-        self.segments = nn.Embedding(spec.n_segments, spec.d_model) if spec.n_segments else None
+        width = spec.embedding_width or spec.d_model
+        if shared is None:
+            shared = self.tokens = nn.Embedding(vocab_size, width)
+        # in a tuple, so that one of another stack is not registered here too
+        self._tokens = (shared,)
+        self.segments = nn.Embedding(spec.n_segments, width) if spec.n_segments else None
         self.position = build_position(spec)
-        self.norm = build_norm(spec.norm, spec.d_model, spec.bias) if spec.norm.embedding else nn.Identity()
-        self.scale = math.sqrt(spec.d_model) if spec.scale_embedding else 1.0
+        self.norm = build_norm(spec.norm, width, spec.bias) if spec.norm.embedding else nn.Identity()
+        self.scale = math.sqrt(width) if spec.scale_embedding else 1.0
         self.dropout = spec.dropout
         initialise(self, spec, spec.init.embedding_std)
+        self.project = None
+        if spec.embedding_width is not None:
+            self.project = nn.Linear(width, spec.d_model, bias=spec.bias)
+            initialise(self.project, spec)
 
     def forward(self, tokens_BT: Tensor, positions_PT: Tensor, segments_BT: Tensor | None = None) -> Tensor:
         """Embeddings (B, T, D). Without segments all tokens belong to the first one."""
-        x_BTD: Tensor = self.tokens(tokens_BT) * self.scale
+        x_BTD: Tensor = self._tokens[0](tokens_BT) * self.scale
         if self.segments is not None:
             x_BTD = x_BTD + (self.segments.weight[0] if segments_BT is None else self.segments(segments_BT))
         if self.position is not None:
             x_BTD = self.position(x_BTD, positions_PT)
-        return drop(self.norm(x_BTD), self.dropout, self.training)
+        x_BTD = drop(self.norm(x_BTD), self.dropout, self.training)
+        return x_BTD if self.project is None else cast(Tensor, self.project(x_BTD)).to(x_BTD.dtype)
 
 
 class Head(nn.Module):
@@ -88,11 +101,13 @@ class Head(nn.Module):
 
     def __init__(self, spec: Transformer, vocab_size: int, embedding: nn.Embedding) -> None:
         super().__init__()
+        # states are transformed to the width of the embeddings
+        width = spec.embedding_width if spec.embedding_width and spec.head_transform else spec.d_model
         self.scale = spec.d_model**-0.5 if spec.scale_head else 1.0
         self.activation = GATES.get(spec.activation, spec.activation)
-        self.dense = nn.Linear(spec.d_model, spec.d_model, bias=spec.bias) if spec.head_transform else None
-        self.norm = build_norm(spec.norm, spec.d_model, spec.bias) if spec.head_transform else None
-        self.own = None if spec.tie_embeddings else nn.Parameter(torch.empty(vocab_size, spec.d_model))
+        self.dense = nn.Linear(spec.d_model, width, bias=spec.bias) if spec.head_transform else None
+        self.norm = build_norm(spec.norm, width, spec.bias) if spec.head_transform else None
+        self.own = None if spec.tie_embeddings else nn.Parameter(torch.empty(vocab_size, width))
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if spec.head_bias else None
         # in a tuple, so that it is not registered as a parameter of the head too
         self._embedding = (embedding,)

@@ -39,21 +39,20 @@ class LearnedPositions(nn.Module):
 
 
 class SinusoidalPositions(nn.Module):
-    """PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) the cosine of the same (Vaswani et al. 2017)."""
+    """PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) the cosine of the same (Vaswani et al. 2017).
 
-    def __init__(self, d_model: int) -> None:
+    halves: the sines come first, in the order of i, and then the cosines.
+    """
+
+    def __init__(self, d_model: int, halves: bool = False) -> None:
         super().__init__()
         self.d_model = d_model
+        self.halves = halves
 
     def forward(self, x_BTD: Tensor, positions_PT: Tensor) -> Tensor:
-        angles_PTH = _angles(positions_PT, self.d_model, 10_000.0)
-        pairs_PTD = torch.stack((angles_PTH.sin(), angles_PTH.cos()), -1).flatten(-2)
-        return x_BTD + pairs_PTD.to(x_BTD.dtype)
-
-
-def _angles(positions_PT: Tensor, width: int, theta: float) -> Tensor:
-    """pos / theta^(2i/width) for i = 0 to width/2 - 1."""
-    return positions_PT[..., None] * _frequencies(width, theta, positions_PT.device)
+        angles_PTH = positions_PT[..., None] * _frequencies(self.d_model, 10_000.0, positions_PT.device)
+        sines_PTD = torch.stack((angles_PTH.sin(), angles_PTH.cos()), -2 if self.halves else -1).flatten(-2)
+        return x_BTD + sines_PTD.to(x_BTD.dtype)
 
 
 def _frequencies(width: int, theta: float, device: torch.device) -> Tensor:
@@ -197,11 +196,12 @@ class RelativePositions(AttentionPositions):
 
 def build_position(spec: Transformer) -> nn.Module | None:
     """The module of absolute position embeddings, or None."""
+    width = spec.embedding_width or spec.d_model
     match spec.position:
         case LearnedPosition(size=size, offset=offset):
-            return LearnedPositions(size or spec.context + offset, spec.d_model, offset)
-        case SinusoidalPosition():
-            return SinusoidalPositions(spec.d_model)
+            return LearnedPositions(size or spec.context + offset, width, offset)
+        case SinusoidalPosition(layout=layout):
+            return SinusoidalPositions(width, halves=layout == "halves")
         case _:
             return None
 
