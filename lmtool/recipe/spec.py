@@ -445,12 +445,15 @@ class Transformer(ModelSpec):
     def _rotary_mistakes(self, position: RotaryPosition, full_layers: tuple[int, ...]) -> Iterator[str]:
         turned = int((self.head_width or self.d_model // self.n_heads) * position.share)
         if turned % 2 or not turned:
-            cause = f"position.share {position.share}" if position.share < 1 else f"n_heads {self.n_heads}"
+            cause = f"n_heads {self.n_heads}" if self.head_width is None else f"head_width {self.head_width}"
+            cause = f"position.share {position.share}" if position.share < 1 else cause
             yield f"{cause} gives {turned} rotated components a head; rotary positions come in pairs"
         if self.score not in ("dot", "scaled-dot"):
             yield f"score {self.score} transforms rotated queries and keys; take dot or scaled-dot"
         if position.window_theta is not None and not full_layers:
             yield "position.window_theta is for patterns with full_layers; take position.theta"
+        if isinstance(position.scaling, YarnScaling) and position.theta <= 1:
+            yield f"position.theta {position.theta:g} is not above 1, so wavelengths do not grow as yarn scales them"
 
 
 class Attention(Spec):

@@ -273,3 +273,46 @@ def test_whatever_is_wrong_is_told_in_one_line_without_jargon(data):
         assert not any(
             word in line for word in ("Input should", "a valid", "function-", "literal", "union", "pydantic")
         )
+
+
+ROTARY = "model.position={kind: rotary}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.head_width=5", ROTARY], "n_heads 4 gives 5 rotated components a head; rotary positions come in pairs"),
+        ([ROTARY, "model.position.share=0.1"], "gives 0 rotated components a head"),
+        ([ROTARY, "model.score=additive"], "score additive transforms rotated queries and keys"),
+        ([ROTARY, "model.position.window_theta=100"], "window_theta is for patterns with full_layers"),
+        (
+            [ROTARY, "model.position.theta=1", "model.position.scaling={kind: yarn, factor: 2, original_context: 8}"],
+            "theta 1 is not above 1",
+        ),
+        (
+            [ROTARY, "model.position.scaling={kind: llama3, factor: 2, original_context: 8, low_frequency: 4}"],
+            "low_frequency: 4.0 is not below high_frequency 4.0",
+        ),
+        (
+            [ROTARY, "model.position.scaling={kind: yarn, factor: 2, original_context: 8, slow_turns: 64}"],
+            "slow_turns: 64.0 is not below fast_turns 32.0",
+        ),
+        (["model.pattern={kind: window, size: 3, full_layers: [9]}"], "pattern.full_layers: has layer 9"),
+        (["model.qk_norm=head", "model.score=bilinear"], "qk_norm: head is for scores dot and scaled-dot"),
+        (["model.norm={kind: layer, unit_offset: true}"], "norm.unit_offset: is for norm.kind rms"),
+        (["model.norm={place: post, first: false}"], "norm.first: is for norm.place pre"),
+        (["model.norm={place: post}", "model.parallel=true"], "parallel: sublayers have no residual sum each"),
+        (
+            ["model.position={kind: learned, size: 16, offset: 2}", "model.context=15"],
+            "position.size 16 - position.offset 2",
+        ),
+        (["model.embedding_width=8"], "tie_embeddings: needs head_transform"),
+        (["model.separate_inputs=true"], "separate_inputs: is for shape encoder-decoder"),
+    ],
+)
+def test_parts_of_a_transformer_that_do_not_fit(overrides, message):
+    small = ["model.n_layers=2", "model.d_model=16", "model.n_heads=4"]
+    with pytest.raises(RecipeError) as refusal:
+        load("tiny", [*small, *overrides])
+    assert message in str(refusal.value).replace("`", "")
+    assert all(line.startswith("-s model.") for line in str(refusal.value).splitlines())
