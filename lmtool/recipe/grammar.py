@@ -125,9 +125,13 @@ def _choices(schema: dict[str, Any]) -> list[str]:
         return [schema["const"]]
     kind = schema["type"]
     if kind in ("integer", "number"):
-        limits = " and ".join(f"{words} {schema[key]}" for key, words in _LIMITS.items() if key in schema)
-        return [f"{'a whole number' if kind == 'integer' else 'a number'} {limits}".rstrip()]
+        return [f"{'a whole number' if kind == 'integer' else 'a number'} {_limits(schema)}".rstrip()]
     if kind == "array":
         items = schema["items"]
-        return [f"a list of {'numbers' if items['type'] == 'number' else either(items.get('enum', ['texts']))}"]
+        names = {"integer": "whole numbers", "number": "numbers", "string": "texts"}
+        return [f"a list of {either(items.get('enum', [names[items['type']]]))} {_limits(items)}".rstrip()]
     return {"boolean": ["true", "false"], "null": ["null"], "string": ["text"]}[kind]
+
+
+def _limits(schema: dict[str, Any]) -> str:
+    return " and ".join(f"{words} {schema[key]}" for key, words in _LIMITS.items() if key in schema)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from lmtool.batch import Batch
 from lmtool.model.layers.positions import AlibiPositions, RelativePositions, RotaryPositions, alibi_slopes, rotated
+from lmtool.recipe.spec import YarnScaling
 from tests.model import tiny
 from tests.reference import attention as reference
 
@@ -111,3 +112,8 @@ def test_buckets_are_those_of_transformers(both_sides: bool, buckets: int, max_d
     away = torch.arange(-1100, 1101)
     wanted = T5Attention._relative_position_bucket(away, both_sides, buckets, max_distance)
     assert torch.equal(RelativePositions(2, buckets, max_distance, both_sides).bucket(away), wanted)
+
+
+def test_yarn_takes_a_base_that_is_hardly_above_one():
+    rule = RotaryPositions(1 + 2**-52, scaling=YarnScaling(kind="yarn", factor=2.0, original_context=9))
+    assert all(table.isfinite().all() for table in rule.rotations(torch.arange(5)[None], 8, torch.float64))

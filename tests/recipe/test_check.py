@@ -301,6 +301,10 @@ ROTARY = "model.position={kind: rotary}"
             "slow_turns: 64.0 is not below fast_turns 32.0",
         ),
         (["model.pattern={kind: window, size: 3, full_layers: [9]}"], "pattern.full_layers: has layer 9"),
+        (
+            ["model.pattern={kind: window, size: 3, full_layers: [-1]}"],
+            "pattern.full_layers: [-1] is not a list of whole numbers of at least 0",
+        ),
         (["model.qk_norm=head", "model.score=bilinear"], "qk_norm: head is for scores dot and scaled-dot"),
         (["model.norm={kind: layer, unit_offset: true}"], "norm.unit_offset: is for norm.kind rms"),
         (["model.norm={place: post, first: false}"], "norm.first: is for norm.place pre"),

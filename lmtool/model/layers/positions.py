@@ -110,7 +110,8 @@ def scaled(frequencies: Tensor, scaling: RotaryScaling) -> tuple[Tensor, float]:
         case YarnScaling(factor=factor, attention_factor=attention):
             # the blend is linear in the index of a frequency, between those of slow and fast turns
             n = len(frequencies)
-            base_log = -math.log(frequencies[1].item()) if n > 1 else math.inf
+            # at least a little, for a base that is hardly above 1
+            base_log = max(-math.log(frequencies[1].item()), 1e-12) if n > 1 else math.inf
             first, last = (
                 math.log(scaling.original_context / (turns * 2 * math.pi)) / base_log
                 for turns in (scaling.fast_turns, scaling.slow_turns)
