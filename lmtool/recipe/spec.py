@@ -778,8 +778,15 @@ class Classification(Spec):
     pool: Literal["auto", "first", "last", "mean", "max", "attention"] = "auto"
     """Pooling of a text to one vector; auto takes the first position of an encoder, the last of a decoder, and the mean
     of all others."""
+    dense: Literal["auto", "none", "tanh", "relu", "gelu"] = "auto"
+    """Nonlinearity of a dense layer between the pooled vector and the scores, if any; auto takes tanh on the first
+    position of an encoder, BERT's pooler, and none elsewhere."""
+    dense_norm: bool = False
+    """Normalise the output of the dense layer (ModernBERT)."""
+    bias: bool | None = None
+    """A bias of each score; for all bodies but Transformer decoders by default (GPT-1 has none)."""
     dropout: Fraction = 0.1
-    """Dropout of the pooled vector."""
+    """Dropout of the pooled vector, and of the output of the dense layer."""
     lm_weight: NonNegativeFloat = 0.0
     """Weight of the auxiliary language-model loss (GPT-1: 0.5); for decoders."""
     label_smoothing: Fraction = 0.0
@@ -789,8 +796,19 @@ class Classification(Spec):
     classes have equal total weight; null for equal weights."""
 
 
+class Embedding(Spec):
+    """Vectors of whole texts, as published models have learnt them (Reimers and Gurevych 2019); not trained here, but
+    fine-tuned further on tables."""
+
+    kind: Literal["embedding"]
+    pool: Literal["first", "last", "mean", "max"] = "mean"
+    """Pooling of the hidden states of a text, special tokens included."""
+    normalize: bool = False
+    """Scale vectors to length one."""
+
+
 AnyObjective = Annotated[
-    Causal | Bidirectional | Masked | SpanCorruption | Prefix | Seq2Seq | SkipGramWindow | Classification,
+    Causal | Bidirectional | Masked | SpanCorruption | Prefix | Seq2Seq | SkipGramWindow | Classification | Embedding,
     Field(discriminator="kind"),
 ]
 
@@ -1239,7 +1257,7 @@ def objectives_of(model: Model) -> tuple[str, ...]:
         case NGram():
             return ("causal",)
         case Transformer(shape="encoder"):
-            return ("masked", "classification")
+            return ("masked", "classification", "embedding")
         case Transformer(shape="prefix"):
             return ("prefix", "seq2seq", "span-corruption")
         case Transformer() | Recurrent(shape="encoder-decoder"):

@@ -1,0 +1,237 @@
+"""A published family of models, as the recipe language describes it: configuration and weights, in both directions."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from lmtool.errors import CheckpointError
+from lmtool.printable import plain
+from lmtool.recipe.spec import AnyObjective, Transformer
+
+T = TypeVar("T")
+
+HARMLESS = frozenset(
+    (
+        *("_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "model_type"),
+        *("use_cache", "output_attentions", "output_hidden_states", "return_dict", "return_dict_in_generate"),
+        *("torchscript", "tf_legacy_loss", "use_bfloat16", "pruned_heads", "chunk_size_feed_forward", "problem_type"),
+        *("finetuning_task", "task_specific_params", "tokenizer_class", "prefix", "gradient_checkpointing"),
+        *("pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "decoder_start_token_id"),
+        *("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "begin_suppress_tokens", "suppress_tokens"),
+        *("do_sample", "num_beams", "num_beam_groups", "max_length", "min_length", "length_penalty", "early_stopping"),
+        *("temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "diversity_penalty", "no_repeat_ngram_size"),
+        *("encoder_no_repeat_ngram_size", "num_return_sequences", "exponential_decay_length_penalty", "output_scores"),
+        *("remove_invalid_values", "id2label", "label2id", "num_labels", "initializer_range", "initializer_factor"),
+    )
+)
+"""Keys of any configuration that do not change the logits: names, labels and tokens read elsewhere, options of
+generation and training."""
+
+
+class Config:
+    """The values of a config.json. Remembers which ones were read, since an unread one could change the logits.
+
+    where: the file, for errors.
+    """
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self.values = values
+        self.where = where
+        self._read: set[str] = set()
+
+    def take(self, name: str, kind: type[T], default: T | None = None) -> T:
+        """The value of a key. Raises CheckpointError when it is of another type, or missing without a default."""
+        value = self.optional(name, kind)
+        if value is not None:
+            return value
+        if default is None:
+            raise self.refusal(f"{name} is missing")
+        return default
+
+    def optional(self, name: str, kind: type[T]) -> T | None:
+        """The value of a key; None when it is missing or null. Raises CheckpointError when it is of another type."""
+        self._read.add(name)
+        value = self.values.get(name)
+        if value is None:
+            return None
+        if kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not kind:
+            raise self.refusal(f"{name} is {self._shown(value)}, not of type {kind.__name__}")
+        found: T = value
+        return found
+
+    def expect(self, name: str, *allowed: object) -> None:
+        """Read a key that must be missing, null, or one of these values. Raises CheckpointError."""
+        self._read.add(name)
+        value = self.values.get(name)
+        if value is not None and not any(type(value) is type(one) and value == one for one in allowed):
+            raise self.refusal(f"{name} is {self._shown(value)}, which no recipe can express")
+
+    def ignore(self, *names: str) -> None:
+        """Keys of this family that do not change the logits, such as dropout in training."""
+        self._read.update(names)
+
+    def check_all_read(self) -> None:
+        """Raise CheckpointError when a key was not read and is not known to be harmless."""
+        unread = sorted(
+            key
+            for key, value in self.values.items()
+            if key not in self._read and key not in HARMLESS and value is not None
+        )
+        if unread:
+            raise self.refusal(f"unknown keys may change what it computes: {plain(', '.join(unread))[:160]}")
+
+    def refusal(self, what: str) -> CheckpointError:
+        """An error about this file."""
+        return CheckpointError(
+            f"this model cannot be imported: {what}",
+            where=self.where,
+            fix="docs/interop.md lists what can be imported",
+        )
+
+    @staticmethod
+    def _shown(value: object) -> str:
+        return plain(repr(value))[:60]
+
+
+class Layout(ABC):
+    """How one tensor of ours is made of theirs. `join` and `split` are inverse, bit for bit."""
+
+    @abstractmethod
+    def join(self, theirs: Sequence[Tensor]) -> Tensor: ...
+
+    @abstractmethod
+    def split(self, ours: Tensor) -> list[Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Joined(Layout):
+    """Theirs follow one another in the first dimension, with these widths."""
+
+    widths: tuple[int, ...]
+
+    def join(self, theirs: Sequence[Tensor]) -> Tensor:
+        if tuple(len(one) for one in theirs) != self.widths:
+            raise ValueError(f"widths {[len(one) for one in theirs]} instead of {list(self.widths)}")
+        return torch.cat(list(theirs))
+
+    def split(self, ours: Tensor) -> list[Tensor]:
+        return list(ours.split(self.widths))
+
+
+class Same(Layout):
+    """One tensor, as it is."""
+
+    def join(self, theirs: Sequence[Tensor]) -> Tensor:
+        (one,) = theirs
+        return one
+
+    def split(self, ours: Tensor) -> list[Tensor]:
+        return [ours]
+
+
+class Transposed(Same):
+    """A matrix as (in, out) (GPT-2's Conv1D); ours are (out, in)."""
+
+    def join(self, theirs: Sequence[Tensor]) -> Tensor:
+        return super().join(theirs).T
+
+    def split(self, ours: Tensor) -> list[Tensor]:
+        return [ours.T]
+
+
+@dataclass(frozen=True)
+class ByHead(Same):
+    """Query, key and value interleaved by head (GPT-NeoX, BLOOM); ours has all queries first."""
+
+    n_heads: int
+
+    def join(self, theirs: Sequence[Tensor]) -> Tensor:
+        one = super().join(theirs)
+        return one.view(self.n_heads, 3, -1, *one.shape[1:]).transpose(0, 1).reshape(one.shape)
+
+    def split(self, ours: Tensor) -> list[Tensor]:
+        return [ours.view(3, self.n_heads, -1, *ours.shape[1:]).transpose(0, 1).reshape(ours.shape)]
+
+
+class AsRow(Same):
+    """A vector as a matrix of one row (the output bias of BART and Marian)."""
+
+    def join(self, theirs: Sequence[Tensor]) -> Tensor:
+        return super().join(theirs).squeeze(0)
+
+    def split(self, ours: Tensor) -> list[Tensor]:
+        return [ours[None]]
+
+
+SAME = Same()
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A tensor of ours, the names of theirs that it is made of, and how."""
+
+    ours: str
+    theirs: tuple[str, ...]
+    layout: Layout = SAME
+
+
+@dataclass(frozen=True)
+class Described:
+    """Sections `model` and `objective` of the recipe of a published model, as plain values."""
+
+    model: dict[str, Any]
+    objective: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Published:
+    """The configuration of an exported model.
+
+    architecture: name of Transformers' class. config: content of config.json, without labels and special tokens.
+    """
+
+    architecture: str
+    config: dict[str, Any]
+
+
+class Inexpressible(Exception):
+    """A family cannot express a recipe. key: the key that stands in the way. why: in a few words."""
+
+    def __init__(self, key: str, why: str) -> None:
+        super().__init__(f"{key}: {why}")
+        self.key = key
+        self.why = why
+
+
+class Family(ABC):
+    """One `model_type` of Transformers.
+
+    prefix: of the body in the names of a model with a head, which files of the body alone omit.
+    redundant: regular expressions of names of tensors that are not needed: buffers, and copies of tied ones.
+    """
+
+    model_type: ClassVar[str]
+    prefix: ClassVar[str] = ""
+    redundant: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def describe(self, config: Config, names: Collection[str]) -> Described:
+        """The recipe of a model with this configuration.
+
+        names: of its tensors, as in a model with a head (with `prefix`), which tell the heads that it has.
+        Reads every key that changes the logits. Raises CheckpointError, as `Config` does, for what no recipe expresses.
+        """
+
+    @abstractmethod
+    def publish(self, model: Transformer, objective: AnyObjective) -> Published:
+        """The inverse of `describe`. Raises Inexpressible with the first key that stands in the way."""
+
+    @abstractmethod
+    def weights(self, model: Transformer, objective: AnyObjective) -> list[Weight]:
+        """All tensors of the model, of `body.` and its head for a classifier; theirs are named with `prefix`."""
