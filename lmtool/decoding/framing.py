@@ -22,10 +22,11 @@ TokenIds = NDArray[np.int64]
 class Framing:
     """Special tokens before, between and after texts, whether the text is a prompt or a source, and the end tokens.
 
-    reads: see `lmtool.recipe.spec.Reads`. before, between, after: ids around the texts of a complete row. documents:
-        generated text is between [BOS] and [EOS]. answers: generated text is the target of a source without special
-        tokens, between [BOS] and [EOS]. shares_row: source and target share one row. context: maximum tokens of a row;
-        None for no limit. has_segments: tokens have segment ids.
+    reads: see `lmtool.recipe.spec.Reads`. before, between, after: ids around the texts of a complete row. opening: ids
+        before a prompt. documents: generated text is between [BOS] and [EOS]. answers: generated text is the target of
+        a source, between the tokens that start and end a target. around: ids before and after a source. shares_row:
+        source and target share one row. context: maximum tokens of a row; None for no limit. has_segments: tokens have
+        segment ids.
     """
 
     tokenizer: Tokenizer
@@ -33,8 +34,10 @@ class Framing:
     before: tuple[int, ...] = ()
     between: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
+    opening: tuple[int, ...] = ()
     documents: bool = False
     answers: bool = False
+    around: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     shares_row: bool = False
     context: int | None = None
     has_segments: bool = False
@@ -45,12 +48,29 @@ class Framing:
 
         Rows of labelled tables are [CLS] A [SEP] B [SEP] for encoders (Devlin et al. 2019), and [BOS] A [SEP] B [CLS]
         for left-to-right models, whose head is on the last token, GPT's [EXTRACT] (Radford et al. 2018). Bag-of-words
-        models read A [SEP] B.
+        models read A [SEP] B. All texts of a published model, sources included, are framed by its own template.
         """
         t, model = tokenizer, recipe.model
         before: tuple[int, ...] = ()
         after: tuple[int, ...] = ()
         documents = recipe.data.split == "document"
+        answers = model.reads == "source" and not (model.shares_row and isinstance(recipe.objective, Prefix))
+        if t.roles.template is not None:
+            before, between, after = t.roles.template
+            return cls(
+                tokenizer=t,
+                reads=model.reads,
+                before=before,
+                between=between or (t.sep_id,),
+                after=after,
+                opening=before,
+                documents=model.reads == "past",
+                answers=answers,
+                around=(before, after),
+                shares_row=model.shares_row,
+                context=model.longest_row,
+                has_segments=model.has_segments,
+            )
         match recipe.objective, model.reads:
             case Masked(), _:
                 before, after = (t.cls_id,), (t.sep_id,)
@@ -68,8 +88,9 @@ class Framing:
             before=before,
             between=(t.sep_id,),
             after=after,
+            opening=(t.bos_id,) if documents else (),
             documents=documents,
-            answers=model.reads == "source" and not (model.shares_row and isinstance(recipe.objective, Prefix)),
+            answers=answers,
             shares_row=model.shares_row,
             context=model.longest_row,
             has_segments=model.has_segments,
@@ -78,7 +99,7 @@ class Framing:
     @property
     def end_ids(self) -> set[int]:
         """The tokens that end generation."""
-        return {self.tokenizer.eos_id} if self.documents or self.answers else set()
+        return set(self.tokenizer.roles.ends) if self.documents or self.answers else set()
 
     def prompt(self, text: str, prefix: str = "") -> Prompt:
         """The model's input before generation, never empty: [BOS] for an empty prompt, or [EOS] for an empty source.
@@ -86,17 +107,19 @@ class Framing:
         prefix: forced beginning of the generated text. Raises UsageError when a text has bytes that are not UTF-8.
         """
         if self.answers:
-            return self.answer_to(self._encode(text), self._encode(prefix))
-        ids = self._encode(text + prefix)
-        if self.documents or not ids:
-            ids = [self.tokenizer.bos_id, *ids]
+            return self.answer_to(self._complete(self._encode(text)), self._encode(prefix))
+        ids = [*self.opening, *self._encode(text + prefix)] or [self.tokenizer.bos_id]
         if self.reads != "source":
             return Prompt(tuple(ids))
         return Prompt((ids[-1],), tuple(ids[:-1]), joined=True)
 
     def answer_to(self, source: Sequence[int], begun: Sequence[int] = ()) -> Prompt:
-        """The model's input for a source whose target begins with these ids."""
-        return Prompt((self.tokenizer.bos_id, *begun), tuple(source) or (self.tokenizer.eos_id,))
+        """The model's input for a complete source, as from `pair`, whose target begins with these ids."""
+        return Prompt((*self.tokenizer.roles.starts, *begun), tuple(source))
+
+    def _complete(self, source: Sequence[int]) -> tuple[int, ...]:
+        """A source with the special tokens around it; [EOS] for an empty one."""
+        return (*self.around[0], *source, *self.around[1]) or (self.tokenizer.eos_id,)
 
     def masks(self, text: str, *, placeholder: str | None, length: int) -> tuple[int, ...]:
         """A text with [MASK] for each placeholder, and `length` masks after it.
@@ -122,7 +145,7 @@ class Framing:
         ids += [t.mask_id] * length
         if self.documents:
             ids = [t.bos_id, *ids, t.eos_id]
-        return (t.cls_id, *ids, t.sep_id)
+        return (*self.before, *ids, *self.after)
 
     def row(self, texts: Sequence[TokenIds]) -> tuple[TokenIds, TokenIds | None, bool]:
         """Texts as one complete row: ids, segment ids (0 or 1) where the model has segments, and whether texts were
@@ -145,24 +168,26 @@ class Framing:
         return tokens, np.array(segments, dtype=np.int64) if self.has_segments else None, is_cut
 
     def pair(self, source: TokenIds, answer: TokenIds | None) -> tuple[TokenIds, TokenIds | None, bool]:
-        """Source and target as ids, [EOS] for an empty source and at the end of the target; and whether they were
+        """Source and target as ids, complete with special tokens, [EOS] for an empty source; and whether they were
         truncated.
 
         An encoder-decoder has the full context for each. In a prefix LM both share one row, where the longer one is
         truncated first; `room_to_answer` is reserved for a target not yet generated.
         """
         end = np.array([self.tokenizer.eos_id])
-        whole = [source if len(source) else end, end if answer is None else np.concatenate((answer, end))]
+        marks = sum(map(len, self.around))
+        whole = [source if len(source) or marks else end, end if answer is None else np.concatenate((answer, end))]
         if self.context is None:
             fitted = whole
         elif not self.shares_row:
-            fitted = [ids[: self.context] for ids in whole]
+            fitted = [whole[0][: self.context - marks], whole[1][: self.context]]
         elif answer is None:
-            fitted = [whole[0][: self.context - self._reserved(len(whole[0]), self.context)], end]
+            fitted = [whole[0][: self.context - marks - self._reserved(len(whole[0]), self.context)], end]
         else:
-            fitted = fit(whole, self.context)
+            fitted = fit(whole, self.context - marks)
         is_cut = any(len(old) != len(new) for old, new in zip(whole, fitted, strict=True))
-        return fitted[0], None if answer is None else fitted[1], is_cut
+        complete = np.array(self._complete(fitted[0].tolist()), dtype=np.int64)
+        return complete, None if answer is None else fitted[1], is_cut
 
     def room_to_answer(self, n_source: int) -> int:
         """Maximum target length for a source: three times its tokens plus 30, within the context."""

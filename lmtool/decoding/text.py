@@ -79,7 +79,7 @@ def write(
     """
     options = options or Options()
     tokenizer = framing.tokenizer
-    without_text = {*range(tokenizer.n_specials), *range(tokenizer.vocab_size, model.vocab_size)}
+    without_text = {*tokenizer.special_ids, *range(tokenizer.vocab_size, model.vocab_size)}
     if isinstance(settings, MaskPredict):
         return _fill(model, framing, prompts, settings, options, without_text)
     return _write(model, framing, prompts, settings, options, without_text)

@@ -33,7 +33,7 @@ def merge(reference: str, output: Path | None, command: Sequence[str]) -> Path:
         name=f"{old.info['recipe']}-merged",
         summary=old.info["summary"],
         recipe=dump(plain),
-        tokenizer=adapted.tokenizer.to_json().encode(),
+        tokenizer=adapted.tokenizer.files(),
         fingerprints=old.fingerprints,
         base=adapted.record(),
     )

@@ -48,9 +48,9 @@ def nearest(loaded: Loaded, word: str, k: int) -> list[Neighbor]:
     token = find_token(tokenizer, word)
     unit_VD = F.normalize(loaded.model.token_vectors()[: tokenizer.vocab_size], dim=-1)
     similarity_V = unit_VD @ unit_VD[token]
-    similarity_V[: tokenizer.n_specials] = -torch.inf
+    similarity_V[list(tokenizer.special_ids)] = -torch.inf
     similarity_V[token] = -torch.inf
-    best = similarity_V.topk(min(k, tokenizer.vocab_size - tokenizer.n_specials - 1))
+    best = similarity_V.topk(min(k, tokenizer.vocab_size - len(tokenizer.special_ids) - 1))
     return [Neighbor(tokenizer.piece(i), s) for i, s in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
 
 
@@ -61,9 +61,9 @@ def find_token(tokenizer: Tokenizer, word: str) -> int:
     """
     for text in (f" {word}", word):
         ids = tokenizer.encode(text)
-        if len(ids) == 1 and ids[0] >= tokenizer.n_specials:
+        if len(ids) == 1 and ids[0] not in tokenizer.special_ids:
             return ids[0]
-    words = {tokenizer.piece(i).strip() for i in range(tokenizer.n_specials, tokenizer.vocab_size)}
+    words = {tokenizer.piece(i).strip() for i in range(tokenizer.vocab_size) if i not in tokenizer.special_ids}
     alike = get_close_matches(word, sorted(words), n=3, cutoff=0.6)
     raise UsageError(
         f"{word!r} is not a token of this run",

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from lmtool.errors import UsageError
 from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
 from lmtool.objective.bidirectional import BidirectionalObjective
 from lmtool.objective.causal import CausalObjective
@@ -13,6 +14,7 @@ from lmtool.recipe.spec import (
     Bidirectional,
     Causal,
     Classification,
+    Embedding,
     Masked,
     Prefix,
     Recipe,
@@ -47,8 +49,9 @@ def build_objective(recipe: Recipe, tokenizer: Tokenizer, counts_V: Tensor | Non
         mask=tokenizer.mask_id,
         sep=tokenizer.sep_id,
         cls=tokenizer.cls_id,
+        starts=tokenizer.roles.starts,
         sentinels=tokenizer.sentinel_ids,
-        specials=tokenizer.n_specials,
+        specials=tokenizer.special_ids,
         counts=None if counts_V is None else counts_V.cpu().numpy(),
     )
     return build(recipe, vocabulary)
@@ -56,11 +59,13 @@ def build_objective(recipe: Recipe, tokenizer: Tokenizer, counts_V: Tensor | Non
 
 def build(recipe: Recipe, vocabulary: Vocabulary) -> Objective:
     """The objective of `recipe`, with a tokenizer of this vocabulary."""
+    bos, predicts_bos = vocabulary.bos, vocabulary.start_of_text is None
     match recipe.objective:
         case Causal() as spec:
-            return CausalObjective(spec, vocabulary.bos, recipe.data.isolate_documents)
+            return CausalObjective(spec, bos, recipe.data.isolate_documents, predicts_bos)
         case Bidirectional():
-            return BidirectionalObjective(CausalObjective(Causal(), vocabulary.bos, recipe.data.isolate_documents))
+            forth = CausalObjective(Causal(), bos, recipe.data.isolate_documents, predicts_bos)
+            return BidirectionalObjective(forth)
         case SkipGramWindow() as spec:
             return SkipGramObjective(spec, vocabulary)
         case Classification() as spec:
@@ -73,3 +78,9 @@ def build(recipe: Recipe, vocabulary: Vocabulary) -> Objective:
             return SpanCorruptionObjective(spec, vocabulary, recipe.model.shares_row)
         case Seq2Seq() as spec:
             return Seq2SeqObjective(spec, vocabulary, recipe.model.shares_row)
+        case Embedding():
+            raise UsageError(
+                "this model embeds whole texts, and is neither trained nor evaluated on a text",
+                where="objective.kind",
+                fix="use lmtool embed --whole, or fine-tune it further: lmtool finetune TABLE --from RUN",
+            )

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -65,8 +66,9 @@ class Loss:
 class Vocabulary:
     """The vocabulary size and special token ids.
 
-    size: entries of the tokenizer. specials: ids below this one are special tokens, sentinels included. counts: count
-        of each id in the training text, for objectives that need it, else None.
+    size: entries of the tokenizer. bos, eos: start and end a document; where they are one token, it is between
+    documents. starts: the tokens before a target. specials: the ids of special tokens, sentinels included. counts:
+    count of each id in the training text, for objectives that need it, else None.
     """
 
     size: int
@@ -76,9 +78,22 @@ class Vocabulary:
     mask: int
     sep: int
     cls: int
+    starts: tuple[int, ...]
     sentinels: tuple[int, ...]
-    specials: int
+    specials: frozenset[int]
     counts: NDArray[np.int64] | None = None
+
+    @cached_property
+    def is_word_V(self) -> NDArray[np.bool_]:
+        """Whether each id is text, not a special token."""
+        is_word_V = np.ones(self.size, dtype=bool)
+        is_word_V[list(self.specials)] = False
+        return is_word_V
+
+    @property
+    def start_of_text(self) -> int | None:
+        """The token that starts a document and is never predicted; None where it also ends the one before."""
+        return self.bos if self.bos != self.eos else None
 
 
 class Objective(ABC):

@@ -24,13 +24,14 @@ from lmtool.recipe.spec import Causal
 class CausalObjective(Objective):
     """Mean over tokens of -log p(w_{i+1} | w_1..w_i).
 
-    bos_id: the token that starts a document; never a target. isolate_documents: mask attention across documents in a
-        row.
+    bos_id: the token that starts a document. isolate_documents: mask attention across documents in a row. predicts_bos:
+        bos_id also ends the document before, as in GPT-2, and so is predicted; else it is never a target.
     """
 
     spec: Causal
     bos_id: int
     isolate_documents: bool
+    predicts_bos: bool = False
 
     def cut(self, context: int) -> Cut:
         """Windows of T + 1 tokens; the last token of each is the first of the next."""
@@ -40,7 +41,7 @@ class CausalObjective(Objective):
         """Rows of T + 1 tokens each: the first T are inputs, the last T targets."""
         rows = torch.from_numpy(np.stack([example.tokens for example in examples]))
         tokens_BT, next_BT = rows[:, :-1].contiguous(), rows[:, 1:]
-        targets_BT = next_BT.masked_fill(next_BT == self.bos_id, IGNORE)
+        targets_BT = next_BT if self.predicts_bos else next_BT.masked_fill(next_BT == self.bos_id, IGNORE)
         documents_BT = (tokens_BT == self.bos_id).cumsum(1) if self.isolate_documents else None
         draws_BT = draws(self.spec.scheduled_sampling, examples, tokens_BT.shape[1], done)
         return Batch(tokens_BT, targets_BT, documents_BT=documents_BT, draws_BT=draws_BT)

@@ -83,7 +83,8 @@ class MaskedObjective(Objective):
         """Uncorrupted rows; targets are all scored tokens except special ones. See `measure`."""
         rows = []
         for tokens, first in spans:
-            targets = np.where((np.arange(len(tokens)) >= first) & (tokens >= self.vocabulary.specials), tokens, IGNORE)
+            is_scored = (np.arange(len(tokens)) >= first) & self.vocabulary.is_word_V[tokens]
+            targets = np.where(is_scored, tokens, IGNORE)
             rows.append(_Row(tokens, targets))
         return self._rows(rows)
 
@@ -153,7 +154,7 @@ class MaskedObjective(Objective):
 
     def _corrupted(self, tokens_N: Ints, rng: np.random.Generator) -> _Row:
         """The corrupted tokens, and the targets."""
-        chosen = choose(np.flatnonzero(tokens_N >= self.vocabulary.specials), self.spec.rate, self.spec.spans, rng)
+        chosen = choose(np.flatnonzero(self.vocabulary.is_word_V[tokens_N]), self.spec.rate, self.spec.spans, rng)
         tokens_N, targets_N = tokens_N.copy(), np.full(len(tokens_N), IGNORE)
         targets_N[chosen] = tokens_N[chosen]
         if self.spec.spans is None:
@@ -161,8 +162,8 @@ class MaskedObjective(Objective):
         n_mask = round(self.spec.mask_share * len(chosen))
         n_random = min(round(self.spec.random_share * len(chosen)), len(chosen) - n_mask)
         tokens_N[chosen[:n_mask]] = self.vocabulary.mask
-        drawn = rng.integers(self.vocabulary.specials, self.vocabulary.size, n_random)
-        tokens_N[chosen[n_mask : n_mask + n_random]] = drawn
+        words = np.flatnonzero(self.vocabulary.is_word_V)
+        tokens_N[chosen[n_mask : n_mask + n_random]] = words[rng.integers(0, len(words), n_random)]
         return _Row(tokens_N, targets_N)
 
     def _rows(self, rows: Sequence[_Row]) -> Batch:

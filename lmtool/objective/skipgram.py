@@ -114,7 +114,7 @@ class SkipGramObjective(Objective):
     def _counts_V(self) -> IntArray:
         assert self.vocabulary.counts is not None
         counts_V = self.vocabulary.counts.copy()
-        counts_V[: self.vocabulary.specials] = 0
+        counts_V[: self.vocabulary.size][~self.vocabulary.is_word_V] = 0
         return counts_V
 
     @cached_property
@@ -135,7 +135,7 @@ class SkipGramObjective(Objective):
 
     def _words(self, tokens: IntArray) -> tuple[IntArray, IntArray]:
         """The words among tokens, and the document index of each."""
-        is_word = tokens >= self.vocabulary.specials
+        is_word = self.vocabulary.is_word_V[tokens]
         return tokens[is_word], np.cumsum(tokens == self.vocabulary.bos)[is_word]
 
     def _pairs(

@@ -24,24 +24,27 @@ Ints = NDArray[np.int64]
 class Pair:
     """A source and its target.
 
-    given: the first decoder input, which is not predicted. targets: the tokens after it, IGNORE where there is no loss.
+    given: the first inputs of the decoder, which are not predicted. targets: the tokens after them, IGNORE where there
+        is no loss.
     """
 
     source: Ints
-    given: int
+    given: tuple[int, ...]
     targets: Ints
 
 
 def batch_of(pairs: Sequence[Pair], shares_row: bool, pad: int) -> Batch:
     """The pairs as a right-padded batch. shares_row: source and target share one row."""
-    rows = [np.concatenate(([pair.given], np.where(pair.targets == IGNORE, pad, pair.targets)[:-1])) for pair in pairs]
+    rows = [np.concatenate((pair.given, np.where(pair.targets == IGNORE, pad, pair.targets)[:-1])) for pair in pairs]
+    wanted = [np.concatenate((np.full(len(pair.given) - 1, IGNORE), pair.targets)) for pair in pairs]
     if not shares_row:
         tokens_BT, keep_BT = padded(rows, pad)
         source_BS, source_keep_BS = padded([pair.source for pair in pairs], pad)
-        targets_BT, _ = padded([pair.targets for pair in pairs], IGNORE)
+        targets_BT, _ = padded(wanted, IGNORE)
         return Batch(tokens_BT, targets_BT, keep_BT, source_BS=source_BS, source_keep_BS=source_keep_BS)
     tokens_BT, keep_BT = padded([np.concatenate((p.source, row)) for p, row in zip(pairs, rows, strict=True)], pad)
-    targets_BT, _ = padded([np.concatenate((np.full(len(p.source), IGNORE), p.targets)) for p in pairs], IGNORE)
+    behind = [np.concatenate((np.full(len(p.source), IGNORE), w)) for p, w in zip(pairs, wanted, strict=True)]
+    targets_BT, _ = padded(behind, IGNORE)
     prefix_B = torch.tensor([len(pair.source) for pair in pairs])
     return Batch(tokens_BT, targets_BT, keep_BT, prefix_B=prefix_B)
 
@@ -82,10 +85,10 @@ class PrefixObjective(Objective):
 
     def _split(self, tokens: Ints, split: int) -> Pair:
         behind = tokens[split:]
-        targets = np.where(behind == self.vocabulary.bos, IGNORE, behind)
+        targets = np.where(behind == self.vocabulary.start_of_text, IGNORE, behind)
         if not self.shares_row:
-            return Pair(tokens[:split], self.vocabulary.bos, targets)
-        return Pair(tokens[:split], int(behind[0]), targets[1:])
+            return Pair(tokens[:split], self.vocabulary.starts, targets)
+        return Pair(tokens[:split], (int(behind[0]),), targets[1:])
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
         return training_loss(model, batch, self.spec.label_smoothing)
@@ -138,7 +141,7 @@ class SpanCorruptionObjective(Objective):
         pairs = []
         for example in examples:
             source, target = self.corrupt(example.tokens, example.rng)
-            pairs.append(Pair(source, self.vocabulary.bos, target))
+            pairs.append(Pair(source, self.vocabulary.starts, target))
         return batch_of(pairs, self.shares_row, self.vocabulary.pad)
 
     def corrupt(self, tokens: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
@@ -164,9 +167,9 @@ class SpanCorruptionObjective(Objective):
         sentinel = self.vocabulary.sentinels[0]
         pairs = []
         for tokens, first in spans:
-            behind = np.where(tokens[first:] == self.vocabulary.bos, IGNORE, tokens[first:])
+            behind = np.where(tokens[first:] == self.vocabulary.start_of_text, IGNORE, tokens[first:])
             source = np.append(tokens[:first], sentinel)
-            pairs.append(Pair(source, self.vocabulary.bos, np.concatenate(([IGNORE], behind))))
+            pairs.append(Pair(source, self.vocabulary.starts, np.concatenate(([IGNORE], behind))))
         batch = batch_of(pairs, self.shares_row, sentinel)
         return batch
 
@@ -176,7 +179,7 @@ class SpanCorruptionObjective(Objective):
         for tokens, _ in spans:
             rng = np.random.Generator(np.random.PCG64(tokens.astype(np.uint64)))
             source, target = self.corrupt(tokens, rng)
-            pairs.append(Pair(source, self.vocabulary.bos, target))
+            pairs.append(Pair(source, self.vocabulary.starts, target))
         return batch_of(pairs, self.shares_row, self.vocabulary.pad)
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
@@ -201,12 +204,15 @@ class Seq2SeqObjective(Objective):
         raise TypeError("pairs are not scored as a text")
 
     def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
-        """Right-padded pairs; the target follows [BOS]. Raises ValueError for an example without a target."""
+        """Right-padded pairs; the target follows the tokens that start one.
+
+        Raises ValueError for an example without a target.
+        """
         pairs = []
         for example in examples:
             if example.other is None:
                 raise ValueError("a source without a target has no loss")
-            pairs.append(Pair(example.tokens, self.vocabulary.bos, example.other))
+            pairs.append(Pair(example.tokens, self.vocabulary.starts, example.other))
         batch = batch_of(pairs, self.shares_row, self.vocabulary.pad)
         return replace(batch, draws_BT=draws(self.spec.scheduled_sampling, examples, batch.tokens_BT.shape[1], done))
 

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 RECIPE, TOKENIZER = "recipe.yaml", "tokenizer.json"
+
+TOKENIZER_CONFIG = "tokenizer_config.json"
+"""The roles of the special tokens of a published model's tokenizer."""
+
 METRICS, SAMPLES, CHECKPOINTS = "metrics.jsonl", "samples.jsonl", "checkpoints"
 
 SPLIT = "split.json"
@@ -71,15 +75,16 @@ class Run:
         name: str,
         summary: str,
         recipe: str,
-        tokenizer: bytes,
+        tokenizer: Mapping[str, bytes],
         fingerprints: Mapping[str, str],
         base: Mapping[str, str] | None = None,
     ) -> Self:
         """A new run, locked: in `folder`, or if None in a new folder of `runs_root()` named after day and recipe.
 
         name: the recipe's. summary: one line on the model, for `lmtool runs ls`. recipe: the resolved recipe as YAML.
-        tokenizer: content of its tokenizer.json. fingerprints: of "data" and "tokenizer", compared on resume. base: the
-        run and checkpoint that it is initialised from, if any. Raises as `check_folder` does.
+        tokenizer: the content of its files by name, tokenizer.json first. fingerprints: of "data" and "tokenizer",
+        compared on resume. base: the run and checkpoint that it is initialised from, if any. Raises as `check_folder`
+        does.
         """
         check_folder(folder)
         path = folder or runs_root()
@@ -93,7 +98,8 @@ class Run:
         try:
             _refuse_used(path)
             durable.write_new(path / RECIPE, [recipe.encode()])
-            durable.write_new(path / TOKENIZER, [tokenizer])
+            for file, content in tokenizer.items():
+                durable.write_new(path / file, [content])
             (path / CHECKPOINTS).mkdir()
             run._write_info(
                 {
@@ -403,7 +409,7 @@ def _new_folder(name: str) -> Path:
 
 
 def _refuse_used(folder: Path) -> None:
-    for name in (INFO, RECIPE, TOKENIZER, METRICS, SAMPLES, VALIDATED, SPLIT, RESULTS, CHECKPOINTS):
+    for name in (INFO, RECIPE, TOKENIZER, TOKENIZER_CONFIG, METRICS, SAMPLES, VALIDATED, SPLIT, RESULTS, CHECKPOINTS):
         if os.path.lexists(folder / name):
             raise UsageError(
                 f"the output folder already holds {name}",

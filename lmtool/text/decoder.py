@@ -5,6 +5,7 @@ of their text, so spaces are restored by the rules of English typography.
 """
 
 import codecs
+import re
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -18,6 +19,7 @@ _CLOSING = frozenset(".,;:!?%)]}»”…、。，；：！？）」』")  # noqa
 _JOINING = frozenset("-‐‑–—/_")  # noqa: RUF001  typographic marks are meant
 _APOSTROPHES = frozenset("'’")  # noqa: RUF001  typographic marks are meant
 _QUOTES = frozenset("\"'")
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
 _ENDINGS = frozenset({"s", "t", "d", "m", "ll", "re", "ve", "em", "n", "er", "st"})
 
 
@@ -39,19 +41,34 @@ def byte_alphabet() -> dict[str, int]:
 
 
 class ByteDecoder:
-    """Decoder of byte-level tokens. Invalid UTF-8 becomes U+FFFD, as few as the Unicode standard recommends."""
+    """Decoder of tokens that are bytes. Invalid UTF-8 becomes U+FFFD, as few as the Unicode standard recommends.
 
-    def __init__(self, pieces: Sequence[bytes]) -> None:
+    drops_space: omit one space at the very beginning, which SentencePiece added.
+    """
+
+    def __init__(self, pieces: Sequence[bytes], *, drops_space: bool = False) -> None:
         self._pieces = pieces
+        self._drops_space = drops_space
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token: int) -> str:
-        return self._utf8.decode(self._pieces[token]) if token < len(self._pieces) else ""
+        piece = self._pieces[token] if token < len(self._pieces) else b""
+        if piece and self._drops_space:
+            self._drops_space = False
+            piece = piece.removeprefix(b" ")
+        return self._utf8.decode(piece)
 
     def flush(self) -> str:
         text = self._utf8.decode(b"", final=True)
         self._utf8.reset()
         return text
+
+
+def sentencepiece_bytes(name: str) -> bytes:
+    """The bytes of a SentencePiece token: its name with a space for each U+2581, or the byte of <0xNN>."""
+    if byte := _BYTE.fullmatch(name):
+        return bytes.fromhex(byte[1])
+    return name.replace("\u2581", " ").encode()
 
 
 class CharDecoder:

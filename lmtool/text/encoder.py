@@ -5,6 +5,8 @@ equivalent: the library `tokenizers` is the reference and the fallback.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import tiktoken
@@ -92,6 +94,26 @@ def fast_encoder(inner: Inner, pieces: Sequence[bytes], reference: BatchEncoder)
         return _encode_joined(texts, encode_one, ranks[_SEPARATOR.encode()])
 
     return encode
+
+
+def is_plain(config: dict[str, Any]) -> bool:
+    """Whether a published tokenizer.json is byte-level BPE as GPT-2's, which `fast_encoder` may encode.
+
+    It has GPT-2's pattern alone, no text among its added tokens, and ids in the order of merges, which tiktoken takes
+    for their priorities.
+    """
+    model, split = config["model"], config["pre_tokenizer"]
+    usual = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+    options = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
+    ranks = [model["vocab"].get("".join(merge)) for merge in model["merges"]]
+    return (
+        config["normalizer"] is None
+        and {key: split.get(key) for key in usual} == usual
+        and not any(model.get(option) for option in options)
+        and all(token["special"] for token in config["added_tokens"])
+        and None not in ranks
+        and all(a < b for a, b in pairwise(ranks))
+    )
 
 
 def _has_long_run(text: str) -> bool:

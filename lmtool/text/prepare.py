@@ -27,7 +27,7 @@ from lmtool.text.disk import locked, refusing_disk, write_file
 from lmtool.text.files import content_hash, place
 from lmtool.text.split import Everything, Part, choose_documents, cut_characters
 from lmtool.text.store import EncodedChunk, StoreWriter, TokenStore
-from lmtool.text.tokenizer import Tokenizer
+from lmtool.text.tokenizer import TOKENIZER, Tokenizer
 
 Report = Callable[[str, int, int], None]
 """Called with the stage, and the amounts done and in total, here in characters; a total of 0 is unknown."""
@@ -254,7 +254,7 @@ def _reporting(text: _Surveyed, stage: str, report: Report) -> Iterator[Chunk]:
 def _keep_tokenizer(tokenizer: Tokenizer, out: Path) -> None:
     with refusing_disk(out):
         out.mkdir(parents=True, exist_ok=True)
-    path = out / "tokenizer.json"
+    path = out / TOKENIZER
     if not path.exists():
         tokenizer.save(path)
     elif Tokenizer.load(path).fingerprint != tokenizer.fingerprint:
@@ -316,9 +316,10 @@ def _encode(chunk: Chunk, tokenizer: Tokenizer, stream: bool) -> EncodedChunk:
 def _with_ends(
     ids: NDArray[np.uint32], lengths: NDArray[np.int64], chunk: Chunk, tokenizer: Tokenizer
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """[BOS] before each text that starts a document, [EOS] after each that ends one."""
+    """[BOS] before each text that starts a document, [EOS] after each that ends one; only the first if they are one."""
     starts, ends = np.ones(len(lengths), dtype=bool), np.ones(len(lengths), dtype=bool)
     starts[0], ends[-1] = chunk.starts, chunk.ends
+    ends &= tokenizer.bos_id != tokenizer.eos_id
     lengths = lengths + starts + ends
     stops = np.cumsum(lengths)
     tokens = np.empty(stops[-1], dtype=np.uint32)

@@ -1,16 +1,18 @@
 """Tokenizers: byte-level BPE, WordPiece, characters and words, trained and saved by the `tokenizers` library.
 
-Special tokens have the first ids, and text that spells one is tokenized as ordinary text by every kind.
+Those of published models are read too, SentencePiece ones included. Text that spells a special token is tokenized as
+ordinary text by every kind.
 """
 
 import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +31,10 @@ from lmtool.text.decoder import (
     byte_alphabet,
     code_points,
     decode_bytes,
+    sentencepiece_bytes,
 )
 from lmtool.text.disk import write_file
-from lmtool.text.encoder import BatchEncoder, batch_encoder, char_encoder, fast_encoder
+from lmtool.text.encoder import BatchEncoder, batch_encoder, char_encoder, fast_encoder, is_plain
 
 SPECIALS = ("[PAD]", "[BOS]", "[EOS]", "[UNK]", "[MASK]", "[SEP]", "[CLS]")
 """The special tokens, in the order of their ids; sentinels <extra_id_0>, <extra_id_1>... follow."""
@@ -45,35 +48,72 @@ _WORD = r"\w+(?:['\x{2019}]\w+)*|[^\w\s]"
 _WORD_HERE = re.compile(_WORD.replace(r"\x{2019}", "\u2019"))
 """The same in Python's spelling."""
 
-TokenizerKind = Literal["bpe", "wordpiece", "char", "word"]
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+"""The files of a tokenizer. The second names the roles of a published one's special tokens, as Transformers does."""
+
+TokenizerKind = Literal["bpe", "wordpiece", "char", "word", "sentencepiece"]
+
+Ids = tuple[int, ...]
+
+
+class Template(NamedTuple):
+    """The special tokens of a published model around a text, and between two."""
+
+    before: Ids
+    between: Ids
+    after: Ids
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The special tokens by their roles.
+
+    bos, eos: start and end a document; in published models without a start token, the end token does both, and stands
+    between documents. starts: begin the target of a source. ends: end generated text, `eos` among them. specials:
+    tokens that are no text, `sentinels` of removed spans among them. template: see `Template`; None for tokenizers
+    trained here.
+    """
+
+    pad: int
+    bos: int
+    eos: int
+    unk: int
+    mask: int
+    sep: int
+    cls: int
+    starts: Ids
+    ends: frozenset[int]
+    sentinels: Ids
+    specials: frozenset[int]
+    template: Template | None = None
 
 
 class Tokenizer:
     """Text to token ids and back.
 
-    Ids 0 to 6 are [PAD] [BOS] [EOS] [UNK] [MASK] [SEP] [CLS], then come the sentinels, then the learned tokens.
+    In tokenizers trained here, ids 0 to 6 are [PAD] [BOS] [EOS] [UNK] [MASK] [SEP] [CLS], then come the sentinels, then
+    the learned tokens. Those of published models have any.
     """
 
-    pad_id, bos_id, eos_id, unk_id, mask_id, sep_id, cls_id = range(len(SPECIALS))
+    def __init__(self, inner: Inner, published: Mapping[str, Any] | None = None) -> None:
+        """Wrap a tokenizer of the `tokenizers` library.
 
-    def __init__(self, inner: Inner) -> None:
-        """Wrap a tokenizer of the `tokenizers` library that has lmtool's special tokens; else raises ValueError."""
-        vocabulary = sorted(inner.get_vocab().items(), key=lambda item: item[1])
-        names = [name for name, _ in vocabulary]
-        if tuple(names[: len(SPECIALS)]) != SPECIALS or vocabulary[-1][1] != len(names) - 1:
-            raise ValueError("its first entries are not lmtool's special tokens")
+        published: the content of a published model's tokenizer_config.json; None for one with lmtool's special tokens.
+        Raises ValueError when it is neither.
+        """
         # Text that spells a special token is ordinary text. The library does not save this setting.
         inner.encode_special_tokens = True
         self._inner = inner
-        self._names = names
         self._config: dict[str, Any] = json.loads(inner.to_str())
+        self._names = _names_of(inner)
+        self._published = None if published is None else dict(published)
+        self.roles = _own_roles(self._names) if published is None else _published_roles(inner, self._config, published)
         self.kind: TokenizerKind = _kind(self._config)
-        n_sentinels = 0
-        while names[len(SPECIALS) + n_sentinels : len(SPECIALS) + n_sentinels + 1] == [f"<extra_id_{n_sentinels}>"]:
-            n_sentinels += 1
-        self.n_specials = len(SPECIALS) + n_sentinels
-        self.sentinel_ids = tuple(range(len(SPECIALS), self.n_specials))
-        self.vocab_size = len(names)
+        self.vocab_size = len(self._names)
+        roles = self.roles
+        self.pad_id, self.bos_id, self.eos_id, self.unk_id = roles.pad, roles.bos, roles.eos, roles.unk
+        self.mask_id, self.sep_id, self.cls_id = roles.mask, roles.sep, roles.cls
+        self.sentinel_ids, self.special_ids = roles.sentinels, roles.specials
 
     @classmethod
     def train(cls, spec: TokenizerSpec, texts: Iterable[str]) -> Self:
@@ -97,14 +137,18 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Read a tokenizer.json, or the one inside the folder `path`.
+        """Read a tokenizer.json, or the one inside the folder `path`; of a published model with its companion.
 
-        Raises CheckpointError when it is missing, damaged, or was not written by lmtool.
+        Raises CheckpointError when it is missing, damaged, or neither lmtool's nor a published model's.
         """
         path = Path(path)
-        file = path / "tokenizer.json" if path.is_dir() else path
+        file = path / TOKENIZER if path.is_dir() else path
+        companion = file.with_name(TOKENIZER_CONFIG)
         try:
-            return cls(Inner.from_str(file.read_text(encoding="utf-8")))
+            inner = Inner.from_str(file.read_text(encoding="utf-8"))
+            if tuple(_names_of(inner)[: len(SPECIALS)]) == SPECIALS or not companion.exists():
+                return cls(inner)
+            return cls(inner, json.loads(companion.read_bytes()))
         except FileNotFoundError:
             raise CheckpointError(
                 "there is no tokenizer", where=str(file), fix="name a tokenizer.json, or a folder or run with one"
@@ -113,24 +157,34 @@ class Tokenizer:
             raise CheckpointError(f"cannot read the tokenizer: {error.strerror}", where=str(file)) from error
         except Exception as error:  # the library raises bare Exception for other JSON
             raise CheckpointError(
-                f"not a tokenizer of lmtool: {str(error)[:120]!r}",
+                f"not a tokenizer that lmtool can use: {str(error)[:120]!r}",
                 where=str(file),
-                fix="train one with `lmtool tokenize`",
+                fix="train one with `lmtool tokenize`, or take that of a run",
             ) from error
 
     def save(self, path: Path | str) -> None:
-        """Write tokenizer.json to the file or into the existing folder `path`, atomically."""
+        """Write tokenizer.json to the file or into the existing folder `path`, atomically, and its companion if any."""
         path = Path(path)
-        write_file(path / "tokenizer.json" if path.is_dir() else path, self.to_json().encode())
+        file = path / TOKENIZER if path.is_dir() else path
+        for name, content in self.files().items():
+            write_file(file if name == TOKENIZER else file.with_name(name), content)
+
+    def files(self) -> dict[str, bytes]:
+        """The content of its files by name; `tokenizers` and `transformers` read them too."""
+        files = {TOKENIZER: self.to_json().encode()}
+        if self._published is not None:
+            files[TOKENIZER_CONFIG] = json.dumps(self._published, ensure_ascii=False, indent=1).encode()
+        return files
 
     def to_json(self) -> str:
-        """The whole tokenizer as JSON text; `tokenizers` and `transformers` read it too."""
+        """The content of tokenizer.json."""
         return json.dumps(self._config, ensure_ascii=False, indent=1)
 
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the tokenizer's canonical JSON, in hexadecimal."""
-        return hashlib.sha256(json.dumps(self._config, sort_keys=True).encode()).hexdigest()
+        whole = self._config if self._published is None else [self._config, self._published]
+        return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
     def embedding_rows(self, wanted: int | None) -> int:
         """Rows of a model's embedding: as many as requested, else one for each entry.
@@ -163,8 +217,8 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`; special tokens are skipped.
 
-        BPE and characters are lossless. Words and WordPieces have lost the spacing, and get spaces as in English
-        typography.
+        BPE, SentencePiece and characters are lossless, but for the space that SentencePiece may add in front. Words and
+        WordPieces have lost the spacing, and get spaces as in English typography.
         """
         if self.kind == "bpe":
             return decode_bytes(self._bytes, ids)
@@ -176,6 +230,8 @@ class Tokenizer:
         match self.kind:
             case "bpe":
                 return ByteDecoder(self._bytes)
+            case "sentencepiece":
+                return ByteDecoder(self._bytes, drops_space=self._adds_space)
             case "char":
                 return CharDecoder(self._texts)
             case _:
@@ -186,23 +242,31 @@ class Tokenizer:
 
         Special tokens are shown by name. Raises IndexError outside the vocabulary.
         """
-        if token < self.n_specials or self.kind != "bpe":
+        if token in self.special_ids or self.kind not in ("bpe", "sentencepiece"):
             return plain(self._names[token])
         return plain(self._bytes[token].decode("utf-8", errors="backslashreplace"))
 
     @cached_property
     def _texts(self) -> list[str]:
-        return [""] * self.n_specials + self._names[self.n_specials :]
+        return ["" if i in self.special_ids else name for i, name in enumerate(self._names)]
 
     @cached_property
     def _bytes(self) -> list[bytes]:
+        if self.kind == "sentencepiece":
+            return list(map(sentencepiece_bytes, self._texts))
+        added = {token["id"] for token in self._config["added_tokens"]}
         alphabet = byte_alphabet()
-        return [bytes(alphabet[c] for c in name) for name in self._texts]
+        return [name.encode() if i in added else bytes(alphabet[c] for c in name) for i, name in enumerate(self._texts)]
+
+    @cached_property
+    def _adds_space(self) -> bool:
+        """Whether a space is added in front of every text."""
+        return self._bytes[self.encode("a")[0]].startswith(b" ")
 
     @cached_property
     def _encoder(self) -> BatchEncoder:
         reference = batch_encoder(self._inner)
-        if self.kind == "bpe":
+        if self.kind == "bpe" and (self._published is None or is_plain(self._config)):
             return fast_encoder(self._inner, self._bytes, reference) or reference
         if self.kind == "char":
             return char_encoder(self._texts, self.unk_id)
@@ -219,15 +283,119 @@ def without_surrogates(text: str) -> str:
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
+def _names_of(inner: Inner) -> list[str]:
+    """The names of all ids; empty for ids that have none."""
+    vocabulary = inner.get_vocab()
+    names = [""] * (max(vocabulary.values(), default=-1) + 1)
+    if len(names) > LARGEST_VOCABULARY:
+        raise ValueError(f"it has the id {len(names) - 1}")
+    for name, i in vocabulary.items():
+        names[i] = name
+    return names
+
+
+def _own_roles(names: list[str]) -> Roles:
+    """The roles of a tokenizer trained here."""
+    if tuple(names[: len(SPECIALS)]) != SPECIALS or "" in names:
+        raise ValueError("its first entries are not lmtool's special tokens")
+    n_sentinels = 0
+    while names[len(SPECIALS) + n_sentinels : len(SPECIALS) + n_sentinels + 1] == [f"<extra_id_{n_sentinels}>"]:
+        n_sentinels += 1
+    pad, bos, eos, unk, mask, sep, cls = range(len(SPECIALS))
+    sentinels = tuple(range(len(SPECIALS), len(SPECIALS) + n_sentinels))
+    specials = frozenset(range(len(SPECIALS) + n_sentinels))
+    return Roles(pad, bos, eos, unk, mask, sep, cls, (bos,), frozenset((eos,)), sentinels, specials)
+
+
+def _published_roles(inner: Inner, config: dict[str, Any], published: Mapping[str, Any]) -> Roles:
+    """The roles of a published model's special tokens; a token stands in for those that it does not have."""
+    named = {role: _token(inner, published.get(f"{role}_token")) for role in _ROLES}
+    eos = named["sep"] if named["eos"] is None else named["eos"]
+    if eos is None:
+        raise ValueError("its tokenizer_config.json names no eos_token, which ends a text")
+    template = _template(inner)
+    bos = named["bos"] if named["bos"] in template.before else None
+    sentinels = list(iter_sentinels(inner))
+    marked = {token["id"] for token in config["added_tokens"] if token["special"]}
+    given = {i for i in named.values() if i is not None}
+    starts = tuple(_token(inner, name) for name in published.get("start_tokens", ()))
+    ends = {_token(inner, name) for name in published.get("end_tokens", ())}
+    return Roles(
+        pad=_or(named["pad"], eos),
+        bos=_or(bos, eos),
+        eos=eos,
+        unk=_or(named["unk"], eos),
+        mask=_or(named["mask"], eos),
+        sep=_or(named["sep"], eos),
+        cls=_or(named["cls"], _or(bos, eos)),
+        starts=tuple(i for i in starts if i is not None) or (_or(bos, eos),),
+        ends=frozenset({eos, *(i for i in ends if i is not None)}),
+        sentinels=tuple(sentinels),
+        specials=frozenset({*marked, *given, *sentinels}),
+        template=template,
+    )
+
+
+def _or(found: int | None, other: int) -> int:
+    return other if found is None else found
+
+
+_ROLES = ("pad", "bos", "eos", "unk", "mask", "sep", "cls")
+
+
+def _token(inner: Inner, named: object) -> int | None:
+    """The id of a token that is named by its text, or by an object with it."""
+    name = named.get("content") if isinstance(named, dict) else named
+    found: int | None = inner.token_to_id(name) if isinstance(name, str) else None
+    return found
+
+
+def _template(inner: Inner) -> Template:
+    one, two = inner.encode("a"), inner.encode("a", "a")
+    own = [i for i, is_special in enumerate(one.special_tokens_mask) if not is_special]
+    first, second = (
+        [
+            i
+            for i, (n, is_special) in enumerate(zip(two.sequence_ids, two.special_tokens_mask, strict=True))
+            if n == part and not is_special
+        ]
+        for part in (0, 1)
+    )
+    if not (own and first and second):
+        raise ValueError("its template loses the text")
+    return Template(tuple(one.ids[: own[0]]), tuple(two.ids[first[-1] + 1 : second[0]]), tuple(one.ids[own[-1] + 1 :]))
+
+
+def iter_sentinels(inner: Inner) -> Iterator[int]:
+    """Ids of <extra_id_0>, <extra_id_1>..."""
+    n = 0
+    while (found := inner.token_to_id(f"<extra_id_{n}>")) is not None:
+        yield found
+        n += 1
+
+
 def _kind(config: dict[str, Any]) -> TokenizerKind:
+    parts = set(_types(config["pre_tokenizer"])) | set(_types(config["decoder"]))
     match config["model"]["type"]:
-        case "BPE" if config["pre_tokenizer"]["type"] == "ByteLevel":
+        case "BPE" if "ByteLevel" in parts:
             return "bpe"
+        case "BPE" | "Unigram":
+            return "sentencepiece"
         case "WordPiece":
             return "wordpiece"
-        case "WordLevel":
+        case "WordLevel" if config["pre_tokenizer"]["type"] == "Split":
             return "char" if config["pre_tokenizer"]["pattern"]["Regex"] == _CHARACTER else "word"
-    raise ValueError("its model is not one that lmtool trains")
+    raise ValueError("its model is neither BPE, WordPiece nor Unigram")
+
+
+def _types(part: object) -> Iterator[str]:
+    """The types of all parts of a pre-tokenizer or decoder."""
+    if isinstance(part, dict):
+        yield from (value for key, value in part.items() if key == "type")
+        part = list(part.values())
+    if isinstance(part, list):
+        for one in part:
+            yield from _types(one)
 
 
 def _special_names(spec: TokenizerSpec) -> list[str]:

@@ -115,10 +115,11 @@ class TextData:
         training = self.recipe.training
         lanes = training.batch_size if training.carry_state else None
         cut = objective.cut(self.recipe.model.context)
+        marks = self.framing.tokenizer.bos_id, self.framing.tokenizer.eos_id
         if cut.unit == "pair":
             # here, so that a text that is too short raises before the first step
-            self._pairs = Windows(self._valid, cut, self.recipe.seed)
-        return Windows(self._train, cut, self.recipe.seed, lanes)
+            self._pairs = Windows(self._valid, cut, self.recipe.seed, marks=marks)
+        return Windows(self._train, cut, self.recipe.seed, lanes, marks)
 
     def validate(self, lm: LanguageModel, objective: Objective, compute: Compute, world: World) -> Validation:
         wanted = self.recipe.evaluation.tokens

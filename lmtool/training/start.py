@@ -185,7 +185,7 @@ def _begin(
                 name=resolved.name,
                 summary=summary(recipe),
                 recipe=dump(recipe),
-                tokenizer=tokenizer.to_json().encode(),
+                tokenizer=tokenizer.files(),
                 fingerprints={"data": data.fingerprint, "tokenizer": tokenizer.fingerprint},
                 base=None if base is None else base.record(),
             )

@@ -5,6 +5,7 @@ No index is stored: positions are computed from seed and sample number, whatever
 Shapes: S samples, T positions.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
@@ -18,7 +19,6 @@ from lmtool.errors import DataError
 from lmtool.objective import Cut, Example
 from lmtool.run.order import LaneOrder, SampleOrder, StreamWindows, hash_key
 from lmtool.text.store import TokenStore
-from lmtool.text.tokenizer import Tokenizer
 
 TRIES = 8
 """Documents that are drawn to find one that is long enough."""
@@ -77,8 +77,9 @@ class _Pairs:
     content distinguishes it from the true one.
     """
 
-    def __init__(self, store: TokenStore, cut: Cut, seed: int) -> None:
+    def __init__(self, store: TokenStore, cut: Cut, seed: int, marks: Sequence[int]) -> None:
         self._store = store
+        self._marks = marks
         self._cut = cut
         self._seed = seed
         self.n_items = max(1, len(store) // cut.step)
@@ -134,9 +135,9 @@ class _Pairs:
     def _text(self, number: int) -> tuple[int, int]:
         """The span of the document's own tokens, without [BOS] and [EOS]."""
         begin, end = self._store.document(number)
-        if begin < end and self._store.read(begin, begin + 1)[0] == Tokenizer.bos_id:
+        if begin < end and self._store.read(begin, begin + 1)[0] in self._marks:
             begin += 1
-        if begin < end and self._store.read(end - 1, end)[0] == Tokenizer.eos_id:
+        if begin < end and self._store.read(end - 1, end)[0] in self._marks:
             end -= 1
         return begin, end
 
@@ -144,18 +145,20 @@ class _Pairs:
 class Windows:
     """Examples cut from a store, in an order that is a function of the seed.
 
-    lanes: rows of a batch that continue from one batch to the next; None where rows are independent. length: most
-    tokens of an example.
+    lanes: rows of a batch that continue from one batch to the next; None where rows are independent. marks: the tokens
+    that start and end a document, which are in no pair. length: most tokens of an example.
     Raises DataError when the text is too short for one example.
     """
 
     unit = "documents"
 
-    def __init__(self, store: TokenStore, cut: Cut, seed: int, lanes: int | None = None) -> None:
+    def __init__(
+        self, store: TokenStore, cut: Cut, seed: int, lanes: int | None = None, marks: Sequence[int] = ()
+    ) -> None:
         self.length = cut.length
         self._store = store
         self._seed = seed
-        self._cutter = _Pairs(store, cut, seed) if cut.unit == "pair" else _Stream(store, cut, seed)
+        self._cutter = _Pairs(store, cut, seed, marks) if cut.unit == "pair" else _Stream(store, cut, seed)
         n_items = self._cutter.n_items
         self._order = SampleOrder(n_items, seed) if lanes is None else LaneOrder(n_items, lanes, seed)
 

@@ -40,7 +40,9 @@ def load(monkeypatch):
             return SimpleNamespace(
                 model=model,
                 tokenizer=ByteTokenizer(),
-                framing=Framing(ByteTokenizer(), model.reads, documents=not answers, answers=answers),
+                framing=Framing(
+                    ByteTokenizer(), model.reads, opening=(1,) * (not answers), documents=not answers, answers=answers
+                ),
                 compute=compute,
                 device=compute.device,
                 run_path=Path("runs/some-run"),
@@ -67,7 +69,11 @@ def history_model():
 
 def expected(prompts, settings, **options):
     pieces = write(
-        history_model(), Framing(ByteTokenizer(), "past", documents=True), prompts, settings, Options(**options)
+        history_model(),
+        Framing(ByteTokenizer(), "past", opening=(1,), documents=True),
+        prompts,
+        settings,
+        Options(**options),
     )
     return list(complete(pieces))
 

@@ -130,7 +130,7 @@ def test_logits_that_are_not_finite_are_an_error():
     ],
 )
 def test_masks_stand_where_the_placeholder_stood(prompt, documents, options, expected):
-    ids = Framing(ByteTokenizer(), "both", documents=documents).masks(prompt, **options)
+    ids = Framing(ByteTokenizer(), "both", (6,), after=(5,), documents=documents).masks(prompt, **options)
     assert list(ids) == [token if isinstance(token, int) else SPECIAL + ord(token) for token in expected]
 
 
@@ -146,7 +146,13 @@ def test_masks_stand_where_the_placeholder_stood(prompt, documents, options, exp
 )
 def test_options_that_do_not_fit_are_refused(prompt, options, words):
     with pytest.raises(UsageError, match=words):
-        write(SidesModel(ByteTokenizer.vocab_size), Framing(ByteTokenizer(), "both"), [prompt], MaskPredict(), options)
+        write(
+            SidesModel(ByteTokenizer.vocab_size),
+            Framing(ByteTokenizer(), "both", (6,), after=(5,)),
+            [prompt],
+            MaskPredict(),
+            options,
+        )
 
 
 def test_masks_are_not_for_other_strategies():
@@ -158,7 +164,9 @@ def test_a_completion_is_the_whole_text():
     model = SidesModel(ByteTokenizer.vocab_size + 9)
     options = Options(mask="__", details=True, n=1)
     (completion,) = complete(
-        write(model, Framing(ByteTokenizer(), "both", documents=True), ["ab__c"], MaskPredict(), options)
+        write(
+            model, Framing(ByteTokenizer(), "both", (6,), after=(5,), documents=True), ["ab__c"], MaskPredict(), options
+        )
     )
     assert completion.text.startswith("ab")
     assert completion.text.endswith("c")
@@ -170,6 +178,12 @@ def test_a_completion_is_the_whole_text():
 def test_what_is_too_long_fills_less_when_it_may():
     model = SidesModel(ByteTokenizer.vocab_size, context=10)
     (completion,) = complete(
-        write(model, Framing(ByteTokenizer(), "both"), ["abc"], MaskPredict(), Options(length=50, overflow="cut"))
+        write(
+            model,
+            Framing(ByteTokenizer(), "both", (6,), after=(5,)),
+            ["abc"],
+            MaskPredict(),
+            Options(length=50, overflow="cut"),
+        )
     )
     assert len(completion.tokens) == 5

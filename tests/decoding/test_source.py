@@ -124,8 +124,8 @@ def ids(text):
     ("framing", "prefix", "expected"),
     [
         ({"reads": "past"}, "", Prompt(ids("hi"))),
-        ({"reads": "past", "documents": True}, "!", Prompt((1, *ids("hi!")))),
-        ({"reads": "source", "documents": True}, "", Prompt(ids("i"), (1, *ids("h")), joined=True)),
+        ({"reads": "past", "opening": (1,), "documents": True}, "!", Prompt((1, *ids("hi!")))),
+        ({"reads": "source", "opening": (1,), "documents": True}, "", Prompt(ids("i"), (1, *ids("h")), joined=True)),
         ({"reads": "source", "answers": True}, "", Prompt((1,), ids("hi"))),
         ({"reads": "source", "answers": True}, "so", Prompt((1, *ids("so")), ids("hi"))),
     ],

@@ -10,7 +10,7 @@ from lmtool.decoding.text import StopStrings, complete, write
 from lmtool.errors import UsageError
 from lmtool.recipe.spec import BpeTokenizer
 from lmtool.text.decoder import ByteDecoder, WordDecoder
-from lmtool.text.tokenizer import Tokenizer
+from lmtool.text.tokenizer import Roles, Tokenizer
 from tests.decoding.models import HistoryModel, TableModel
 
 SPECIAL = 7
@@ -20,7 +20,9 @@ class ByteTokenizer:
     """Seven special tokens, then one for each byte."""
 
     kind = "bpe"
-    bos_id, eos_id, mask_id, sep_id, cls_id, n_specials = 1, 2, 4, 5, 6, SPECIAL
+    bos_id, eos_id, mask_id, sep_id, cls_id = 1, 2, 4, 5, 6
+    special_ids = frozenset(range(SPECIAL))
+    roles = Roles(0, 1, 2, 3, 4, 5, 6, (1,), frozenset({2}), (), special_ids)
     vocab_size = SPECIAL + 256
 
     def encode(self, text):
@@ -66,7 +68,9 @@ def scripted(text, end=False, **options):
         script = [*script, tokenizer.eos_id, *tokenizer.encode("not this")]
     model = ScriptModel(script, n_prompt=2 if end else 1)
     settings = Greedy(max_new_tokens=len(script) if not end else 1000, seed=4)
-    pieces = list(write(model, Framing(tokenizer, "past", documents=end), [">"], settings, Options(**options)))
+    pieces = list(
+        write(model, Framing(tokenizer, "past", opening=(1,) * end, documents=end), [">"], settings, Options(**options))
+    )
     assert all(piece.completion is None for piece in pieces[:-1])
     return [piece.text for piece in pieces], pieces[-1].completion
 
@@ -178,16 +182,22 @@ def test_completions_come_in_order_and_equal_those_alone():
     prompts = ["one", "", "zwei", "o", "zwei"]
     settings = Sample(max_new_tokens=60, temperature=1.2, seed=9)
     options = Options(n=3, stop=("q", "xy"))
-    together = list(complete(write(model, Framing(tokenizer, "past", documents=True), prompts, settings, options)))
+    together = list(
+        complete(write(model, Framing(tokenizer, "past", opening=(1,), documents=True), prompts, settings, options))
+    )
     assert [(c.prompt, c.sample) for c in together] == [(prompt, i) for prompt in prompts for i in range(3)]
     assert len({len(c.tokens) for c in together}) > 1
     for completion in together[:12]:
         alone = complete(
-            write(model, Framing(tokenizer, "past", documents=True), [completion.prompt], settings, options)
+            write(
+                model, Framing(tokenizer, "past", opening=(1,), documents=True), [completion.prompt], settings, options
+            )
         )
         assert completion in list(alone)
     order = random.Random(1).sample(prompts, len(prompts))
-    again = list(complete(write(model, Framing(tokenizer, "past", documents=True), order, settings, options)))
+    again = list(
+        complete(write(model, Framing(tokenizer, "past", opening=(1,), documents=True), order, settings, options))
+    )
     assert {(c.prompt, c.text) for c in again} == {(c.prompt, c.text) for c in together}
 
 
@@ -212,7 +222,14 @@ def test_prompts_begin_as_in_training(prompt, documents, expected):
             return super().start(batch)
 
     model = Watching(ByteTokenizer.vocab_size)
-    list(write(model, Framing(ByteTokenizer(), "past", documents=documents), [prompt], Greedy(max_new_tokens=1)))
+    list(
+        write(
+            model,
+            Framing(ByteTokenizer(), "past", opening=(1,) * documents, documents=documents),
+            [prompt],
+            Greedy(max_new_tokens=1),
+        )
+    )
     assert seen == [expected]
 
 
@@ -222,7 +239,15 @@ def test_tokens_without_text_are_never_chosen(documents):
     model = TableModel([[1 / size] * size] * size)
     settings = Sample(max_new_tokens=500, temperature=1.0)
     completions = list(
-        complete(write(model, Framing(ByteTokenizer(), "past", documents=documents), ["a"], settings, Options(n=20)))
+        complete(
+            write(
+                model,
+                Framing(ByteTokenizer(), "past", opening=(1,) * documents, documents=documents),
+                ["a"],
+                settings,
+                Options(n=20),
+            )
+        )
     )
     chosen = {token for completion in completions for token in completion.tokens}
     allowed = set(range(SPECIAL, ByteTokenizer.vocab_size)) | ({ByteTokenizer.eos_id} if documents else set())
@@ -248,7 +273,11 @@ def test_a_trained_tokenizer_gives_whole_text():
     tokenizer = Tokenizer.train(BpeTokenizer(vocab_size=300, sentinels=3), texts)
     model = HistoryModel(tokenizer.vocab_size + 5, context=30)
     settings = Sample(max_new_tokens=100, temperature=5.0)
-    pieces = list(write(model, Framing(tokenizer, "past", documents=True), ["日本", "plain"], settings, Options(n=5)))
+    pieces = list(
+        write(
+            model, Framing(tokenizer, "past", opening=(1,), documents=True), ["日本", "plain"], settings, Options(n=5)
+        )
+    )
     for completion in complete(pieces):
         assert completion.text == tokenizer.decode(completion.tokens)
     for request in range(10):

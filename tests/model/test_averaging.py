@@ -19,7 +19,9 @@ from tests.reference import classifiers as reference
 
 EXACT: dict[str, float] = {"rtol": 1e-12, "atol": 1e-12}
 VOCAB = tiny.VOCAB
-VOCABULARY = Vocabulary(VOCAB, pad=0, bos=1, eos=2, mask=4, sep=5, cls=6, sentinels=(), specials=7)
+VOCABULARY = Vocabulary(
+    VOCAB, pad=0, bos=1, eos=2, mask=4, sep=5, cls=6, starts=(1,), sentinels=(), specials=frozenset(range(7))
+)
 KEEP = torch.tensor([[True] * 6, [True, True, True, False, False, False], [False] * 6])
 
 

@@ -24,8 +24,9 @@ VOCABULARY = Vocabulary(
     mask=4,
     sep=5,
     cls=6,
+    starts=(1,),
     sentinels=(7, 8),
-    specials=9,
+    specials=frozenset(range(9)),
     counts=np.arange(tiny.VOCAB),
 )
 PRICE_B = torch.tensor([3.0, 0.5, 7.0], dtype=torch.float64)

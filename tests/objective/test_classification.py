@@ -12,7 +12,9 @@ from lmtool.objective import ClassificationObjective, Example, Vocabulary
 from lmtool.recipe.spec import Classification
 from tests.model import tiny
 
-VOCABULARY = Vocabulary(tiny.VOCAB, pad=0, bos=1, eos=2, mask=4, sep=5, cls=6, sentinels=(), specials=7)
+VOCABULARY = Vocabulary(
+    tiny.VOCAB, pad=0, bos=1, eos=2, mask=4, sep=5, cls=6, starts=(1,), sentinels=(), specials=frozenset(range(7))
+)
 ANSWERS = {
     "class": [[0], [2], [1], [2]],
     "multi": [[1, 0, 1], [0, 0, 0], [1, 1, 1], [0, 1, 0]],

@@ -15,7 +15,9 @@ from lmtool.objective import CausalObjective, ClassificationObjective, Example, 
 from lmtool.recipe.spec import Causal, Classification, Lora
 from tests.model import tiny
 
-VOCABULARY = Vocabulary(tiny.VOCAB, pad=0, bos=1, eos=2, mask=4, sep=5, cls=6, sentinels=(), specials=7)
+VOCABULARY = Vocabulary(
+    tiny.VOCAB, pad=0, bos=1, eos=2, mask=4, sep=5, cls=6, starts=(1,), sentinels=(), specials=frozenset(range(7))
+)
 HEADS: dict[str, dict[str, Any]] = {
     "tied": {"tie_embeddings": True, "head_bias": True},
     "of its own": {"tie_embeddings": False, "head_bias": True},

@@ -18,7 +18,7 @@ from tests.reference import objectives as reference
 
 V = 60
 PAD, BOS, EOS, MASK, SEP, CLS, SPECIALS = 0, 1, 2, 4, 5, 6, 7
-VOCABULARY = Vocabulary(V, PAD, BOS, EOS, MASK, SEP, CLS, (), SPECIALS)
+VOCABULARY = Vocabulary(V, PAD, BOS, EOS, MASK, SEP, CLS, (BOS,), (), frozenset(range(SPECIALS)))
 
 
 def objective(**changes: Any) -> MaskedObjective:

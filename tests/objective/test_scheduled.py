@@ -133,7 +133,7 @@ def test_targets_of_pairs_are_drawn_behind_their_sources(family: str) -> None:
     model = tiny.model(**FAMILIES[family])
     shares_row = FAMILIES[family]["shape"] == "prefix"
     texts = [([3, 1, 4], [5, 9, 2, 6, 5, 3]), ([8], [9, 7]), ([2, 7, 1, 8], [2, 8, 1, 8])]
-    pairs = [Pair(np.array(source), BOS, np.array(target)) for source, target in texts]
+    pairs = [Pair(np.array(source), (BOS,), np.array(target)) for source, target in texts]
     batch = batch_of(pairs, shares_row, 0)
     batch = replace(batch, draws_BT=numbers(*batch.tokens_BT.shape, seed=3, share=0.8))
     assert batch.draws_BT is not None

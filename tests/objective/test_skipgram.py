@@ -25,7 +25,7 @@ COUNTS = np.array([0, 9, 9, 50, 0, 0, 0, *range(1, 13), 0])
 
 
 def objective(counts: Any = COUNTS, **keys: Any) -> SkipGramObjective:
-    vocabulary = Vocabulary(V, 0, BOS, EOS, 4, 5, 6, (), SPECIALS, counts)
+    vocabulary = Vocabulary(V, 0, BOS, EOS, 4, 5, 6, (BOS,), (), frozenset(range(SPECIALS)), counts)
     return SkipGramObjective(SkipGramWindow.model_validate({"kind": "skip-gram", **keys}), vocabulary)
 
 

@@ -18,7 +18,7 @@ from tests.reference import objectives as reference
 
 V, BOS, EOS = 60, 1, 2
 SENTINELS = tuple(range(7, 27))
-VOCABULARY = Vocabulary(V, 0, BOS, EOS, 4, 5, 6, SENTINELS, 27)
+VOCABULARY = Vocabulary(V, 0, BOS, EOS, 4, 5, 6, (BOS,), SENTINELS, frozenset(range(27)))
 FORMS = ("prefix", "encoder-decoder")
 
 
@@ -57,7 +57,7 @@ def test_source_and_target_reassemble(n: int, rate: float, mean: float, seed: in
 
 def test_lengths_are_t5s() -> None:
     """512 tokens of source come from 569, one more than in Raffel et al. 2020, whose source has an end token."""
-    many = Vocabulary(400, 0, 1, 2, 4, 5, 6, tuple(range(7, 107)), 107)
+    many = Vocabulary(400, 0, 1, 2, 4, 5, 6, (1,), tuple(range(7, 107)), frozenset(range(107)))
     own = SpanCorruptionObjective(SpanCorruption(kind="span-corruption"), many, False)
     length = own.cut(512).length
     source, target = own.corrupt(np.arange(107, 107 + length) % 290 + 107, np.random.default_rng(0))

@@ -28,7 +28,7 @@ def make(runs: Path) -> MakeRun:
             name=name,
             summary="decoder, 4 x 128",
             recipe="seed: 1\n",
-            tokenizer=b'{"kind": "char"}',
+            tokenizer={"tokenizer.json": b'{"kind": "char"}'},
             fingerprints={"data": "d0", "tokenizer": "t0"},
         ) as run:
             run.start(step=0, command=["lmtool", "pretrain", "a b.txt"], environment={"python": "3", "gpu": None})

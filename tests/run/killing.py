@@ -30,7 +30,12 @@ def save(run: Run, step: int) -> None:
 
 def new_run(folder: Path) -> Run:
     run = Run.create(
-        folder, name="r", summary="", recipe="", tokenizer=b"{}", fingerprints={"data": "", "tokenizer": ""}
+        folder,
+        name="r",
+        summary="",
+        recipe="",
+        tokenizer={"tokenizer.json": b"{}"},
+        fingerprints={"data": "", "tokenizer": ""},
     )
     run.start(step=0, command=[], environment={})
     return run

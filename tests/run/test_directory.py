@@ -20,7 +20,7 @@ GIVEN: dict[str, Any] = {
     "name": "tiny",
     "summary": "",
     "recipe": "seed: 1\n",
-    "tokenizer": b"{}",
+    "tokenizer": {"tokenizer.json": b"{}"},
     "fingerprints": {"data": "d0", "tokenizer": "t0"},
 }
 
@@ -46,7 +46,7 @@ def test_names_do_not_collide(runs: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_what_is_kept_of_a_new_run(runs: Path, tmp_path: Path) -> None:
-    with Run.create(tmp_path / "deep" / "er", **GIVEN | {"tokenizer": b'{"kind": "word"}'}) as run:
+    with Run.create(tmp_path / "deep" / "er", **GIVEN | {"tokenizer": {"tokenizer.json": b'{"kind": "word"}'}}) as run:
         run.start(step=0, command=["lmtool", "pretrain"], environment=describe_environment("cpu"))
     assert names(run.path) == [".lock", "checkpoints", "recipe.yaml", "run.json", "tokenizer.json"]
     assert run.recipe_path.read_text() == "seed: 1\n"

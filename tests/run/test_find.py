@@ -92,7 +92,9 @@ def test_a_checkpoint_that_is_not_there(make: MakeRun) -> None:
 
 def test_an_unknown_name_lists_the_nearest(runs: Path) -> None:
     for name in ("gpt-tiny", "gpt-small", "lstm"):
-        Run.create(runs / name, name=name, summary="", recipe="", tokenizer=b"", fingerprints={}).release()
+        Run.create(
+            runs / name, name=name, summary="", recipe="", tokenizer={"tokenizer.json": b""}, fingerprints={}
+        ).release()
     with pytest.raises(CheckpointError) as caught:
         find("gpt-tyni")
     assert caught.value.exit_code == 4

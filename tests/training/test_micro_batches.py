@@ -23,7 +23,9 @@ from tests.model import tiny
 
 CPU = Compute(torch.device("cpu"), "float32")
 RNG = np.random.default_rng(0)
-VOCABULARY = Vocabulary(tiny.VOCAB, pad=0, bos=1, eos=2, mask=4, sep=5, cls=6, sentinels=(), specials=7)
+VOCABULARY = Vocabulary(
+    tiny.VOCAB, pad=0, bos=1, eos=2, mask=4, sep=5, cls=6, starts=(1,), sentinels=(), specials=frozenset(range(7))
+)
 
 
 def example(length: int, other: int | None = None) -> Example:

@@ -24,7 +24,7 @@ def store_of(lengths: list[int], marks: bool = True) -> MemoryStore:
 
 
 def pairs(store: MemoryStore, length: int = 9, seed: int = 1) -> Windows:
-    return Windows(store, Cut("pair", length, length), seed)  # type: ignore[arg-type]
+    return Windows(store, Cut("pair", length, length), seed, marks=(BOS, EOS))  # type: ignore[arg-type]
 
 
 def documents_of(lengths: list[int]) -> list[range]:
