@@ -12,6 +12,7 @@ from lmtool import __version__
 from lmtool.cli import recipes, runs
 from lmtool.cli.embed import embed
 from lmtool.cli.evaluate import evaluate
+from lmtool.cli.exchange import import_model
 from lmtool.cli.finetune import finetune
 from lmtool.cli.generate import generate
 from lmtool.cli.neighbors import neighbors
@@ -41,6 +42,7 @@ app.command()(predict)
 app.command("eval")(evaluate)
 app.command()(neighbors)
 app.command()(embed)
+app.command("import")(import_model)
 app.command()(tokenize)
 app.add_typer(runs.app, name="runs")
 app.add_typer(recipes.app, name="recipes")

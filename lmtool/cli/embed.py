@@ -26,6 +26,12 @@ def embed(
         Literal["none", "mean", "max", "first", "last"],
         typer.Option(help="How to pool each text into one vector; none gives one per word."),
     ] = "none",
+    whole: Annotated[
+        bool,
+        typer.Option(
+            "--whole", metavar="", help="One vector per text, pooled as the model was trained to; by mean where it was not."
+        ),
+    ] = False,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -44,17 +50,20 @@ def embed(
     """
     from lmtool.cli.output import describe
     from lmtool.compute.processes import is_main
+    from lmtool.errors import UsageError
     from lmtool.inference import embedding
     from lmtool.inference.load import load_packed
     from lmtool.printable import plain
 
+    if whole and pool != "none":
+        raise UsageError(f"--whole pools as the model does, not by --pool {pool}", fix="give only one of them")
     if output is not None:
         embedding.check_output(output)
     loaded = load_packed(run, device=device, precision=precision)
     if is_main():
         describe(loaded, quiet or output is None)
     texts = embedding.read_texts(text or [], column or loaded.recipe.data.column)
-    found = embedding.embed(loaded, texts, layer, pool, truncate=truncate)
+    found = embedding.embed(loaded, texts, layer, "own" if whole else pool, truncate=truncate)
     if output is None or not is_main():
         for line in embedding.as_lines(found):
             if is_main():

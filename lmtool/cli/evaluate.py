@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from lmtool.cli.arguments import Column, Device, Json, NumBeams, Precision, Quiet, RunName, TaskName, Text
+from lmtool.cli.arguments import Column, Device, Json, NumBeams, Precision, Quiet, RunName, TaskName, Text, run_of
 
 
 def evaluate(
@@ -21,7 +21,7 @@ def evaluate(
     ] = None,
     baseline: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="Another run to compare with, such as an n-gram model.", show_default=False),
+        typer.Option(metavar="RUN", parser=run_of, help="Another run to compare with, such as an n-gram model.", show_default=False),
     ] = None,
     column: Column = None,
     task: TaskName = "",

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from lmtool.cli.arguments import Encoding, OutputDir, Overrides, Quiet, SkipBadRows
+from lmtool.cli.arguments import Encoding, OutputDir, Overrides, Quiet, SkipBadRows, run_of
 
 
 def finetune(
@@ -19,7 +19,7 @@ def finetune(
     ] = None,
     source: Annotated[
         str | None,
-        typer.Option("--from", metavar="RUN", help="The run to fine-tune.", show_default="last"),
+        typer.Option("--from", metavar="RUN", parser=run_of, help="The run, or published model, to fine-tune.", show_default="last"),
     ] = None,
     recipe: Annotated[
         str | None,

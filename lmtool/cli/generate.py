@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from lmtool.cli.arguments import Device, Json, Precision, Quiet
+from lmtool.cli.arguments import RUN_HELP, Device, Json, Precision, Quiet, run_of
 from lmtool.cli.strategies import with_settings
 from lmtool.decoding.settings import Common, MaskPredict, StrategyName
 from lmtool.errors import UsageError
@@ -38,7 +38,7 @@ def generate(
     ] = None,
     run: Annotated[
         str | None,
-        _input(metavar="RUN", help="A run's name or directory, a checkpoint directory, or last.", show_default="last"),
+        _input(metavar="RUN", parser=run_of, help=RUN_HELP, show_default="last"),
     ] = None,
     overflow: Annotated[
         Literal["refuse", "cut", "slide"], _input(help="How to handle prompts longer than the context.")

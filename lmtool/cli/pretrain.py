@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from lmtool.cli.arguments import DEFAULT_RECIPE, RECIPE_OPTION, Column, OutputDir, Overrides, Quiet, Text
+from lmtool.cli.arguments import DEFAULT_RECIPE, RECIPE_OPTION, Column, OutputDir, Overrides, Quiet, Text, run_of
 
 
 def pretrain(
@@ -22,6 +22,7 @@ def pretrain(
         typer.Option(
             "--from",
             metavar="RUN",
+            parser=run_of,
             help="Continue training from this run's weights, with its model and tokenizer.",
             show_default=False,
         ),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmtool.cli.arguments import Json
+from lmtool.cli.arguments import Json, RunName
 from lmtool.printable import plain
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def list_runs(json: Json = False) -> None:
 
 @app.command("show")
 def show_run(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's name or directory, or `last`.")],
+    run: RunName,
     json: Json = False,
 ) -> None:
     """Show one run: its sessions, checkpoints and losses."""
@@ -76,6 +76,10 @@ def show_run(
     facts += [(f"{name} fingerprint", str(value)) for name, value in found.fingerprints.items()]
     if base := found.info.get("base"):
         facts.append(("initialized from", f"{base['checkpoint']} of {base['run']}"))
+    if found.origin is not None:
+        revision = f", revision {found.origin['revision']}" if found.origin["revision"] else ""
+        facts.append(("imported from", f"{found.origin['reference']} ({found.origin['model_type']}{revision})"))
+        facts += [("", f"{file} SHA-256 {sha}") for file, sha in found.origin["sha256"].items()]
     for session in found.info["sessions"]:
         began = "started" if session["step"] == 0 else f"resumed at step {session['step']}"
         command = shlex.join(map(str, session["command"]))

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from lmtool import durable
 from lmtool.batch import Batch, padded
@@ -24,12 +25,14 @@ from lmtool.decoding.prompts import read_prompts
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.evaluation import evaluate
 from lmtool.inference.load import Loaded
+from lmtool.model.classifier import Pool
+from lmtool.recipe.spec import Embedding
 from lmtool.text.corpus import open_corpus
 from lmtool.text.disk import refusing_disk
 from lmtool.text.prepare import default_cache
 from lmtool.text.tokenizer import find_words
 
-PoolName = Literal["none", "mean", "max", "first", "last"]
+PoolName = Literal["none", "mean", "max", "first", "last", "own"]
 
 TEXTS = 256
 """Texts processed at once, batched by length."""
@@ -137,7 +140,9 @@ def embed(
 
     layer: 0 for the embeddings, 1 for the output of the first layer, -1 for the last. pool: "none" gives each word and
     punctuation mark the mean of its tokens' vectors; "mean" and "max" pool the tokens of the text; "first" and "last"
-    take the first and last position of the row, special tokens included. truncate: truncate texts to the context.
+    take the first and last position of the row, special tokens included; "own" pools as the objective of a model that
+    was trained to embed texts, all positions included, and as "mean" for others. truncate: truncate texts to the
+    context.
 
     Raises UsageError for a layer that does not exist, a text longer than the model's context, or one without tokens;
     DataError when there is no text.
@@ -207,6 +212,11 @@ def _read(
             f"there is no layer {layer}", fix=f"use 0, the embeddings, to {len(layers) - 1}, the last layer, or -1"
         )
     hidden_BTD = layers[layer].float().cpu()
+    spec = loaded.recipe.objective
+    if pool == "own" and isinstance(spec, Embedding):
+        pooled_BD = Pool(spec.pool, hidden_BTD.shape[-1])(hidden_BTD, keep_BT)
+        pooled_BD = F.normalize(pooled_BD, dim=-1) if spec.normalize else pooled_BD
+        return None, [pooled_D[None].numpy() for pooled_D in pooled_BD]
     return None, [_pooled(hidden_TD, row, pool).numpy() for hidden_TD, row in zip(hidden_BTD, rows, strict=True)]
 
 
@@ -216,7 +226,7 @@ def _pooled(hidden_TD: Tensor, row: _Text, pool: PoolName) -> Tensor:
         case "none":
             means = [hidden_TD[pieces].mean(0) for pieces in row.pieces]
             return torch.stack(means) if means else own_TD[:0]
-        case "mean":
+        case "mean" | "own":
             return own_TD.mean(0, keepdim=True)
         case "max":
             return own_TD.amax(0, keepdim=True)

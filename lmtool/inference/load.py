@@ -17,6 +17,7 @@ from lmtool.inference.base import Base, base_of, read_run
 from lmtool.model import LanguageModel, lora
 from lmtool.model.classifier import Classifier
 from lmtool.model.packed import pack
+from lmtool.model.transformer import TransformerEncoder
 from lmtool.objective import Objective, build_objective
 from lmtool.recipe.spec import Classification, DeviceName, Recipe
 from lmtool.run.checkpoint import Checkpoint
@@ -192,6 +193,10 @@ def _load_body(lm: LanguageModel, base: Base, same_labels: bool) -> str | None:
         _copy(lm, body, checkpoint)
         return None
     _copy(lm.body, body, checkpoint)
+    if isinstance(lm.body, TransformerEncoder) and lm.body.pooler is not None and lm.activation == "tanh":
+        # the pooler of next-sentence prediction goes on as the dense layer of the head (Devlin et al. 2019)
+        assert lm.dense is not None
+        lm.dense.load_state_dict(lm.body.pooler.state_dict())
     own = {name: t for name, t in lm.state_dict().items() if not name.startswith("body.")}
     if not head:
         return None

@@ -15,6 +15,7 @@ from lmtool.model.averaging import AveragingModel, RatioHead
 from lmtool.model.bidirectional import BidirectionalModel
 from lmtool.model.language_model import LanguageModel, Output, Wrapper
 from lmtool.model.layers.dropout import drop
+from lmtool.model.layers.parts import activate, build_norm
 from lmtool.model.recurrent import RecurrentDecoder
 from lmtool.recipe.spec import Classification, Model, Transformer
 
@@ -90,7 +91,7 @@ class Classifier(Wrapper):
     """A language model with a head: y = W dropout(pool(h_1..h_T)) + b. Still usable as the language model.
 
     h are the hidden states of the body's last layer (of both halves if bidirectional), or a scalar mix of all layers.
-    An averaging body does its own pooling.
+    With a dense layer, y = W dropout(norm(f(V dropout(pool(h)) + c))) + b. An averaging body does its own pooling.
     """
 
     def __init__(self, body: LanguageModel, spec: Classification, model: Model) -> None:
@@ -106,6 +107,13 @@ class Classifier(Wrapper):
                 with torch.no_grad():
                     n_layers = len(body.layers(_probe(body)))
                 self.mix = ScalarMix(n_layers)
+        self.activation = dense_activation(spec, model)
+        self.dense = self.dense_norm = None
+        if self.activation is not None:
+            bias = model.bias if isinstance(model, Transformer) else True
+            self.dense = new_linear(width, width, bias)
+            if spec.dense_norm and isinstance(model, Transformer):
+                self.dense_norm = build_norm(model.norm, width, bias)
         n_scores = 1 if spec.task == "number" else len(spec.labels)
         if isinstance(body, AveragingModel) and body.log_ratios:
             if spec.task == "number":
@@ -116,9 +124,7 @@ class Classifier(Wrapper):
                 )
             self.head: nn.Linear = RatioHead(width, n_scores)
         else:
-            self.head = nn.Linear(width, n_scores)
-            nn.init.normal_(self.head.weight, std=0.02)
-            nn.init.zeros_(self.head.bias)
+            self.head = new_linear(width, n_scores, score_bias(spec, model))
         if self.pool is not None and not spec.lm_weight:
             for parameter in self._beside_states():
                 parameter.requires_grad_(False)
@@ -138,6 +144,10 @@ class Classifier(Wrapper):
         assert self.pool is not None
         hidden_BTD, auxiliary_B = self._states(batch)
         pooled_BD = drop(self.pool(hidden_BTD, batch.keep_BT), self.dropout, self.training)
+        if self.dense is not None and self.activation is not None:
+            pooled_BD = activate(self.dense(pooled_BD), self.activation)
+            pooled_BD = pooled_BD if self.dense_norm is None else self.dense_norm(pooled_BD)
+            pooled_BD = drop(pooled_BD, self.dropout, self.training)
         return Answer(self.head(pooled_BD).float(), hidden_BTD, auxiliary_B)
 
     def _states(self, batch: Batch) -> Output:
@@ -160,6 +170,28 @@ class Classifier(Wrapper):
 def _probe(body: LanguageModel) -> Batch:
     """A batch of two tokens, to probe output shapes."""
     return Batch(torch.zeros(1, 2, dtype=torch.int64, device=next(body.parameters()).device))
+
+
+def new_linear(width_in: int, width_out: int, bias: bool) -> nn.Linear:
+    """A linear layer with small normal weights and no bias at first."""
+    linear = nn.Linear(width_in, width_out, bias=bias)
+    nn.init.normal_(linear.weight, std=0.02)
+    if linear.bias is not None:
+        nn.init.zeros_(linear.bias)
+    return linear
+
+
+def dense_activation(spec: Classification, model: Model) -> str | None:
+    """The nonlinearity of a recipe's dense layer below the scores; None without one."""
+    if spec.dense != "auto":
+        return None if spec.dense == "none" else spec.dense
+    is_encoder = isinstance(model, Transformer) and model.shape == "encoder"
+    return "tanh" if is_encoder and pooling(spec, model) == "first" and spec.layers == "last" else None
+
+
+def score_bias(spec: Classification, model: Model) -> bool:
+    """Whether scores have a bias."""
+    return not (isinstance(model, Transformer) and model.shape == "decoder") if spec.bias is None else spec.bias
 
 
 def pooling(spec: Classification, model: Model) -> Pooling:

@@ -3,10 +3,12 @@
 from lmtool.errors import UsageError
 from lmtool.recipe.spec import (
     AdamW,
+    AnyObjective,
     Averaging,
     Checkpointing,
     Classification,
     Data,
+    Embedding,
     Evaluation,
     Linear,
     Model,
@@ -20,10 +22,13 @@ from lmtool.recipe.spec import (
 )
 
 RATE = 5e-4
-"""Peak learning rate where all weights are trained."""
+"""Peak learning rate where all weights are trained, for models up to WIDTH; see `_rate`."""
 
 PART_RATE = 5e-3
-"""Peak learning rate of adapters, or of a head on a frozen body."""
+"""The same of adapters, or of a head on a frozen body."""
+
+WIDTH = 160
+"""Width of the model from which wider ones take smaller rates."""
 
 MICRO_TOKENS = 8192
 """Positions per micro-batch: takes little memory, and more are no faster on any device."""
@@ -47,7 +52,7 @@ def recipe_for_tables(base: Recipe, name: str, n_rows: int, writes: bool) -> Rec
         description=f"fine-tuned from {name}",
         seed=base.seed,
         model=model,
-        objective=_objective(model, writes),
+        objective=_objective(model, base.objective, writes),
         tokenizer=base.tokenizer,
         data=Data(),
         training=Training(
@@ -58,7 +63,7 @@ def recipe_for_tables(base: Recipe, name: str, n_rows: int, writes: bool) -> Rec
             precision=base.training.precision,
         ),
         tuning=Tuning(freeze="body" if _gives_features(model) else "none"),
-        optimizer=AdamW(lr=RATE, weight_decay=0.01, beta2=0.98),
+        optimizer=AdamW(lr=_rate(model, RATE), weight_decay=0.01, beta2=0.98),
         schedule=Linear(kind="linear", warmup_steps=min(per_pass, 100)),
         evaluation=Evaluation(every=per_pass, metric="loss"),
         checkpoint=Checkpointing(every=per_pass, keep_last=1),
@@ -68,8 +73,17 @@ def recipe_for_tables(base: Recipe, name: str, n_rows: int, writes: bool) -> Rec
 def with_rate(recipe: Recipe, tuning: Tuning) -> Recipe:
     """The recipe with the learning rate that suits what is trained under `tuning`."""
     is_part = tuning.lora is not None or tuning.freeze != "none"
-    rate = PART_RATE if is_part else RATE
+    rate = _rate(recipe.model, PART_RATE if is_part else RATE)
     return recipe.model_copy(update={"optimizer": recipe.optimizer.model_copy(update={"lr": rate})})
+
+
+def _rate(model: Model, rate: float) -> float:
+    """A rate for narrow models, times (WIDTH / d_model)^1.5 for wider ones.
+
+    That gives 5e-5 and 3e-5 for the widths of BERT-base and -large, for which Devlin et al. 2019 advise 2e-5 to 5e-5.
+    """
+    scaled = rate * min(1.0, (WIDTH / model.d_model) ** 1.5)
+    return float(f"{scaled:.2g}")
 
 
 def recipe_for_text(base: Recipe, other: Recipe) -> Recipe:
@@ -79,7 +93,8 @@ def recipe_for_text(base: Recipe, other: Recipe) -> Recipe:
     return other.model_copy(update={"model": base.model, "tokenizer": base.tokenizer, "data": data})
 
 
-def _objective(model: Model, writes: bool) -> Classification | Seq2Seq:
+def _objective(model: Model, before: AnyObjective, writes: bool) -> Classification | Seq2Seq:
+    """The objective for tables. before: that of the run, whose pooling a model of whole texts keeps."""
     learns = objectives_of(model)
     if "seq2seq" in learns:
         return Seq2Seq(kind="seq2seq", label_smoothing=0.1)
@@ -94,6 +109,7 @@ def _objective(model: Model, writes: bool) -> Classification | Seq2Seq:
     return Classification(
         kind="classification",
         layers="mix" if _gives_features(model) else "last",
+        pool=before.pool if isinstance(before, Embedding) else "auto",
         dropout=0.0 if no_vector else Classification.model_fields["dropout"].default,
     )
 

@@ -1226,11 +1226,15 @@ def _head_mistakes(model: Model, head: Classification) -> list[str]:
         mistakes.append(f"objective.lm_weight {head.lm_weight} is for decoders, which predict the next token")
     if head.lm_weight and head.layers == "mix":
         mistakes.append("objective.lm_weight needs the states of the last layer, not objective.layers mix")
+    if head.dense_norm and not isinstance(model, Transformer):
+        mistakes.append(f"objective.dense_norm is as model.norm, which a {model.title} does not have")
     if isinstance(model, Averaging):
         if head.pool != "auto":
             mistakes.append(f"objective.pool {head.pool} has no effect: an averaging model already takes the mean")
         if head.layers != "last":
             mistakes.append(f"objective.layers {head.layers} has no effect: an averaging model has none below its mean")
+        if head.dense not in ("auto", "none") or head.dense_norm:
+            mistakes.append("objective.dense has no effect: an averaging model has model.n_layers")
         if model.one_hot and head.dropout:
             mistakes.append("objective.dropout is for vectors; with model.one_hot take 0, and model.word_dropout")
     return mistakes

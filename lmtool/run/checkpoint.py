@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     # torch takes seconds to import, and listing runs needs manifests only.
     from torch import Tensor
 
+    from lmtool.run.tensors import Deferred
+
 FORMAT = 1
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "MANIFEST.json"
 FILES = (MODEL, OPTIMIZER, STATE)
@@ -161,7 +163,7 @@ def newest_valid(folder: Path, *, optimizer: bool = True) -> tuple[Checkpoint, l
 def save(
     folder: Path,
     step: int,
-    model: "Mapping[str, Tensor]",
+    model: "Mapping[str, Tensor | Deferred]",
     optimizer: "Mapping[str, Tensor]",
     state: Mapping[str, object],
     *,
@@ -179,8 +181,8 @@ def save(
     """
     from lmtool.run import tensors
 
-    for group in (model, optimizer):
-        tensors.check(group)
+    tensors.check(model)
+    tensors.check(optimizer)
     contents: dict[str, Iterable[bytes | memoryview]] = {
         MODEL: tensors.serialise(model),
         OPTIMIZER: tensors.serialise(optimizer),

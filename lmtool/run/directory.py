@@ -33,6 +33,8 @@ from lmtool.run.places import INFO, remember, runs_root
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from lmtool.run.tensors import Deferred
+
 FORMAT = 1
 RECIPE, TOKENIZER = "recipe.yaml", "tokenizer.json"
 
@@ -50,7 +52,7 @@ VALIDATED = "validated.json"
 RESULTS = "metrics.json"
 """Scores of the best checkpoint on a table."""
 
-RunState = Literal["running", "finished", "stopped"]
+RunState = Literal["running", "finished", "stopped", "imported"]
 
 
 class Run:
@@ -78,18 +80,19 @@ class Run:
         tokenizer: Mapping[str, bytes],
         fingerprints: Mapping[str, str],
         base: Mapping[str, str] | None = None,
+        origin: Mapping[str, object] | None = None,
     ) -> Self:
         """A new run, locked: in `folder`, or if None in a new folder of `runs_root()` named after day and recipe.
 
         name: the recipe's. summary: one line on the model, for `lmtool runs ls`. recipe: the resolved recipe as YAML.
         tokenizer: the content of its files by name, tokenizer.json first. fingerprints: of "data" and "tokenizer",
-        compared on resume. base: the run and checkpoint that it is initialised from, if any. Raises as `check_folder`
-        does.
+        compared on resume. base: the run and checkpoint that it is initialised from, if any. origin: where it was
+        imported from, if it was. Raises as `check_folder` does.
         """
         check_folder(folder)
         path = folder or runs_root()
         try:
-            path = _new_folder(name) if folder is None else folder
+            path = new_folder(name) if folder is None else folder
             path.mkdir(parents=True, exist_ok=True)
             run = cls(path, {})
             run._lock = RunLock(path)
@@ -109,6 +112,7 @@ class Run:
                     "created": _now(),
                     "fingerprints": dict(fingerprints),
                     "base": None if base is None else dict(base),
+                    "origin": None if origin is None else dict(origin),
                     "sessions": [],
                 }
             )
@@ -154,6 +158,12 @@ class Run:
         return dict(self.info["fingerprints"])
 
     @property
+    def origin(self) -> dict[str, Any] | None:
+        """Where it was imported from; None for a run that was trained here."""
+        found: dict[str, Any] | None = self.info.get("origin")
+        return found
+
+    @property
     def last_started(self) -> str:
         """When it was last started or resumed, ISO 8601 in UTC."""
         sessions = self.info["sessions"]
@@ -161,9 +171,14 @@ class Run:
 
     @property
     def state(self) -> RunState:
-        """running while a process holds its lock; finished if its last session recorded so; else stopped."""
+        """running while a process holds its lock; finished if its last session recorded so; else stopped.
+
+        imported if its weights were made elsewhere.
+        """
         if is_held(self.path):
             return "running"
+        if self.origin is not None:
+            return "imported"
         sessions = self.info["sessions"]
         return "finished" if sessions and sessions[-1]["outcome"] == "finished" else "stopped"
 
@@ -286,7 +301,7 @@ class Run:
     def save(
         self,
         step: int,
-        model: "Mapping[str, Tensor]",
+        model: "Mapping[str, Tensor | Deferred]",
         optimizer: "Mapping[str, Tensor]",
         state: Mapping[str, object],
         *,
@@ -395,7 +410,8 @@ def _now() -> str:
     return datetime.now(UTC).isoformat()
 
 
-def _new_folder(name: str) -> Path:
+def new_folder(name: str) -> Path:
+    """A new, empty folder of `runs_root()`, named after day and recipe. Raises OSError."""
     slug = re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.")[:40] or "run"
     root = runs_root()
     root.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,9 @@ JSON header and then the bytes (https://github.com/huggingface/safetensors#forma
 """
 
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -29,22 +31,45 @@ _NAMES = {
 }
 
 
-def check(tensors: Mapping[str, Tensor]) -> None:
+@dataclass(frozen=True)
+class Deferred:
+    """A tensor of known type and shape that is read when it is written."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    read: Callable[[], Tensor]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor."""
+        return math.prod(self.shape) * self.itemsize
+
+
+def check(tensors: Mapping[str, Tensor | Deferred]) -> None:
     """Raise ValueError when these tensors cannot be saved: tied to each other, or of a type the format lacks."""
     owners: dict[tuple[torch.device, int], str] = {}
     for name, tensor in tensors.items():
         if tensor.dtype not in _NAMES:
             raise ValueError(f"tensor {name!r} has the type {tensor.dtype}, which checkpoints do not support")
+        if isinstance(tensor, Deferred):
+            continue
         owner = owners.setdefault((tensor.device, tensor.data_ptr()), name)
         if owner != name and tensor.numel():
             raise ValueError(f"tensors {owner!r} and {name!r} share memory: save one of them")
 
 
-def serialise(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+def serialise(
+    tensors: Mapping[str, Tensor | Deferred], metadata: Mapping[str, str] | None = None
+) -> Iterator[bytes | memoryview]:
     """The bytes of a safetensors file, one tensor at a time in CPU memory."""
     # Wide dtypes first, as in the library, so that every tensor is aligned.
     names = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
-    header = {}
+    header: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
     end = 0
     for name in names:
         start, end = end, end + tensors[name].nbytes
@@ -57,7 +82,9 @@ def serialise(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     for name in names:
-        flat = tensors[name].detach().to("cpu").contiguous().reshape(-1)
+        tensor = tensors[name]
+        whole = tensor.read() if isinstance(tensor, Deferred) else tensor
+        flat = whole.detach().to("cpu").contiguous().reshape(-1)
         if flat.numel():
             yield flat.view(torch.uint8).numpy().data
 

@@ -215,6 +215,12 @@ def resume(
     """
     found = find(reference)
     run = found.run
+    if run.origin is not None:
+        raise CheckpointError(
+            "an imported model has no training to resume",
+            where=str(run.path),
+            fix="train it further: lmtool finetune TABLE --from RUN, or lmtool pretrain TEXT --from RUN",
+        )
     recipe = load(run.recipe_path, overrides).recipe
     if recipe.training.steps != load(run.recipe_path).recipe.training.steps:
         # else steps would follow from epochs again

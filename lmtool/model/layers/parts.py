@@ -134,6 +134,8 @@ def activate(inner: Tensor, activation: str) -> Tensor:
     match activation:
         case "relu":
             return F.relu(inner)
+        case "tanh":
+            return torch.tanh(inner)
         case "gelu":
             return F.gelu(inner)
         case "gelu-tanh":

@@ -1,0 +1,317 @@
+"""From a published model to an ordinary run: its recipe, its tokenizer, and a checkpoint at step 0.
+
+Weights go from file to file, one tensor at a time. What a RUN argument names is imported once into the cache, and found
+again there by the content of its files.
+"""
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from tokenizers import Tokenizer as Inner
+from torch import Tensor
+
+from lmtool import durable
+from lmtool.errors import CheckpointError
+from lmtool.interop.families import FAMILIES
+from lmtool.interop.family import Config, Described, Family, Weight
+from lmtool.interop.reference import HUB, parse_hub
+from lmtool.interop.sources import Source, digest, download, open_source
+from lmtool.model.classifier import Classifier
+from lmtool.model.size import outline
+from lmtool.printable import plain
+from lmtool.recipe.dump import dump
+from lmtool.recipe.spec import Classification, Masked, Recipe, Transformer
+from lmtool.run.directory import Run, check_folder, new_folder
+from lmtool.run.places import INFO, remember
+from lmtool.run.tensors import Deferred
+from lmtool.text.disk import locked, refusing_disk, write_file
+from lmtool.text.prepare import default_cache
+from lmtool.text.tokenizer import Tokenizer
+
+VERSION = 1
+"""Part of the key of the cache: incremented when the same files would give another run."""
+
+Report = Callable[[str, int, int], None]
+"""Called with the stage, and the bytes done and in total."""
+
+
+def imported(reference: str) -> Path:
+    """The run of a published model, in the cache; imported if it is not there yet.
+
+    reference: hf:ORG/NAME[@REVISION], a Hugging Face directory, or a .gguf file. A name of the Hub that was imported
+    before is not asked for again. Raises CheckpointError for what cannot be imported.
+    """
+    cache = default_cache() / "imports"
+    if reference.startswith(HUB):
+        pointer = cache / "hub" / hashlib.sha256("@".join(filter(None, parse_hub(reference))).encode()).hexdigest()
+        known = cache / _line(pointer)
+        if _line(pointer) and (known / INFO).exists():
+            return known
+        path, commit = download(reference)
+        run = _cached(cache, open_source(path), reference, commit)
+        write_file(pointer, run.name.encode())
+        return run
+    return _cached(cache, open_source(Path(reference)), reference, None)
+
+
+def import_run(reference: str, output: Path | None, report: Report) -> Path:
+    """Make a run of a published model, in `output`, or in a new one of the runs directory. Asks the Hub for updates."""
+    commit = None
+    path = Path(reference)
+    if reference.startswith(HUB):
+        path, commit = download(reference)
+    check_folder(output)
+    source = open_source(path)
+    run = _write(source, reference, commit, output or new_folder(_name(reference)), _digests(source), report)
+    remember(run)
+    return run
+
+
+def _line(file: Path) -> str:
+    try:
+        return file.read_text("ascii")
+    except (OSError, ValueError):
+        return ""
+
+
+def _name(reference: str) -> str:
+    """A name for the run of a model."""
+    last = parse_hub(reference)[0].replace("/", "--") if reference.startswith(HUB) else Path(reference).resolve().stem
+    return re.sub(r"[^A-Za-z0-9._]+", "-", last).strip("-.")[:60] or "model"
+
+
+def _cached(cache: Path, source: Source, reference: str, commit: str | None) -> Path:
+    """The run of these files in the cache."""
+    digests = _digests(source)
+    key = hashlib.sha256(json.dumps([VERSION, sorted(digests.items())]).encode()).hexdigest()
+    run = cache / f"{_name(reference)}-{key[:12]}"
+    with locked(cache / "locks" / key):
+        if not (run / INFO).exists():
+            with refusing_disk(run):
+                shutil.rmtree(run, ignore_errors=True)
+            _write(source, reference, commit, run, digests, lambda stage, done, total: None)
+    return run
+
+
+def _digests(source: Source) -> dict[str, str]:
+    """SHA-256 of each file of a model; from the cache where a file has not changed since."""
+    found = {}
+    for file in source.files:
+        real = file.resolve()
+        entry = real.stat()
+        state = [str(real), entry.st_size, entry.st_mtime_ns, entry.st_ino]
+        noted = default_cache() / "imports" / "digests" / hashlib.sha256(json.dumps(state).encode()).hexdigest()
+        sha = _line(noted)
+        if re.fullmatch("[0-9a-f]{64}", sha) is None:
+            sha = digest(real)
+            write_file_in(noted, sha.encode())
+        found[str(file.relative_to(source.path)) if source.path.is_dir() else file.name] = sha
+    return found
+
+
+def write_file_in(path: Path, content: bytes) -> None:
+    """Write a file atomically, with its folder."""
+    with refusing_disk(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, content)
+
+
+def _write(
+    source: Source, reference: str, commit: str | None, folder: Path, digests: Mapping[str, str], report: Report
+) -> Path:
+    """Write the run beside `folder`, then rename it: a failed import leaves nothing."""
+    family, described = describe(source)
+    tokenizer = _tokenizer(source, described)
+    recipe = _recipe(source, described, tokenizer, reference)
+    weights = _deferred(source, family, recipe, report)
+    temporary = folder.with_name(f"{durable.TEMPORARY}{folder.name}-{secrets.token_hex(4)}")
+    try:
+        with Run.create(
+            temporary,
+            name=_name(reference),
+            summary=_summary(recipe),
+            recipe=dump(recipe),
+            tokenizer=tokenizer.files(),
+            fingerprints={"data": "", "tokenizer": tokenizer.fingerprint},
+            origin={"reference": reference, "revision": commit, "model_type": family.model_type, "sha256": digests},
+        ) as run:
+            state = {"recipe": recipe.model_dump(mode="json")}
+            run.save(0, weights, {}, state, best_step=None, keep_last=1)
+        with refusing_disk(folder):
+            temporary.rename(folder)
+            durable.sync_directory(folder.absolute().parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return folder
+
+
+def describe(source: Source) -> tuple[Family, Described]:
+    """The family of a model, and its recipe. Raises CheckpointError for an unknown one."""
+    config = Config(source.config, str(source.path))
+    kind = config.take("model_type", str)
+    if kind not in FAMILIES:
+        raise CheckpointError(
+            f"the model_type {plain(kind)[:60]!r} cannot be imported",
+            where=str(source.path),
+            fix=f"those that can: {', '.join(FAMILIES)}",
+        )
+    family = FAMILIES[kind]
+    described = family.describe(config, _prefixed(family, source.names()).keys())
+    config.check_all_read()
+    if embedding := source.embedding():
+        described.objective.clear()
+        described.objective.update(embedding)
+    if length := source.context():
+        described.model["context"] = min(length, described.model["context"])
+    return family, described
+
+
+def _prefixed(family: Family, names: Sequence[str]) -> dict[str, str]:
+    """The names in the files by those of a model with a head, with today's names of norms."""
+    old = {".gamma": ".weight", ".beta": ".bias"}
+    is_bare = bool(family.prefix) and not any(name.startswith(family.prefix) for name in names)
+    found = {}
+    for name in names:
+        shown = next((name.removesuffix(end) + new for end, new in old.items() if name.endswith(end)), name)
+        found[family.prefix + shown if is_bare else shown] = name
+    return found
+
+
+def _tokenizer(source: Source, described: Described) -> Tokenizer:
+    """The tokenizer, with the tokens that begin and end generated text."""
+    published = source.tokenizer()
+    settings = {**source.config, **source.generation}
+    try:
+        inner = Inner.from_str(published.json)
+        named = dict(published.config)
+        for key, ids in (
+            ("start_tokens", [settings.get("decoder_start_token_id"), settings.get("forced_bos_token_id")]),
+            ("end_tokens", settings.get("eos_token_id")),
+        ):
+            listed = ids if isinstance(ids, list) else [ids]
+            names = [inner.id_to_token(i) for i in listed if isinstance(i, int) and 0 <= i < 2**31]
+            if key == "end_tokens" or described.objective["kind"] == "seq2seq":
+                named[key] = [name for name in names if name is not None]
+        tokenizer = Tokenizer(inner, named)
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(
+            f"the tokenizer cannot be used: {plain(str(error))[:120]}",
+            where=str(source.path),
+            fix="download the model again, or name another",
+        ) from error
+    if described.objective["kind"] == Masked.model_fields["kind"].default and published.config.get("mask_token") is None:
+        raise CheckpointError("the tokenizer has no mask_token", where=str(source.path), fix="name another model")
+    return tokenizer
+
+
+def _recipe(source: Source, described: Described, tokenizer: Tokenizer, reference: str) -> Recipe:
+    rows = described.model.get("vocab_size")
+    if isinstance(rows, int) and rows < tokenizer.vocab_size:
+        raise CheckpointError(
+            f"the tokenizer has {tokenizer.vocab_size} entries, but the embedding has {rows} rows",
+            where=str(source.path),
+            fix="name a model with its own tokenizer",
+        )
+    try:
+        return Recipe.model_validate(
+            {
+                "description": f"imported from {plain(reference)[:100]}",
+                "model": described.model,
+                "objective": described.objective,
+                "tokenizer": {"kind": "file", "path": "tokenizer.json"},
+                "data": {"split": "document"},
+                "training": {"steps": 1, "batch_size": 8},
+            }
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise CheckpointError(
+            f"its configuration is of no model: {plain(f'{key}: ' * bool(key) + first['msg'])[:160]}",
+            where=str(source.path),
+            fix="download the model again, or name another",
+        ) from error
+
+
+def _deferred(source: Source, family: Family, recipe: Recipe, report: Report) -> dict[str, Deferred]:
+    """The weights of the run, each read when it is written.
+
+    Raises CheckpointError when tensors are missing, left over, or of other shapes.
+    """
+    assert isinstance(recipe.model, Transformer)
+    there = _prefixed(family, source.names())
+    if recipe.model.n_layers > len(there):
+        raise _unfit(source, f"{recipe.model.n_layers} layers, but {len(there)} tensors")
+    weights = family.weights(recipe.model, recipe.objective)
+    own = _outline(recipe)
+    missing = [name for weight in weights for name in weight.theirs if name not in there]
+    if missing:
+        raise _unfit(source, f"{plain(missing[0])[:100]} is missing")
+    used = {name for weight in weights for name in weight.theirs}
+    left = [n for n in there if n not in used and not any(re.fullmatch(rule, n) for rule in family.redundant)]
+    if left:
+        raise _unfit(source, f"{plain(left[0])[:100]} has no place in it")
+    if {weight.ours for weight in weights} != own.keys():
+        raise AssertionError(f"{family.model_type}: {own.keys() ^ {weight.ours for weight in weights}}")
+    total = sum(4 * own[weight.ours].numel() for weight in weights)
+    done = 0
+
+    def read(weight: Weight) -> Tensor:
+        nonlocal done
+        tensors = [source.read(there[name]) for name in weight.theirs]
+        try:
+            made = weight.layout.join(tensors)
+        except (ValueError, RuntimeError, IndexError) as error:
+            raise _unfit(source, f"{plain(weight.theirs[0])[:100]}: {plain(str(error))[:80]}") from error
+        shape, wanted = tuple(made.shape), tuple(own[weight.ours].shape)
+        if shape != wanted:
+            named = plain(", ".join(weight.theirs))[:100]
+            raise _unfit(source, f"{named} is {_by(shape)}, not {_by(wanted)}")
+        if not torch.isfinite(made).all():
+            raise _unfit(source, f"{plain(weight.theirs[0])[:100]} has values that are no finite numbers")
+        done += 4 * made.numel()
+        report("importing", done, total)
+        return made.float().contiguous()
+
+    return {weight.ours: Deferred(torch.float32, tuple(own[weight.ours].shape), partial(read, weight)) for weight in weights}
+
+
+def _outline(recipe: Recipe) -> dict[str, Tensor]:
+    """The weights of the model that a recipe describes, as shapes."""
+    assert isinstance(recipe.model, Transformer)
+    assert recipe.model.vocab_size is not None
+    lm = outline(recipe.model, recipe.model.vocab_size)
+    if isinstance(recipe.objective, Classification):
+        with torch.device("meta"):
+            lm = Classifier(lm, recipe.objective, recipe.model)
+    return lm.state_dict()
+
+
+def _summary(recipe: Recipe) -> str:
+    weights = _outline(recipe)
+    assert isinstance(recipe.model, Transformer)
+    count = sum(weight.numel() for weight in weights.values())
+    return f"{recipe.model.title}, {recipe.model.n_layers} x {recipe.model.d_model}, {count / 1e6:.1f}M parameters"
+
+
+def _by(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape)) or "a number"
+
+
+def _unfit(source: Source, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"the weights do not fit the configuration: {what}",
+        where=str(source.path),
+        fix="download the model again, or name another",
+    )
