@@ -1,0 +1,149 @@
+"""GGUF files of llama.cpp: read as a Hugging Face directory of the same model would be, and written from one."""
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from gguf import GGML_QUANT_SIZES, GGML_QUANT_VERSION, GGMLQuantizationType, GGUFWriter, LlamaFileType
+from gguf.quants import quant_shape_to_byte_shape, quantize
+from torch import Tensor
+
+from lmtool import durable
+from lmtool.interop.gguf_configs import describe, express, inexpressible
+from lmtool.interop.gguf_container import Container
+from lmtool.interop.gguf_families import POSITIONS, TensorPair
+from lmtool.interop.gguf_tokenizers import express_tokenizer, read_tokenizer
+from lmtool.printable import plain
+
+Quantization = Literal["f16", "q8_0"]
+_TYPES = {"f16": GGMLQuantizationType.F16, "q8_0": GGMLQuantizationType.Q8_0}
+_FILE_TYPES = {"f16": LlamaFileType.MOSTLY_F16, "q8_0": LlamaFileType.MOSTLY_Q8_0}
+_LARGEST = {GGMLQuantizationType.F32: math.inf, GGMLQuantizationType.F16: 65504, GGMLQuantizationType.Q8_0: 65504 * 127}
+"""Value that each type can hold; Q8_0 has a 16-bit scale."""
+
+
+class GgufModel:
+    """A model in a GGUF file.
+
+    config: keys of Transformers' config.json. tokenizer_json: of the library `tokenizers`. tokenizer_config: bos_token,
+    eos_token, unk_token and pad_token, as far as there are, and chat_template, if there is one.
+    """
+
+    def __init__(self, container: Container) -> None:
+        """Raises CheckpointError for what is damaged, unknown or would compute something else."""
+        self._container = container
+        self.config, pairs = describe(container)
+        tokenizer = read_tokenizer(container, container.values["general.architecture"], self.config["vocab_size"])
+        self.config |= tokenizer.ids
+        self.tokenizer_json = tokenizer.tokenizer_json
+        self.tokenizer_config = tokenizer.tokenizer_config
+        self._pairs = {pair.published: pair for pair in pairs}
+
+    def names(self) -> list[str]:
+        """Names of all tensors, as in Transformers."""
+        return list(self._pairs)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """As in Transformers."""
+        return self._pairs[name].published_shape
+
+    def dtype(self, name: str) -> torch.dtype:
+        """float32 for quantized tensors."""
+        return self._container.tensors[self._pairs[name].stored].dtype
+
+    def read(self, name: str) -> Tensor:
+        """A tensor as in Transformers, dequantized; the file stays on disk."""
+        pair = self._pairs[name]
+        (tensor,) = pair.layout.split(self._container.read(pair.stored))
+        return tensor.contiguous()
+
+
+def open_gguf(path: Path) -> GgufModel:
+    """The model in a file. Raises CheckpointError."""
+    return GgufModel(Container(path))
+
+
+def write_gguf(
+    path: Path,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Callable[[], Tensor]],
+    tokenizer_json: str,
+    tokenizer_config: Mapping[str, Any],
+    quantization: Quantization,
+) -> None:
+    """Write a model as llama.cpp's converter does, and replace `path` when it is on disk.
+
+    config, tokenizer_config, tokenizer_json: as `GgufModel` has them. tensors: by their names in Transformers, each is
+    made once, and one at a time. quantization: of matrices; vectors and learned positions are float32, and rows of no
+    whole blocks of Q8_0 are F16. Raises UsageError naming what GGUF cannot express, and OSError.
+    """
+    expressed = express(config)
+    given = config.get("eos_token_id")
+    ends = given if isinstance(given, list) else [] if given is None else [given]
+    vocabulary = express_tokenizer(tokenizer_json, tokenizer_config, expressed.architecture, config["vocab_size"], ends)
+    for pair in expressed.pairs:
+        if pair.published not in tensors and pair.published not in expressed.computed:
+            raise inexpressible(pair.published, "missing")
+    temporary = path.with_name(f"{durable.TEMPORARY}{path.name}")
+    writer = GGUFWriter(temporary, expressed.architecture)
+    writer.add_type("model")
+    writer.add_name(plain(path.stem))
+    writer.add_file_type(_FILE_TYPES[quantization])
+    writer.add_quantization_version(GGML_QUANT_VERSION)
+    for key, value in (expressed.values | vocabulary).items():
+        _add(writer, key, value)
+    kinds = {pair: _kind(pair, _TYPES[quantization]) for pair in expressed.pairs}
+    for pair, kind in kinds.items():
+        shape = quant_shape_to_byte_shape(pair.shape, kind)
+        writer.add_tensor_info(pair.stored, shape, np.dtype(np.uint8), math.prod(shape), kind)
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for pair, kind in kinds.items():
+            computed = expressed.computed.get(pair.published)
+            writer.write_tensor_data(_encoded(pair, tensors[pair.published]() if computed is None else computed, kind))
+        writer.close()
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        durable.sync_directory(path.parent)
+    finally:
+        writer.close()
+        temporary.unlink(missing_ok=True)
+
+
+def _add(writer: GGUFWriter, key: str, value: Any) -> None:
+    """Numbers as llama.cpp has them: 32 bits, and sizes without a sign."""
+    match value:
+        case bool():
+            writer.add_bool(key, value)
+        case int():
+            writer.add_uint32(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case str():
+            writer.add_string(key, value)
+        case list():
+            writer.add_array(key, value)
+
+
+def _kind(pair: TensorPair, matrices: GGMLQuantizationType) -> GGMLQuantizationType:
+    """Vectors and learned positions stay as exact as they are, and rows that are no whole blocks half as exact."""
+    if len(pair.shape) < 2 or pair.stored == POSITIONS:
+        return GGMLQuantizationType.F32
+    return matrices if pair.shape[-1] % GGML_QUANT_SIZES[matrices][0] == 0 else GGMLQuantizationType.F16
+
+
+def _encoded(pair: TensorPair, tensor: Tensor, kind: GGMLQuantizationType) -> np.ndarray[Any, Any]:
+    """A tensor of Transformers as it lies in a file. Raises UsageError when it is of another shape, or too large."""
+    if tuple(tensor.shape) != pair.published_shape:
+        raise inexpressible(pair.published, f"of shape {tuple(tensor.shape)}, not {pair.published_shape}")
+    stored = pair.layout.join([tensor.detach().cpu().float()]).contiguous()
+    if not stored.abs().max() <= _LARGEST[kind]:
+        raise inexpressible(pair.published, f"too large for {kind.name}, or not a number")
+    return quantize(stored.numpy(), kind)
