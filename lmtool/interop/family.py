@@ -23,7 +23,15 @@ HARMLESS = frozenset(
         *("pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "decoder_start_token_id"),
         *("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "begin_suppress_tokens", "suppress_tokens"),
         *("do_sample", "num_beams", "num_beam_groups", "max_length", "min_length", "length_penalty", "early_stopping"),
-        *("temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "diversity_penalty", "no_repeat_ngram_size"),
+        *(
+            "temperature",
+            "top_k",
+            "top_p",
+            "typical_p",
+            "repetition_penalty",
+            "diversity_penalty",
+            "no_repeat_ngram_size",
+        ),
         *("encoder_no_repeat_ngram_size", "num_return_sequences", "exponential_decay_length_penalty", "output_scores"),
         *("remove_invalid_values", "id2label", "label2id", "num_labels", "initializer_range", "initializer_factor"),
     )
