@@ -1,0 +1,68 @@
+"""The tokenizer of a Marian model: a Unigram of SentencePiece cuts the text, and vocab.json gives the ids."""
+
+from collections.abc import Collection, Iterator, Mapping
+from itertools import islice
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
+
+from lmtool.interop.sentencepiece_file import Role, SentencePieceModel
+from lmtool.interop.tokenizer_settings import refusal
+from lmtool.printable import plain
+
+SPACE = "\u2581"
+
+
+def marian_tokenizer(
+    vocabulary: Mapping[str, int], source: SentencePieceModel, roles: Collection[str], where: str
+) -> Tokenizer:
+    """A tokenizer with the ids of `vocabulary` that cuts text as `source` does.
+
+    The vocabulary has also pieces of the target language and special tokens, which must match no text. The library
+    finds whatever an entry is called, so these go by other names: "<" in a piece, and so in the text, becomes a
+    character that neither has, so that no text spells an entry such as </s>; pieces of the target alone begin with
+    another such character. The decoder takes both back. Pieces of the source that have no id are left out.
+
+    roles: special tokens. where: the model directory, for errors. Raises CheckpointError when they do not fit.
+    """
+    names = [name for name, _ in sorted(vocabulary.items(), key=lambda item: item[1])]
+    if list(range(len(names))) != sorted(vocabulary.values()):
+        raise refusal("the ids of vocab.json have gaps", where)
+    if missing := [role for role in roles if role not in vocabulary]:
+        raise refusal(f"vocab.json lacks {plain(missing[0])[:40]}", where)
+    if any(piece.role in (Role.USER_DEFINED, Role.BYTE) for piece in source.pieces):
+        raise refusal("source.spm has symbols of its own", where)
+    scores = {piece.text: piece.score for piece in source.pieces if piece.role == Role.NORMAL}
+    less, foreign, strange = islice(_unused(set().union(*vocabulary, *scores)), 3)
+    codes = [name for name in names if name.startswith(">>") and name.endswith("<<")]
+    whole = {*roles, *codes}
+
+    def entry(name: str) -> tuple[str, float]:
+        if name in whole:
+            return name, 0.0
+        renamed = name.replace("<", less)
+        return (renamed, scores[name]) if name in scores else (foreign + renamed, 0.0)
+
+    inner = Tokenizer(models.Unigram([entry(name) for name in names], unk_id=vocabulary["<unk>"]))
+    inner.normalizer = _normalizer(source, less, foreign, strange)
+    inner.decoder = decoders.Sequence(
+        [decoders.Replace(less, "<"), decoders.Replace(foreign, ""), decoders.Metaspace(prepend_scheme="always")]
+    )
+    # The language to translate to, written before the text. No special token: it is understood in any text.
+    inner.add_tokens([AddedToken(code, normalized=False) for code in codes])
+    return inner
+
+
+def _normalizer(source: SentencePieceModel, less: str, foreign: str, strange: str) -> normalizers.Normalizer:
+    steps: list[normalizers.Normalizer] = [normalizers.Replace(Regex(f"[{less}{foreign}]"), strange)]
+    if source.charsmap:
+        steps.append(normalizers.Precompiled(source.charsmap))
+    if source.remove_extra_whitespaces:
+        steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+    if source.add_dummy_prefix:
+        steps.append(normalizers.Prepend(SPACE))
+    return normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE), normalizers.Replace("<", less)])
+
+
+def _unused(characters: Collection[str]) -> Iterator[str]:
+    """Characters for private use that are not among these."""
+    return (character for character in map(chr, range(0xF0000, 0xFFFFE)) if character not in characters)

@@ -1,0 +1,279 @@
+"""What the small files beside a published tokenizer say: its class, special tokens, options and chat template.
+
+The reading of Transformers 5 is followed, also where files contradict each other.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+
+from lmtool.errors import CheckpointError
+from lmtool.printable import plain
+from lmtool.text.tokenizer import LARGEST_VOCABULARY
+
+LARGEST_FILE = 256 << 20
+"""Bytes of a JSON file; the largest tokenizer.json on the hub have 35 million."""
+
+ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Kind(StrEnum):
+    """A tokenizer class of Transformers. `FILE` builds nothing of its own: it takes tokenizer.json as it is."""
+
+    FILE = "TokenizersBackend"
+    GPT2 = "GPT2Tokenizer"
+    GPT_NEOX = "GPTNeoXTokenizer"
+    QWEN2 = "Qwen2Tokenizer"
+    ROBERTA = "RobertaTokenizer"
+    BERT = "BertTokenizer"
+    T5 = "T5Tokenizer"
+    LLAMA = "LlamaTokenizer"
+    GEMMA = "GemmaTokenizer"
+    MARIAN = "MarianTokenizer"
+
+
+_ALIASES = {
+    "BartTokenizer": Kind.ROBERTA,
+    "DistilBertTokenizer": Kind.BERT,
+    "ElectraTokenizer": Kind.BERT,
+}
+
+_OF_MODEL_TYPE = {
+    "bart": Kind.ROBERTA,
+    "bert": Kind.BERT,
+    "distilbert": Kind.BERT,
+    "electra": Kind.BERT,
+    "gemma": Kind.GEMMA,
+    "gemma2": Kind.GEMMA,
+    "gpt2": Kind.GPT2,
+    "gpt_neox": Kind.GPT_NEOX,
+    "marian": Kind.MARIAN,
+    "mistral": Kind.FILE,
+    "modernbert": Kind.FILE,
+    "olmo2": Kind.FILE,
+    "qwen2": Kind.QWEN2,
+    "qwen3": Kind.QWEN2,
+    "roberta": Kind.ROBERTA,
+    "t5": Kind.T5,
+}
+"""Llama has none of its own: half of them are byte-level."""
+
+_END = "<|endoftext|>"
+_DEFAULT_ROLES = {
+    Kind.FILE: {},
+    Kind.GPT2: {"unk_token": _END, "bos_token": _END, "eos_token": _END},
+    Kind.GPT_NEOX: {"unk_token": _END, "bos_token": _END, "eos_token": _END, "pad_token": "<|padding|>"},
+    Kind.QWEN2: {"unk_token": _END, "eos_token": _END, "pad_token": _END},
+    Kind.ROBERTA: {
+        **{"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_token": "<s>"},
+        **{"unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>"},
+    },
+    Kind.BERT: {
+        **{"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]"},
+        **{"mask_token": "[MASK]"},
+    },
+    Kind.T5: {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
+    Kind.LLAMA: {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"},
+    Kind.GEMMA: {
+        **{"unk_token": "<unk>", "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"},
+        **{"mask_token": "<mask>"},
+    },
+    Kind.MARIAN: {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"},
+}
+
+
+@dataclass(frozen=True)
+class TokenizerSettings:
+    """The small files, merged.
+
+    kind: the class that Transformers would make of them. values: tokenizer_config.json. roles: named special tokens, in
+    the order of `ROLES`; a plain string has no options of its own. added: further tokens by id. extra: special tokens
+    without a role, or None when no file lists any. where: the file that most of it comes from, for errors.
+    """
+
+    kind: Kind
+    values: Mapping[str, Any]
+    roles: Mapping[str, AddedToken | str]
+    added: Mapping[int, AddedToken]
+    extra: list[AddedToken | str] | None
+    chat_template: str | None
+    where: str
+
+    def flag(self, name: str, default: bool) -> bool:
+        """An option; the default when it is missing or null. Raises CheckpointError when it is not a truth value."""
+        value = self.values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise refusal(f"{name} is {_shown(value)}, not true or false", self.where)
+        return value
+
+
+def read_settings(folder: Path, model_type: str) -> TokenizerSettings:
+    """Read tokenizer_config.json, special_tokens_map.json, added_tokens.json and the chat template, those there are.
+
+    Raises CheckpointError when one is damaged.
+    """
+    path = folder / "tokenizer_config.json"
+    where = str(path)
+    values = _read_object(path)
+    kind = _kind(folder, values, model_type)
+    if (folder / "tokenizer.json").is_file():  # which has them in its template
+        values = {key: value for key, value in values.items() if key not in ("add_bos_token", "add_eos_token")}
+    if "additional_special_tokens" in values and not values.get("extra_special_tokens"):
+        values["extra_special_tokens"] = values.pop("additional_special_tokens")
+    given = {name: values[name] for name in ROLES if name in values}
+    extra = values.get("extra_special_tokens")
+    added = {}
+    if "added_tokens_decoder" in values:
+        listed = values["added_tokens_decoder"]
+        if not isinstance(listed, dict):
+            raise refusal("added_tokens_decoder is not an object", where)
+        added = {_id(key, where): _token(value, where) for key, value in listed.items()}
+    else:
+        path = folder / "special_tokens_map.json"
+        for name, value in _read_object(path).items():
+            if name in ROLES:
+                given[name] = _token(value, str(path), special=True) if isinstance(value, dict) else value
+            elif name in ("additional_special_tokens", "extra_special_tokens") and extra is None:
+                extra = value
+        path = folder / "added_tokens.json"
+        special = {_content(token) for token in (*given.values(), *_listed(extra, where))}
+        for name, value in _read_object(path).items():
+            added[_id(value, str(path))] = AddedToken(name, normalized=name not in special, special=name in special)
+    options = {token.content: token for token in added.values()}
+    roles: dict[str, AddedToken | str] = {}
+    for name in ROLES:
+        if name not in given and name in _DEFAULT_ROLES[kind]:
+            roles[name] = _DEFAULT_ROLES[kind][name]
+        elif given.get(name) is not None:
+            token = _token_or_text(given[name], where)
+            roles[name] = options.get(_content(token), token)
+    return TokenizerSettings(
+        kind=kind,
+        values=values,
+        roles=roles,
+        added=added,
+        extra=None if extra is None else _listed(extra, where),
+        chat_template=_chat_template(folder, values),
+        where=where,
+    )
+
+
+def read_text(path: Path) -> str:
+    """The content of a file of text. Raises CheckpointError when it cannot be read or is too large."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(LARGEST_FILE + 1)
+        if len(data) > LARGEST_FILE:
+            raise refusal(f"it has more than {LARGEST_FILE >> 20} MiB", str(path))
+        return data.decode("utf-8")
+    except OSError as error:
+        raise CheckpointError(f"cannot read the tokenizer: {error.strerror}", where=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise refusal("it is not UTF-8", str(path)) from error
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file. Raises CheckpointError when it cannot be read, is too large, or is not JSON."""
+    try:
+        return json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise refusal(f"it is not JSON: {plain(str(error))[:80]}", str(path)) from error
+
+
+def refusal(what: str, where: str) -> CheckpointError:
+    """An error about a file of a tokenizer."""
+    return CheckpointError(
+        f"this tokenizer cannot be imported: {what}",
+        where=where,
+        fix="the file may be damaged: download it again, or see docs/interop.md for what can be imported",
+    )
+
+
+def _kind(folder: Path, values: Mapping[str, Any], model_type: str) -> Kind:
+    """The class that Transformers' AutoTokenizer takes: the declared one, unless it is known to be wrong."""
+    declared = values.get("tokenizer_class") or _read_object(folder / "config.json").get("tokenizer_class")
+    registered = _OF_MODEL_TYPE.get(model_type)
+    if not isinstance(declared, str):
+        return registered or Kind.FILE
+    name = declared.removesuffix("Fast")
+    if registered == Kind.FILE:
+        return Kind.FILE
+    if registered == Kind.QWEN2 and model_type == "qwen2":
+        return Kind.QWEN2
+    if name == Kind.LLAMA and (folder / "tokenizer.json").is_file():
+        return Kind.FILE if '"ByteLevel"' in read_text(folder / "tokenizer.json") else Kind.LLAMA
+    return _ALIASES.get(name) or (Kind(name) if name in set(Kind) else Kind.FILE)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise refusal("it is not a JSON object", str(path))
+    return value
+
+
+def _id(value: object, where: str) -> int:
+    text = str(value)
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) < LARGEST_VOCABULARY):
+        raise refusal(f"{_shown(value)} is not the id of a token", where)
+    return int(text)
+
+
+def _token(value: object, where: str, *, special: bool | None = None) -> AddedToken:
+    """An added token as JSON describes it. special: overrides what it says."""
+    if not isinstance(value, dict) or not isinstance(value.get("content"), str) or not value["content"]:
+        raise refusal(f"{_shown(value)} is not a token", where)
+    options = {
+        name: value[name] for name in ("single_word", "lstrip", "rstrip", "normalized", "special") if name in value
+    }
+    if special is not None:
+        options["special"] = special
+    if not all(isinstance(option, bool) for option in options.values()):
+        raise refusal(f"{_shown(value)} is not a token", where)
+    return AddedToken(value["content"], **options)
+
+
+def _token_or_text(value: object, where: str) -> AddedToken | str:
+    if isinstance(value, AddedToken) or (isinstance(value, str) and value):
+        return value
+    return _token(value, where)
+
+
+def _listed(value: object, where: str) -> list[AddedToken | str]:
+    if value is None:
+        return []
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, list):
+        raise refusal("the list of special tokens is not a list", where)
+    return [_token_or_text(token, where) for token in value]
+
+
+def _content(token: object) -> str:
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token.content if isinstance(token, AddedToken) else str(token)
+
+
+def _chat_template(folder: Path, values: Mapping[str, Any]) -> str | None:
+    """From its own file, of text or JSON, else from tokenizer_config.json; of several, the one named "default"."""
+    if (path := folder / "chat_template.jinja").is_file():
+        return read_text(path)
+    template = _read_object(folder / "chat_template.json").get("chat_template") or values.get("chat_template")
+    if isinstance(template, list):
+        defaults = [one for one in template if isinstance(one, dict) and one.get("name") == "default"]
+        template = defaults[0].get("template") if defaults else None
+    return template if isinstance(template, str) else None
+
+
+def _shown(value: object) -> str:
+    return plain(repr(value)[:200])[:60]
