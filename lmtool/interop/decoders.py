@@ -4,7 +4,7 @@ A family is what its class declares: the keys of its sizes, the part of the reci
 names of the weights. `Decoder` reads and writes these; methods do what differs from model to model.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from lmtool.interop.family import (
@@ -64,8 +64,8 @@ class Decoder(Family):
     that change no logits. dropouts: keys of all dropouts. fixed: what all its models have in the recipe, `norm` apart.
     head_width_is_free: whether the heads may be wider or narrower than d_model together.
 
-    top: their names of parts, below `prefix`. layers: the name of the list of layers, below `prefix`. layer: their names
-    of parts of a layer, in which attention and network are the two sublayers.
+    top: their names of parts, below `prefix`. layers: the name of the list of layers, below `prefix`. layer: their
+    names of parts of a layer, in which attention and network are the two sublayers.
     """
 
     name: ClassVar[str]
@@ -86,9 +86,7 @@ class Decoder(Family):
     layer: ClassVar[Mapping[str, tuple[str, ...]]]
 
     def describe(self, config: Config, names: Collection[str]) -> Described:
-        model = self._read(config)
-        if model["n_layers"] > len(names):
-            raise config.refusal(f"{self.sizes['n_layers']} is {model['n_layers']}, for a file of {len(names)} tensors")
+        model = self._read(config, len(names))
         if "score.weight" not in names:
             return Described(model, {"kind": "causal"})
         # there is no matrix to predict tokens with
@@ -108,7 +106,7 @@ class Decoder(Family):
             raise Inexpressible("objective.kind", f"{objective.kind}, which {self.model_type} has no head for")
         config |= self._write(model)
         # nothing is lost: what is read again computes the same
-        again = Transformer.model_validate(self._read(Config(config, "")))
+        again = Transformer.model_validate(self._read(Config(config, ""), model.n_layers))
         check_same(model, again, self.model_type, head=isinstance(objective, Causal))
         return Published(self.name + kind, {"model_type": self.model_type, **config})
 
@@ -130,8 +128,8 @@ class Decoder(Family):
             found.append(Weight("head.own", ("lm_head.weight",)))
         return found
 
-    def _read(self, config: Config) -> dict[str, Any]:
-        """`model` of the recipe."""
+    def _read(self, config: Config, most_layers: int) -> dict[str, Any]:
+        """`model` of the recipe, of not more layers than this."""
         for other, name in self.others.items():
             config.rename(other, name)
         config.assume({"tie_word_embeddings": True, **self.defaults})
@@ -139,6 +137,8 @@ class Decoder(Family):
             config.expect(key, *allowed)
         config.ignore("is_decoder", "cross_attention_hidden_size", *self.ignored, *self.dropouts)
         sizes = {ours: config.take(theirs, int) for ours, theirs in self.sizes.items()}
+        if sizes["n_layers"] > most_layers:
+            raise config.refusal(f"{self.sizes['n_layers']} is {sizes['n_layers']}, more than there are tensors")
         return {
             "kind": "transformer",
             "shape": "decoder",
@@ -154,11 +154,11 @@ class Decoder(Family):
         """The configuration. Raises Inexpressible."""
         if model.vocab_size is None:
             raise Inexpressible("vocab_size", "not given, and the tokenizer's is not known here")
-        if not self.head_width_is_free and model.head_width not in (None, model.d_model / model.n_heads):
+        if not self.head_width_is_free and model.head_width and model.head_width * model.n_heads != model.d_model:
             raise Inexpressible("head_width", f"{model.head_width}, and {self.model_type} has d_model / n_heads")
+        values = {"d_ff": 4 * model.d_model, **model.model_dump(exclude_none=True)}
         return {
-            **{theirs: getattr(model, ours) for ours, theirs in self.sizes.items()},
-            **{key: allowed[0] for key, allowed in self.expected.items()},
+            **{theirs: values[ours] for ours, theirs in self.sizes.items()},
             **dict.fromkeys(self.dropouts, model.dropout),
             self.eps: model.norm.eps,
             "tie_word_embeddings": model.tie_embeddings,
@@ -279,7 +279,6 @@ class Gpt2(Decoder):
         return {
             "n_positions": rows or model.context,
             "n_inner": model.d_ff,
-            # the older of two names of the same function
             "activation_function": self._write_activation(model, ACTIVATIONS),
             "scale_attn_weights": model.score != "dot",
         }
@@ -288,16 +287,14 @@ class Gpt2(Decoder):
         return Transposed() if ".mixer." in part and kind == "weight" else SAME
 
 
-class Llama(Decoder):
-    """Llama (Touvron et al. 2023; Grattafiori et al. 2024), and the base of its relatives.
+class LlamaLike(Decoder):
+    """Base of Llama and its relatives: rotary positions, gated networks, RMSNorm, grouped heads of any width.
 
     biased: the keys of biases, all or none of which a recipe expresses. activations: ours by theirs.
     """
 
-    model_type = "llama"
     prefix = "model."
     redundant = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq", r"lm_head\.weight")
-    name = "Llama"
     sizes: ClassVar = {
         "vocab_size": "vocab_size",
         "n_layers": "num_hidden_layers",
@@ -308,11 +305,11 @@ class Llama(Decoder):
     }
     eps = "rms_norm_eps"
     defaults: ClassVar = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
-    expected: ClassVar = {"rope_interleaved": (False,)}
-    ignored = ("attention_dropout", "pretraining_tp", "is_llama_config")
+    expected: ClassVar = {"attention_bias": (False,)}
+    ignored = ("attention_dropout",)
     norm: ClassVar = {"kind": "rms"}
     head_width_is_free = True
-    biased: ClassVar[tuple[str, ...]] = ("attention_bias", "mlp_bias")
+    biased: ClassVar[tuple[str, ...]] = ()
     activations: ClassVar[Mapping[str, str]] = GATES
 
     top: ClassVar = {"inputs.tokens": "embed_tokens", "stack.norm": "norm"}
@@ -364,14 +361,27 @@ class Llama(Decoder):
         return {}
 
 
-class Mistral(Llama):
+class Llama(LlamaLike):
+    """Llama (Touvron et al. 2023; Grattafiori et al. 2024), TinyLlama, SmolLM."""
+
+    model_type = "llama"
+    name = "Llama"
+    expected: ClassVar = {"rope_interleaved": (False,)}
+    ignored = (*LlamaLike.ignored, "pretraining_tp", "is_llama_config")
+    biased = ("attention_bias", "mlp_bias")
+
+    def _write_more(self, model: Transformer) -> dict[str, Any]:
+        if model.d_model % model.n_heads:
+            raise Inexpressible("n_heads", f"{model.n_heads}, which in {self.model_type} must divide d_model")
+        return super()._write_more(model)
+
+
+class Mistral(LlamaLike):
     """Mistral (Jiang et al. 2023): sliding windows in all layers."""
 
     model_type = "mistral"
     name = "Mistral"
-    defaults: ClassVar = {**Llama.defaults, "num_key_value_heads": 8, "sliding_window": 4096}
-    expected: ClassVar = {"attention_bias": (False,)}
-    biased = ()
+    defaults: ClassVar = {**LlamaLike.defaults, "num_key_value_heads": 8, "sliding_window": 4096}
 
     def _read_pattern(self, config: Config, n_layers: int) -> dict[str, Any]:
         size = config.optional("sliding_window", int)
@@ -381,21 +391,21 @@ class Mistral(Llama):
         return {"sliding_window": model.pattern.size if isinstance(model.pattern, WindowPattern) else None}
 
 
-class Qwen2(Llama):
+class Qwen2(LlamaLike):
     """Qwen2 and Qwen2.5 (Yang et al. 2024): biases of queries, keys and values; sliding windows in some layers."""
 
     model_type = "qwen2"
     name = "Qwen2"
-    defaults: ClassVar = {**Llama.defaults, "num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
+    defaults: ClassVar = {**LlamaLike.defaults, "num_key_value_heads": 32, "sliding_window": 4096}
     expected: ClassVar = {"use_mrope": (False,)}
-    biased = ()
     fixed: ClassVar = {"qkv_bias": True}
 
     def _read_pattern(self, config: Config, n_layers: int) -> dict[str, Any]:
-        size, first = config.optional("sliding_window", int), config.take("max_window_layers", int)
+        size, first = config.optional("sliding_window", int), config.take("max_window_layers", int, 28)
         if not config.take("use_sliding_window", bool, False):
             size = None
         kinds = config.optional("layer_types", list)
+        full: Sequence[int]
         if kinds is None:
             full = range(n_layers if size is None else min(first, n_layers))
         else:
@@ -410,12 +420,13 @@ class Qwen2(Llama):
         return {"kind": "window", "size": size, "full_layers": list(full)}
 
     def _write_pattern(self, model: Transformer) -> dict[str, Any]:
-        windows = isinstance(model.pattern, WindowPattern)
-        full = model.pattern.full_layers if isinstance(model.pattern, WindowPattern) else range(model.n_layers)
+        windows = model.pattern if isinstance(model.pattern, WindowPattern) else None
+        full = range(model.n_layers) if windows is None else windows.full_layers
         kinds = ["full_attention" if i in full else "sliding_attention" for i in range(model.n_layers)]
         return {
-            "use_sliding_window": windows,
-            "sliding_window": model.pattern.size if isinstance(model.pattern, WindowPattern) else None,
+            "use_sliding_window": windows is not None,
+            "sliding_window": None if windows is None else windows.size,
+            # before layer_types, the first of these layers with a window
             "max_window_layers": [*kinds, "sliding_attention"].index("sliding_attention"),
             "layer_types": kinds,
         }
@@ -427,16 +438,16 @@ class Qwen3(Qwen2):
     model_type = "qwen3"
     name = "Qwen3"
     defaults: ClassVar = {**Qwen2.defaults, "head_dim": 128}
-    expected: ClassVar = {"attention_bias": (False,)}
+    expected: ClassVar = LlamaLike.expected
     fixed: ClassVar = {"qk_norm": "head"}
     layer: ClassVar = {
-        **Llama.layer,
+        **LlamaLike.layer,
         "attention.mixer.q_norm": ("self_attn.q_norm",),
         "attention.mixer.k_norm": ("self_attn.k_norm",),
     }
 
 
-class Gemma(Llama):
+class Gemma(LlamaLike):
     """Gemma (Gemma Team 2024)."""
 
     model_type = "gemma"
@@ -448,25 +459,22 @@ class Gemma(Llama):
         "head_dim": 256,
     }
     expected: ClassVar = {
-        "attention_bias": (False,),
+        **LlamaLike.expected,
         "hidden_activation": ("gelu_pytorch_tanh",),
         "use_bidirectional_attention": (False,),
     }
-    biased = ()
     # its first files say gelu, and mean the approximation
-    activations = {"gelu_pytorch_tanh": "geglu", "gelu": "geglu"}  # noqa: RUF012 - typed in the base
+    activations: ClassVar = {"gelu_pytorch_tanh": "geglu", "gelu": "geglu"}
     norm: ClassVar = {"kind": "rms", "unit_offset": True}
     fixed: ClassVar = {"scale_embedding": True}
 
 
-class Olmo2(Llama):
+class Olmo2(LlamaLike):
     """OLMo 2 (OLMo Team 2025): norms of the outputs of sublayers, and of all queries and keys jointly."""
 
     model_type = "olmo2"
     name = "Olmo2"
-    defaults: ClassVar = {**Llama.defaults, "rms_norm_eps": 1e-5}
-    expected: ClassVar = {"attention_bias": (False,)}
-    biased = ()
+    defaults: ClassVar = {**LlamaLike.defaults, "rms_norm_eps": 1e-5}
     norm: ClassVar = {"kind": "rms", "place": "output"}
     fixed: ClassVar = {"qk_norm": "joint"}
     layer: ClassVar = {
@@ -504,7 +512,7 @@ class GptNeoX(ByHeads):
         r"lm_head\.weight",
     )
     name = "GPTNeoX"
-    sizes = Llama.sizes
+    sizes = LlamaLike.sizes
     eps = "layer_norm_eps"
     defaults: ClassVar = {
         "hidden_act": "gelu",
@@ -579,8 +587,9 @@ class Bloom(ByHeads):
     }
     layers = "h"
     layer: ClassVar = {
-        part: tuple(name.replace("attention.", "self_attention.") if name.startswith("attention.") else name for name in names)
-        for part, names in ByHeads.layer.items()
+        **ByHeads.layer,
+        "attention.mixer.qkv": ("self_attention.query_key_value",),
+        "attention.mixer.out": ("self_attention.dense",),
     }
 
 
@@ -644,3 +653,21 @@ class Mpt(Decoder):
             section.expect(key, *allowed)
         section.ignore("attn_impl", "attn_pdrop")
         return {}
+
+    def _write_more(self, model: Transformer) -> dict[str, Any]:
+        return {"attn_config": {key: next(iter(allowed), None) for key, allowed in self.attention.items()}}
+
+
+DECODERS: tuple[Decoder, ...] = (
+    Gpt2(),
+    Llama(),
+    GptNeoX(),
+    Mistral(),
+    Qwen2(),
+    Qwen3(),
+    Gemma(),
+    Olmo2(),
+    Bloom(),
+    Mpt(),
+)
+"""One of each family, in the order in which an export tries them."""

@@ -23,10 +23,10 @@ HARMLESS = frozenset(
         *("pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "decoder_start_token_id"),
         *("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "begin_suppress_tokens", "suppress_tokens"),
         *("do_sample", "num_beams", "num_beam_groups", "max_length", "min_length", "length_penalty", "early_stopping"),
-        *("temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "diversity_penalty", "no_repeat_ngram_size"),
+        *("temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "diversity_penalty"),
         *("encoder_no_repeat_ngram_size", "num_return_sequences", "exponential_decay_length_penalty", "output_scores"),
         *("remove_invalid_values", "id2label", "label2id", "num_labels", "initializer_range", "initializer_factor"),
-        *("unk_token_id", "_num_labels", "transformers.js_config"),
+        *("no_repeat_ngram_size", "unk_token_id", "_num_labels", "transformers.js_config"),
     )
 )
 """Keys of any configuration that do not change the logits: names, labels and tokens read elsewhere, options of
@@ -137,7 +137,10 @@ class Config:
 
 
 class Layout(ABC):
-    """How one tensor of ours is made of theirs. `join` and `split` are inverse, bit for bit."""
+    """How one tensor of ours is made of theirs. `join` and `split` are inverse, bit for bit.
+
+    `join` raises ValueError when theirs have other shapes than the layout says; it does not know all of them.
+    """
 
     @abstractmethod
     def join(self, theirs: Sequence[Tensor]) -> Tensor: ...
@@ -153,12 +156,13 @@ class Joined(Layout):
     widths: tuple[int, ...]
 
     def join(self, theirs: Sequence[Tensor]) -> Tensor:
-        if tuple(len(one) for one in theirs) != self.widths:
-            raise ValueError(f"widths {[len(one) for one in theirs]} instead of {list(self.widths)}")
+        widths = [width for one in theirs for width in one.shape[:1]]
+        if widths != list(self.widths):
+            raise ValueError(f"widths {widths} instead of {list(self.widths)}")
         return torch.cat(list(theirs))
 
     def split(self, ours: Tensor) -> list[Tensor]:
-        return list(ours.split(self.widths))
+        return list(torch.split(ours, list(self.widths)))
 
 
 class Same(Layout):
@@ -176,7 +180,10 @@ class Transposed(Same):
     """A matrix as (in, out) (GPT-2's Conv1D); ours are (out, in)."""
 
     def join(self, theirs: Sequence[Tensor]) -> Tensor:
-        return super().join(theirs).T
+        one = super().join(theirs)
+        if one.ndim != 2:
+            raise ValueError(f"{one.ndim} dimensions instead of 2")
+        return one.T
 
     def split(self, ours: Tensor) -> list[Tensor]:
         return [ours.T]
@@ -190,6 +197,8 @@ class ByHead(Same):
 
     def join(self, theirs: Sequence[Tensor]) -> Tensor:
         one = super().join(theirs)
+        if not one.ndim or len(one) % (3 * self.n_heads):
+            raise ValueError(f"shape {list(one.shape)} is not divisible by 3 x {self.n_heads} heads")
         return one.reshape(self.n_heads, 3, -1, *one.shape[1:]).transpose(0, 1).reshape(one.shape)
 
     def split(self, ours: Tensor) -> list[Tensor]:

@@ -33,10 +33,9 @@ def read_rotary(config: Config, context: int, theta: float, share: float = 1.0) 
 
 
 def _scaling(values: Config, context: int) -> dict[str, Any]:
-    values.assume({"type": "default"})
-    values.assume({"rope_type": values.values["type"]})
+    name = "rope_type" if "rope_type" in values.values else "type"
     values.ignore("type")
-    match kind := values.take("rope_type", str):
+    match kind := values.take(name, str, "default"):
         case "default":
             return {"kind": "none"}
         case "linear":
@@ -61,7 +60,7 @@ def _scaling(values: Config, context: int) -> dict[str, Any]:
                 "fast_turns": values.take("beta_fast", float, 32.0),
                 "attention_factor": values.optional("attention_factor", float),
             }
-    raise values.inexpressible("rope_type")
+    raise values.inexpressible(name)
 
 
 def write_rotary(model: Transformer, family: str) -> tuple[RotaryPosition, dict[str, Any]]:
