@@ -1,7 +1,7 @@
 """A published family of models, as the recipe language describes it: configuration and weights, in both directions."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -23,17 +23,10 @@ HARMLESS = frozenset(
         *("pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "decoder_start_token_id"),
         *("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "begin_suppress_tokens", "suppress_tokens"),
         *("do_sample", "num_beams", "num_beam_groups", "max_length", "min_length", "length_penalty", "early_stopping"),
-        *(
-            "temperature",
-            "top_k",
-            "top_p",
-            "typical_p",
-            "repetition_penalty",
-            "diversity_penalty",
-            "no_repeat_ngram_size",
-        ),
+        *("temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "diversity_penalty"),
         *("encoder_no_repeat_ngram_size", "num_return_sequences", "exponential_decay_length_penalty", "output_scores"),
         *("remove_invalid_values", "id2label", "label2id", "num_labels", "initializer_range", "initializer_factor"),
+        *("no_repeat_ngram_size", "unk_token_id", "_num_labels", "transformers.js_config"),
     )
 )
 """Keys of any configuration that do not change the logits: names, labels and tokens read elsewhere, options of
@@ -43,13 +36,35 @@ generation and training."""
 class Config:
     """The values of a config.json. Remembers which ones were read, since an unread one could change the logits.
 
-    where: the file, for errors.
+    where: the file, for errors. inside: the key of the object that holds these values, if they are not the whole file.
     """
 
-    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+    def __init__(self, values: Mapping[str, Any], where: str, inside: str = "") -> None:
         self.values = values
         self.where = where
+        self._inside = f"{inside}." if inside else ""
         self._read: set[str] = set()
+        self._sections: list[Config] = []
+
+    def assume(self, defaults: Mapping[str, Any]) -> None:
+        """Values of keys that are missing; a null stays."""
+        self.values = {**defaults, **self.values}
+
+    def rename(self, other: str, name: str) -> None:
+        """Read a key under another name. Raises CheckpointError when both are there and differ."""
+        value = self.values.get(other)
+        self._read.add(other)
+        if value is None:
+            return
+        self.assume({name: value})
+        if self.values[name] != value:
+            raise self.refusal(f"{self._inside}{other} and {self._inside}{name} differ")
+
+    def section(self, name: str) -> "Config":
+        """The object under a key, empty when it is missing or null. `check_all_read` of this one covers it as well."""
+        found = Config(self.take(name, dict, {}), self.where, f"{self._inside}{name}")
+        self._sections.append(found)
+        return found
 
     def take(self, name: str, kind: type[T], default: T | None = None) -> T:
         """The value of a key. Raises CheckpointError when it is of another type, or missing without a default."""
@@ -57,7 +72,7 @@ class Config:
         if value is not None:
             return value
         if default is None:
-            raise self.refusal(f"{name} is missing")
+            raise self.refusal(f"{self._inside}{name} is missing")
         return default
 
     def optional(self, name: str, kind: type[T]) -> T | None:
@@ -66,10 +81,12 @@ class Config:
         value = self.values.get(name)
         if value is None:
             return None
+        if type(value) is int and abs(value) >= 2**63:
+            raise self.refusal(f"{self._inside}{name} has more than 64 bits")
         if kind is float and type(value) is int:
             value = float(value)
         if type(value) is not kind:
-            raise self.refusal(f"{name} is {self._shown(value)}, not of type {kind.__name__}")
+            raise self.refusal(f"{self._inside}{name} is {self._shown(value)}, not of type {kind.__name__}")
         found: T = value
         return found
 
@@ -78,7 +95,14 @@ class Config:
         self._read.add(name)
         value = self.values.get(name)
         if value is not None and not any(type(value) is type(one) and value == one for one in allowed):
-            raise self.refusal(f"{name} is {self._shown(value)}, which no recipe can express")
+            raise self.inexpressible(name)
+
+    def pick(self, name: str, choices: Mapping[str, T]) -> T:
+        """What a table has for the value of a key. Raises CheckpointError when it has nothing."""
+        value = self.take(name, str)
+        if value not in choices:
+            raise self.inexpressible(name)
+        return choices[value]
 
     def ignore(self, *names: str) -> None:
         """Keys of this family that do not change the logits, such as dropout in training."""
@@ -86,13 +110,18 @@ class Config:
 
     def check_all_read(self) -> None:
         """Raise CheckpointError when a key was not read and is not known to be harmless."""
-        unread = sorted(
-            key
-            for key, value in self.values.items()
-            if key not in self._read and key not in HARMLESS and value is not None
-        )
+        unread = sorted(key for part in (self, *self._sections) for key in part._unread())
         if unread:
             raise self.refusal(f"unknown keys may change what it computes: {plain(', '.join(unread))[:160]}")
+
+    def _unread(self) -> Iterator[str]:
+        for key, value in self.values.items():
+            if key not in self._read and key not in HARMLESS and value is not None:
+                yield f"{self._inside}{key}"
+
+    def inexpressible(self, name: str) -> CheckpointError:
+        """An error about the value of a key."""
+        return self.refusal(f"{self._inside}{name} is {self._shown(self.values[name])}, which no recipe can express")
 
     def refusal(self, what: str) -> CheckpointError:
         """An error about this file."""
@@ -108,7 +137,10 @@ class Config:
 
 
 class Layout(ABC):
-    """How one tensor of ours is made of theirs. `join` and `split` are inverse, bit for bit."""
+    """How one tensor of ours is made of theirs. `join` and `split` are inverse, bit for bit.
+
+    `join` raises ValueError when theirs have other shapes than the layout says; it does not know all of them.
+    """
 
     @abstractmethod
     def join(self, theirs: Sequence[Tensor]) -> Tensor: ...
@@ -124,12 +156,13 @@ class Joined(Layout):
     widths: tuple[int, ...]
 
     def join(self, theirs: Sequence[Tensor]) -> Tensor:
-        if tuple(len(one) for one in theirs) != self.widths:
-            raise ValueError(f"widths {[len(one) for one in theirs]} instead of {list(self.widths)}")
+        widths = [width for one in theirs for width in one.shape[:1]]
+        if widths != list(self.widths):
+            raise ValueError(f"widths {widths} instead of {list(self.widths)}")
         return torch.cat(list(theirs))
 
     def split(self, ours: Tensor) -> list[Tensor]:
-        return list(ours.split(self.widths))
+        return list(torch.split(ours, list(self.widths)))
 
 
 class Same(Layout):
@@ -147,7 +180,10 @@ class Transposed(Same):
     """A matrix as (in, out) (GPT-2's Conv1D); ours are (out, in)."""
 
     def join(self, theirs: Sequence[Tensor]) -> Tensor:
-        return super().join(theirs).T
+        one = super().join(theirs)
+        if one.ndim != 2:
+            raise ValueError(f"{one.ndim} dimensions instead of 2")
+        return one.T
 
     def split(self, ours: Tensor) -> list[Tensor]:
         return [ours.T]
@@ -161,10 +197,12 @@ class ByHead(Same):
 
     def join(self, theirs: Sequence[Tensor]) -> Tensor:
         one = super().join(theirs)
-        return one.view(self.n_heads, 3, -1, *one.shape[1:]).transpose(0, 1).reshape(one.shape)
+        if not one.ndim or len(one) % (3 * self.n_heads):
+            raise ValueError(f"shape {list(one.shape)} is not divisible by 3 x {self.n_heads} heads")
+        return one.reshape(self.n_heads, 3, -1, *one.shape[1:]).transpose(0, 1).reshape(one.shape)
 
     def split(self, ours: Tensor) -> list[Tensor]:
-        return [ours.view(3, self.n_heads, -1, *ours.shape[1:]).transpose(0, 1).reshape(ours.shape)]
+        return [ours.reshape(3, self.n_heads, -1, *ours.shape[1:]).transpose(0, 1).reshape(ours.shape)]
 
 
 class AsRow(Same):
@@ -242,4 +280,7 @@ class Family(ABC):
 
     @abstractmethod
     def weights(self, model: Transformer, objective: AnyObjective) -> list[Weight]:
-        """All tensors of the model, of `body.` and its head for a classifier; theirs are named with `prefix`."""
+        """All tensors of the model; theirs are named with `prefix`.
+
+        Of a classifier, those of `body.` and the head, without the body's own head, which predicts tokens.
+        """
