@@ -21,7 +21,7 @@ from lmtool.inference.load import weights_of
 from lmtool.interop.card import model_card
 from lmtool.interop.families import EVERY
 from lmtool.interop.family import Family, Inexpressible, Published
-from lmtool.interop.gguf_writing import write_gguf
+from lmtool.interop.gguf_files import Quantization, write_gguf
 from lmtool.printable import plain
 from lmtool.recipe.spec import Classification, Recipe, Transformer
 from lmtool.run import tensors
@@ -29,7 +29,6 @@ from lmtool.text.disk import refusing_disk
 from lmtool.text.tokenizer import TOKENIZER, Tokenizer
 
 TypeName = Literal["float32", "bfloat16", "float16"]
-Quantization = Literal["f16", "q8_0"]
 
 SHARD = 5_000_000_000
 """Bytes of the largest file of weights, as Transformers has it."""

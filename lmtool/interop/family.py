@@ -1,5 +1,6 @@
 """A published family of models, as the recipe language describes it: configuration and weights, in both directions."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from lmtool.printable import plain
 from lmtool.recipe.spec import AnyObjective, Transformer
 
 T = TypeVar("T")
+Number = TypeVar("Number", int, float)
 
 HARMLESS = frozenset(
     (
@@ -89,6 +91,13 @@ class Config:
             raise self.refusal(f"{self._inside}{name} is {self._shown(value)}, not of type {kind.__name__}")
         found: T = value
         return found
+
+    def positive(self, name: str, kind: type[Number], default: Number | None = None) -> Number:
+        """The number of a key, which must be above 0. Raises CheckpointError."""
+        value = self.take(name, kind, default)
+        if not 0 < value < math.inf:
+            raise self.refusal(f"{name} is {self._shown(value)}, not a positive number")
+        return value
 
     def expect(self, name: str, *allowed: object) -> None:
         """Read a key that must be missing, null, or one of these values. Raises CheckpointError."""
@@ -215,6 +224,49 @@ class AsRow(Same):
         return [ours[None]]
 
 
+class ZeroRow(Layout):
+    """Theirs has a table of one row of zeros after the tensor (segments, of a recipe without any)."""
+
+    def join(self, theirs: Sequence[Tensor]) -> Tensor:
+        one, zeros = theirs
+        if zeros.any():
+            raise ValueError("a row that is not all zeros")
+        return one
+
+    def split(self, ours: Tensor) -> list[Tensor]:
+        return [ours, ours.new_zeros(1, *ours.shape[1:])]
+
+
+@dataclass(frozen=True)
+class Halves(Layout):
+    """The even entries of a dimension of ours come before the odd ones in theirs; otherwise as in `layout`."""
+
+    dim: int
+    layout: Layout
+
+    def join(self, theirs: Sequence[Tensor]) -> Tensor:
+        halves = torch.unflatten(self.layout.join(theirs), self.dim, (2, -1))
+        return halves.transpose(self.dim, self.dim + 1).flatten(self.dim, self.dim + 1)
+
+    def split(self, ours: Tensor) -> list[Tensor]:
+        pairs = torch.unflatten(ours, self.dim, (-1, 2))
+        return self.layout.split(pairs.transpose(self.dim, self.dim + 1).flatten(self.dim, self.dim + 1))
+
+
+@dataclass(frozen=True)
+class Rescaled(Same):
+    """Theirs is ours times `scale`, plus `shift`; `join` and `split` are inverse up to rounding."""
+
+    scale: float
+    shift: float = 0.0
+
+    def join(self, theirs: Sequence[Tensor]) -> Tensor:
+        return (super().join(theirs) - self.shift) / self.scale
+
+    def split(self, ours: Tensor) -> list[Tensor]:
+        return [ours * self.scale + self.shift]
+
+
 SAME = Same()
 
 
@@ -260,11 +312,13 @@ class Family(ABC):
 
     prefix: of the body in the names of a model with a head, which files of the body alone omit.
     redundant: regular expressions of names of tensors that are not needed: buffers, and copies of tied ones.
+    renamed: parts of names in old files, with what they are called now.
     """
 
     model_type: ClassVar[str]
     prefix: ClassVar[str] = ""
     redundant: ClassVar[tuple[str, ...]] = ()
+    renamed: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     @abstractmethod
     def describe(self, config: Config, names: Collection[str]) -> Described:
@@ -276,11 +330,14 @@ class Family(ABC):
 
     @abstractmethod
     def publish(self, model: Transformer, objective: AnyObjective) -> Published:
-        """The inverse of `describe`. Raises Inexpressible with the first key that stands in the way."""
+        """The inverse of `describe`, for a model with a `vocab_size`.
+
+        Raises Inexpressible with the first key that stands in the way.
+        """
 
     @abstractmethod
     def weights(self, model: Transformer, objective: AnyObjective) -> list[Weight]:
-        """All tensors of the model; theirs are named with `prefix`.
+        """All tensors that the objective reads; theirs are named with `prefix`.
 
-        Of a classifier, those of `body.` and the head, without the body's own head, which predicts tokens.
+        A classifier has those of its head and, named `body.`, of its model, whose own head is not read.
         """

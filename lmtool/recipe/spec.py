@@ -413,8 +413,6 @@ class Transformer(ModelSpec):
         width = "d_model" if self.embedding_width is None else "embedding_width"
         if isinstance(self.position, SinusoidalPosition) and getattr(self, width) % 2:
             mistakes.append(f"{width} {getattr(self, width)} is odd; sinusoidal positions come in pairs")
-        if self.embedding_width is not None and self.tie_embeddings and not self.head_transform:
-            mistakes.append("tie_embeddings needs head_transform, from d_model to embedding_width")
         if self.separate_inputs and self.shape != "encoder-decoder":
             mistakes.append(f"separate_inputs is for shape encoder-decoder, not for shape {self.shape}")
         full_layers = self.pattern.full_layers if isinstance(self.pattern, WindowPattern) else ()
@@ -1188,6 +1186,10 @@ class Recipe(Spec):
                 mistakes.append("model.n_segments is below 2, but objective.next_sentence makes rows of two texts")
         if isinstance(self.model, NGram) and isinstance(self.objective, Causal) and self.objective.scheduled_sampling:
             mistakes.append("objective.scheduled_sampling is for models trained by gradients, not for ngram models")
+        if isinstance(self.model, Transformer) and _predicts_tokens(self.objective):
+            narrow = self.model.embedding_width is not None
+            if narrow and self.model.tie_embeddings and not self.model.head_transform:
+                mistakes.append("model.tie_embeddings needs model.head_transform, from d_model to embedding_width")
         if self.training.carry_state and self.model.title != "recurrent decoder":
             mistakes.append(f"training.carry_state is for a recurrent decoder, not for a {self.model.title}")
         if self.training.carry_state and isinstance(self.model, Recurrent) and self.model.attention is not None:
@@ -1238,6 +1240,13 @@ def _head_mistakes(model: Model, head: Classification) -> list[str]:
         if model.one_hot and head.dropout:
             mistakes.append("objective.dropout is for vectors; with model.one_hot take 0, and model.word_dropout")
     return mistakes
+
+
+def _predicts_tokens(objective: AnyObjective) -> bool:
+    """Whether the model's own logits are used."""
+    if isinstance(objective, Classification):
+        return objective.lm_weight > 0
+    return not isinstance(objective, Embedding)
 
 
 def _tuning_mistakes(model: Model, objective: AnyObjective, tuning: Tuning) -> list[str]:

@@ -313,7 +313,7 @@ ROTARY = "model.position={kind: rotary}"
             ["model.position={kind: learned, size: 16, offset: 2}", "model.context=15"],
             "context: 15 is longer than position.size 16 - position.offset 2",
         ),
-        (["model.embedding_width=8", "model.tie_embeddings=true"], "tie_embeddings: needs head_transform"),
+        (["model.embedding_width=8", "model.tie_embeddings=true"], "model.tie_embeddings: needs model.head_transform"),
         (["model.separate_inputs=true"], "separate_inputs: is for shape encoder-decoder"),
     ],
 )
