@@ -12,7 +12,7 @@ from lmtool import __version__
 from lmtool.cli import recipes, runs
 from lmtool.cli.embed import embed
 from lmtool.cli.evaluate import evaluate
-from lmtool.cli.exchange import import_model
+from lmtool.cli.exchange import export_run, import_model
 from lmtool.cli.finetune import finetune
 from lmtool.cli.generate import generate
 from lmtool.cli.neighbors import neighbors
@@ -43,6 +43,7 @@ app.command("eval")(evaluate)
 app.command()(neighbors)
 app.command()(embed)
 app.command("import")(import_model)
+app.command("export")(export_run)
 app.command()(tokenize)
 app.add_typer(runs.app, name="runs")
 app.add_typer(recipes.app, name="recipes")

@@ -36,7 +36,9 @@ def run_of(reference: str) -> str:
     return references.run_of(reference)
 
 
-RUN_HELP = "A run's name or directory, a checkpoint directory, last, hf:ORG/NAME, or a published model's directory or .gguf."
+RUN_HELP = (
+    "A run's name or directory, a checkpoint directory, last, hf:ORG/NAME, or a published model's directory or .gguf."
+)
 
 RunName = Annotated[str, typer.Argument(metavar="RUN", parser=run_of, help=RUN_HELP)]
 Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Device to compute on.")]

@@ -29,7 +29,9 @@ def embed(
     whole: Annotated[
         bool,
         typer.Option(
-            "--whole", metavar="", help="One vector per text, pooled as the model was trained to; by mean where it was not."
+            "--whole",
+            metavar="",
+            help="One vector per text, pooled as the model was trained to; by mean where it was not.",
         ),
     ] = False,
     output: Annotated[

@@ -21,7 +21,12 @@ def evaluate(
     ] = None,
     baseline: Annotated[
         str | None,
-        typer.Option(metavar="RUN", parser=run_of, help="Another run to compare with, such as an n-gram model.", show_default=False),
+        typer.Option(
+            metavar="RUN",
+            parser=run_of,
+            help="Another run to compare with, such as an n-gram model.",
+            show_default=False,
+        ),
     ] = None,
     column: Column = None,
     task: TaskName = "",

@@ -1,11 +1,11 @@
 """`lmtool import` and `lmtool export`: published models in, published models out."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from lmtool.cli.arguments import OutputDir, Quiet
+from lmtool.cli.arguments import OutputDir, Quiet, RunName
 from lmtool.printable import plain
 
 
@@ -13,7 +13,9 @@ def import_model(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help="hf:ORG/NAME[@REVISION], a Hugging Face directory, or a .gguf file.", show_default=False
+            metavar="MODEL",
+            help="hf:ORG/NAME[@REVISION], a Hugging Face directory, or a .gguf file.",
+            show_default=False,
         ),
     ],
     output: OutputDir = None,
@@ -29,3 +31,35 @@ def import_model(
     with Display(shown=True, quiet=quiet) as display:
         run = import_run(model, output, display.report)
     typer.echo(plain(str(run)))
+
+
+def export_run(
+    run: RunName,
+    output: Annotated[
+        Path, typer.Argument(metavar="OUTPUT", help="A new directory, or with --gguf a new file.", show_default=False)
+    ],
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"], typer.Option(help="Data type of the weights in a directory.")
+    ] = "float32",
+    shard_size: Annotated[
+        float, typer.Option("--shard-size", metavar="GB", min=0.001, help="Size of the largest file of weights.")
+    ] = 5.0,
+    gguf: Annotated[
+        Literal["f16", "q8_0"] | None,
+        typer.Option("--gguf", help="Write a GGUF file with matrices of this type.", show_default=False),
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Write a run as a directory that Transformers opens, or as a GGUF file.
+
+    Adapters are merged into the weights. Prints the output.
+    """
+    from lmtool.interop.exporting import export, export_gguf
+
+    if gguf is None:
+        expressed = export(run, output, dtype=dtype, shard=round(shard_size * 1e9))
+    else:
+        expressed = export_gguf(run, output, gguf)
+    if not quiet:
+        typer.echo(f"exported as {expressed.published.architecture}", err=True)
+    typer.echo(plain(str(output)))

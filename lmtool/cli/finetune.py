@@ -19,7 +19,13 @@ def finetune(
     ] = None,
     source: Annotated[
         str | None,
-        typer.Option("--from", metavar="RUN", parser=run_of, help="The run, or published model, to fine-tune.", show_default="last"),
+        typer.Option(
+            "--from",
+            metavar="RUN",
+            parser=run_of,
+            help="The run, or published model, to fine-tune.",
+            show_default="last",
+        ),
     ] = None,
     recipe: Annotated[
         str | None,

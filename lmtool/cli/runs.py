@@ -73,7 +73,7 @@ def show_run(
         ("lowest valid loss", _loss(summary.best_valid_loss)),
         ("size", _size(summary.bytes)),
     ]
-    facts += [(f"{name} fingerprint", str(value)) for name, value in found.fingerprints.items()]
+    facts += [(f"{name} fingerprint", str(value)) for name, value in found.fingerprints.items() if value]
     if base := found.info.get("base"):
         facts.append(("initialized from", f"{base['checkpoint']} of {base['run']}"))
     if found.origin is not None:

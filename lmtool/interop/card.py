@@ -95,4 +95,3 @@ def _measured(base: Base) -> list[str]:
     if not rows:
         return []
     return ["## Measured", "", "| | |", "|---|---|", *(f"| {plain(name)} | {value} |" for name, value in rows), ""]
-

@@ -5,6 +5,7 @@ import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +23,6 @@ from lmtool.interop.card import model_card
 from lmtool.interop.families import EVERY
 from lmtool.interop.family import Family, Inexpressible, Published
 from lmtool.interop.gguf_files import Quantization, write_gguf
-from lmtool.printable import plain
 from lmtool.recipe.spec import Classification, Recipe, Transformer
 from lmtool.run import tensors
 from lmtool.text.disk import refusing_disk
@@ -33,7 +33,15 @@ TypeName = Literal["float32", "bfloat16", "float16"]
 SHARD = 5_000_000_000
 """Bytes of the largest file of weights, as Transformers has it."""
 
-OWN_ROLES = {"pad": "[PAD]", "bos": "[BOS]", "eos": "[EOS]", "unk": "[UNK]", "mask": "[MASK]", "sep": "[SEP]", "cls": "[CLS]"}
+OWN_ROLES = {
+    "pad": "[PAD]",
+    "bos": "[BOS]",
+    "eos": "[EOS]",
+    "unk": "[UNK]",
+    "mask": "[MASK]",
+    "sep": "[SEP]",
+    "cls": "[CLS]",
+}
 ROLES = tuple(f"{role}_token" for role in OWN_ROLES)
 
 
@@ -118,12 +126,16 @@ def export_gguf(reference: str, file: Path, quantization: Quantization) -> Expre
     write_gguf(
         file,
         expressed.config,
-        dict(expressed.tensors()),
+        {name: partial(_given, tensor) for name, tensor in expressed.tensors()},
         written[TOKENIZER].decode(),
         json.loads(written["tokenizer_config.json"]),
         quantization,
     )
     return expressed
+
+
+def _given(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _refuse_used(folder: Path) -> None:
@@ -219,7 +231,9 @@ def _template(framing: Framing, inner: Inner) -> TemplateProcessing | None:
     first = [*map(name, before), "$A", *(map(name, after if reads_rows else ()))]
     middle = [*map(name, before), "$A", *(map(name, framing.between if reads_rows else ()))]
     second = ["$B:1", *(f"{name(i)}:1" for i in (after if reads_rows else ()))]
-    return TemplateProcessing(single=first, pair=[*middle, *second], special_tokens=[(name(i), i) for i in sorted(used)])
+    return TemplateProcessing(
+        single=first, pair=[*middle, *second], special_tokens=[(name(i), i) for i in sorted(used)]
+    )
 
 
 def _write_weights(folder: Path, weights: Mapping[str, Tensor], shard: int) -> None:

@@ -6,14 +6,12 @@ again there by the content of its files.
 
 import hashlib
 import json
-import os
 import re
 import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -210,7 +208,10 @@ def _tokenizer(source: Source, described: Described) -> Tokenizer:
             where=str(source.path),
             fix="download the model again, or name another",
         ) from error
-    if described.objective["kind"] == Masked.model_fields["kind"].default and published.config.get("mask_token") is None:
+    if (
+        described.objective["kind"] == Masked.model_fields["kind"].default
+        and published.config.get("mask_token") is None
+    ):
         raise CheckpointError("the tokenizer has no mask_token", where=str(source.path), fix="name another model")
     return tokenizer
 
@@ -227,7 +228,7 @@ def _recipe(source: Source, described: Described, tokenizer: Tokenizer, referenc
         return Recipe.model_validate(
             {
                 "description": f"imported from {plain(reference)[:100]}",
-                "model": described.model,
+                "model": {"kind": "transformer", **described.model},
                 "objective": described.objective,
                 "tokenizer": {"kind": "file", "path": "tokenizer.json"},
                 "data": {"split": "document"},
@@ -284,7 +285,9 @@ def _deferred(source: Source, family: Family, recipe: Recipe, report: Report) ->
         report("importing", done, total)
         return made.float().contiguous()
 
-    return {weight.ours: Deferred(torch.float32, tuple(own[weight.ours].shape), partial(read, weight)) for weight in weights}
+    return {
+        weight.ours: Deferred(torch.float32, tuple(own[weight.ours].shape), partial(read, weight)) for weight in weights
+    }
 
 
 def _outline(recipe: Recipe) -> dict[str, Tensor]:

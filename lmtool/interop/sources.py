@@ -13,8 +13,8 @@ from torch import Tensor
 
 from lmtool.errors import CheckpointError, ResourceError
 from lmtool.interop.gguf_files import open_gguf
-from lmtool.interop.reference import CONFIG, MODULES, parse_hub
 from lmtool.interop.published_tokenizers import PublishedTokenizer, read_tokenizer
+from lmtool.interop.reference import CONFIG, MODULES, parse_hub
 from lmtool.printable import plain
 
 GENERATION = "generation_config.json"
@@ -89,19 +89,21 @@ class HuggingFaceDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._opened: dict[str, Any] = {}
         try:
             here = sorted(entry.name for entry in os.scandir(path))
         except OSError as error:
             raise CheckpointError(f"cannot list the model's files: {error.strerror}", where=str(path)) from error
         if CONFIG not in here:
             raise CheckpointError(
-                f"this is no model: it has no {CONFIG}", where=str(path), fix="name a directory, a .gguf file or hf:NAME"
+                f"this is no model: it has no {CONFIG}",
+                where=str(path),
+                fix="name a directory, a .gguf file or hf:NAME",
             )
         self.config = read_json(path / CONFIG)
         self.generation = read_json(path / GENERATION) if GENERATION in here else {}
         self._pooling = self._find_pooling(here)
         self._shards = self._find_shards(here)
-        self._opened: dict[str, Any] = {}
         used = [name for name in here if name in _READ] + sorted({*self._shards.values()} - {WEIGHTS})
         self.files = [path / name for name in used] + ([] if self._pooling is None else [self._pooling])
 
@@ -141,7 +143,7 @@ class HuggingFaceDirectory:
     def _open(self, file: str) -> Any:
         if file not in self._opened:
             try:
-                self._opened[file] = safe_open(self.path / file, framework="pt").__enter__()
+                self._opened[file] = safe_open(self.path / file, framework="pt")
             except (SafetensorError, OSError) as error:
                 raise self._damaged(file, error) from error
         return self._opened[file]
@@ -296,4 +298,3 @@ def download(reference: str) -> tuple[Path, str]:
     if not any(path.glob("*.safetensors")) and not (path / CONFIG).exists():
         raise CheckpointError("the repository holds no model", where=plain(reference)[:120], fix="name another")
     return path, path.name
-
