@@ -306,7 +306,7 @@ class LlamaLike(Decoder):
     eps = "rms_norm_eps"
     defaults: ClassVar = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
     expected: ClassVar = {"attention_bias": (False,)}
-    ignored = ("attention_dropout",)
+    ignored: ClassVar[tuple[str, ...]] = ("attention_dropout",)
     norm: ClassVar = {"kind": "rms"}
     head_width_is_free = True
     biased: ClassVar[tuple[str, ...]] = ()
@@ -594,7 +594,7 @@ class Bloom(ByHeads):
 
 
 class Mpt(Decoder):
-    """MPT (MosaicML 2023): ALiBi, and no biases anywhere."""
+    """MPT (MosaicML 2023): ALiBi, and no biases anywhere; Transformers takes no texts longer than the context."""
 
     model_type = "mpt"
     prefix = "transformer."

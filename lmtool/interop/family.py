@@ -119,7 +119,7 @@ class Config:
 
     def check_all_read(self) -> None:
         """Raise CheckpointError when a key was not read and is not known to be harmless."""
-        unread = sorted(key for part in (self, *self._sections) for key in part._unread())
+        unread = sorted(self._unread())
         if unread:
             raise self.refusal(f"unknown keys may change what it computes: {plain(', '.join(unread))[:160]}")
 
@@ -127,6 +127,8 @@ class Config:
         for key, value in self.values.items():
             if key not in self._read and key not in HARMLESS and value is not None:
                 yield f"{self._inside}{key}"
+        for section in self._sections:
+            yield from section._unread()
 
     def inexpressible(self, name: str) -> CheckpointError:
         """An error about the value of a key."""

@@ -12,7 +12,7 @@ import transformers
 import yaml
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from lmtool.batch import Batch
@@ -237,6 +237,10 @@ def test_models(case: str) -> None:
     for tensor_name, tensor in peer.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[tensor_name]), tensor_name
     assert described(file_of(again), list(again.state_dict()))[0] == model
+    # readers of either form of rotary positions find the same
+    for form in (("rope_parameters",), ("rope_theta", "rope_scaling", "rotary_pct", "rotary_emb_base")):
+        half = {key: value for key, value in found.config.items() if key not in form}
+        assert described(Config(half, ""))[0] == model
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -364,6 +368,18 @@ def test_hub_variants(name: str) -> None:
         new = {key: value for key, value in values.items() if key not in ("rope_theta", "rope_scaling")}
         parameters = {"rope_type": "default", "rope_theta": values["rope_theta"], **(values.get("rope_scaling") or {})}
         assert described(Config({**new, "rope_parameters": parameters}, ""))[0] == model
+
+
+@pytest.mark.parametrize(("full", "first"), [([], 0), ([0, 1], 2), ([0, 2], 1), (None, 3)])
+def test_windows_for_old_readers(full: list[int] | None, first: int) -> None:
+    """Before layer_types, files said how many layers come before the first one with a window."""
+    change = {} if full is None else {"pattern": {"kind": "window", "size": 4, "full_layers": full}}
+    plain = described(Config({"model_type": "qwen2", **GROUPED}, ""))[0].model_dump(exclude_defaults=True)
+    model = Transformer.model_validate({**plain, "kind": "transformer", **change})
+    config = FAMILIES["qwen2"].publish(model, Causal()).config
+    assert config["max_window_layers"] == first
+    del config["layer_types"]
+    assert (described(Config(config, ""))[0] == model) == (full != [0, 2])
 
 
 def test_old_keys_of_rotary_positions() -> None:
@@ -499,7 +515,7 @@ def test_labels_without_names() -> None:
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_value_is_read_or_refused(data: st.DataObject) -> None:
-    """Whatever a file says, there is a recipe or a CheckpointError, but for sizes that the recipe language refuses."""
+    """Whatever a file says, there is a recipe, perhaps one that the recipe language refuses, or a CheckpointError."""
     values = dict(data.draw(st.sampled_from([values for values, _ in HUB.values()])))
     scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["linear", "yarn", "gelu", ""])
     keys = st.sampled_from(sorted({*values, "rope_scaling", "rope_parameters", "layer_types", "id2label", "n_inner"}))
@@ -515,7 +531,13 @@ def test_any_value_is_read_or_refused(data: st.DataObject) -> None:
         found = FAMILIES[family].describe(Config(values, ""), names)
     except CheckpointError:
         return
-    assert found.model["n_layers"] <= len(names)
+    try:
+        model = Transformer.model_validate(found.model)
+        objective: AnyObjective = TypeAdapter(AnyObjective).validate_python(found.objective)
+    except ValidationError:
+        return
+    weights = FAMILIES[family].weights(model, objective)
+    assert len({weight.ours for weight in weights}) == len(weights) > 6 * model.n_layers
 
 
 # Export
@@ -576,7 +598,7 @@ def test_changed_models(name: str) -> None:
     for change in CHANGES:
         try:
             model = Transformer.model_validate({**plain, "kind": "transformer", **change})
-        except ValueError:
+        except ValidationError:
             continue
         try:
             found = FAMILIES[name].publish(model, Causal())
