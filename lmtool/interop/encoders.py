@@ -147,6 +147,7 @@ class Encoder(Family):
             "architectures": [architecture],
             "model_type": self.model_type,
             "vocab_size": model.vocab_size,
+            "pad_token_id": None,
             "tie_word_embeddings": model.tie_embeddings or not isinstance(objective, Masked),
             **labels,
             **self._config(model, objective),
@@ -323,7 +324,6 @@ class Bert(PostNormEncoder):
         r"bert\.embeddings\.(position_ids|token_type_ids)",
         r"bert\.pooler\.dense\.(weight|bias)",
         r"cls\.predictions\.(bias|decoder\.weight|decoder\.bias)",
-        r"cls\.seq_relationship\.(weight|bias)",
     )
     name = "Bert"
     tensors = _bert_tensors("bert")

@@ -138,7 +138,7 @@ class Joined(Layout):
         return torch.cat(list(theirs))
 
     def split(self, ours: Tensor) -> list[Tensor]:
-        return list(torch.split(ours, self.widths))
+        return list(torch.split(ours, list(self.widths)))
 
 
 class Same(Layout):

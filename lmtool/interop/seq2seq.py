@@ -45,6 +45,7 @@ class EncoderDecoder(Family):
             "model_type": self.model_type,
             "is_encoder_decoder": True,
             "vocab_size": model.vocab_size,
+            "pad_token_id": None,
             "d_model": model.d_model,
             **self._config(model),
         }
