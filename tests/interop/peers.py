@@ -17,6 +17,11 @@ from lmtool.model import LanguageModel, build
 from lmtool.recipe.spec import AnyObjective, Transformer
 
 VOCAB = 13
+JUNK: tuple[Any, ...] = (
+    *(None, True, False, 0, -1, 1, 10**12, 0.0, -0.5, 2.5, float("nan"), float("inf")),
+    *("", "\x1b[31m", "gated-", "-", [], [None], [3, "x"], {}, {"0": None}, {"x": []}, {"full_attention": {}}),
+)
+"""Values that a damaged or hostile config.json may have for any key."""
 
 
 def peer_of(architecture: str, config: dict[str, Any]) -> Any:

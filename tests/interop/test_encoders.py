@@ -1,5 +1,6 @@
 """Encoders come in from Transformers, and go out again, with the same outputs and the same tensors."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ from torch.nn import functional as F
 from lmtool.batch import Batch
 from lmtool.errors import CheckpointError
 from lmtool.interop.encoders import ENCODERS, Bert, DistilBert, Electra, ModernBert, Roberta
-from lmtool.interop.family import Config, Family, Inexpressible
+from lmtool.interop.family import Config, Family, Inexpressible, ZeroRow
 from lmtool.model import build
 from lmtool.recipe.load import load
 from lmtool.recipe.spec import AnyObjective, Classification, Embedding, Masked, Transformer
 from tests.interop.peers import (
+    JUNK,
     VOCAB,
     Brought,
     assert_close,
@@ -278,6 +280,9 @@ def assert_published(family: Family, spec: Transformer, objective: AnyObjective,
             torch.nn.init.normal_(parameter, std=0.3)
     peer = published(family, spec, objective, model.state_dict(), folder)
     tokens_BT = rows(family, peer)
+    for weight in family.weights(spec, objective):
+        tensor = model.state_dict()[weight.ours]
+        assert torch.equal(weight.layout.join(weight.layout.split(tensor)), tensor)
     found = theirs(peer, tokens_BT, KEEP)
     with torch.no_grad():
         wanted = model.logits(model(batch_of(peer, tokens_BT, KEEP)).hidden_BTD)
@@ -398,33 +403,61 @@ def test_heads_that_a_family_cannot_express(changes: dict[str, Any], key: str) -
     assert refusal.value.key == key
 
 
+OTHERS: list[tuple[Family, str, dict[str, Any]]] = [
+    (Bert(), "BertForTokenClassification", BERT),
+    (Bert(), "BertForQuestionAnswering", BERT),
+    (Bert(), "BertForNextSentencePrediction", BERT),
+    (Roberta(), "RobertaForTokenClassification", BERT),
+    (Roberta(), "RobertaForMultipleChoice", BERT),
+    (DistilBert(), "DistilBertForTokenClassification", DISTIL),
+    (DistilBert(), "DistilBertForQuestionAnswering", DISTIL),
+    (Electra(), "ElectraForTokenClassification", BERT),
+    (Electra(), "ElectraForMultipleChoice", BERT),
+]
+
+
+@pytest.mark.parametrize(("family", "architecture", "config"), OTHERS)
+def test_other_heads_by_their_tensors(family: Family, architecture: str, config: dict[str, Any]) -> None:
+    peer = peer_of(architecture, config)
+    values = values_of(peer)
+    del values["architectures"]
+    with pytest.raises(CheckpointError, match="a recipe has no head with a tensor"):
+        family.describe(Config(values, "config.json"), tensors_of(peer, family))
+
+
 @pytest.mark.parametrize(
     ("family", "architecture", "config"),
     [
-        (Bert(), "BertForTokenClassification", BERT),
-        (Bert(), "BertForQuestionAnswering", BERT),
+        *OTHERS,
+        # with the tensors of a classifier
         (Bert(), "BertForMultipleChoice", BERT),
-        (Bert(), "BertForNextSentencePrediction", BERT),
-        (Roberta(), "RobertaForTokenClassification", BERT),
-        (Roberta(), "RobertaForMultipleChoice", BERT),
-        (DistilBert(), "DistilBertForTokenClassification", DISTIL),
-        (DistilBert(), "DistilBertForQuestionAnswering", DISTIL),
-        (Electra(), "ElectraForTokenClassification", BERT),
-        (Electra(), "ElectraForMultipleChoice", BERT),
+        (DistilBert(), "DistilBertForMultipleChoice", DISTIL),
         (ModernBert(), "ModernBertForTokenClassification", MODERN),
     ],
 )
-@pytest.mark.parametrize("says_so", [True, False])
-def test_other_heads(family: Family, architecture: str, config: dict[str, Any], says_so: bool) -> None:
-    """By the name of the architecture, and by their tensors where these differ from a supported head's."""
+def test_other_heads_by_name(family: Family, architecture: str, config: dict[str, Any]) -> None:
     peer = peer_of(architecture, config)
-    values, names = values_of(peer), tensors_of(peer, family)
-    if not says_so:
-        if architecture in ("BertForMultipleChoice", "ModernBertForTokenClassification"):
-            return
-        del values["architectures"]
-    with pytest.raises(CheckpointError, match="a recipe has no head"):
-        family.describe(Config(values, "config.json"), names)
+    with pytest.raises(CheckpointError, match=f"a recipe has no head as {architecture}"):
+        family.describe(Config(values_of(peer), "config.json"), tensors_of(peer, family))
+
+
+def test_old_names_of_norms() -> None:
+    """As in bert-base-uncased."""
+    names = set(tensors_of(peer_of("BertForMaskedLM", BERT), Bert()))
+    old = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        for name in names
+    }
+    assert old != names
+    for part, now in Bert().renamed:
+        old = {name.replace(part, now) for name in old}
+    assert old == names
+
+
+def test_a_segment_that_is_not_zero() -> None:
+    one = torch.ones(3, 2)
+    with pytest.raises(ValueError, match="not all zeros"):
+        ZeroRow().join([one, one[:1]])
 
 
 HUB: dict[str, tuple[Family, str, dict[str, Any]]] = {
@@ -711,6 +744,17 @@ def test_refused_configurations(published_as: str, changes: dict[str, Any], what
         described(family, values | changes, names)
     assert what in refusal.value.what
     assert len(str(refusal.value).splitlines()) <= 3
+
+
+@pytest.mark.parametrize("published_as", HUB)
+def test_damaged_configurations(published_as: str) -> None:
+    """They are described, or refused; nothing else."""
+    family, name, values = HUB[published_as]
+    more = ("id2label", "num_labels", "layer_types", "rope_parameters", "tie_word_embeddings", "problem_type")
+    for key in (*values, *more):
+        for junk in JUNK:
+            with contextlib.suppress(CheckpointError):
+                family.describe(Config({**values, key: junk}, "config.json"), names_for(family, name))
 
 
 def test_null_is_the_base_of_other_layers() -> None:
