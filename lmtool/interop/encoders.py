@@ -39,6 +39,9 @@ TASKS = {
 UNSUPPORTED = ("ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice", "ForNextSentencePrediction")
 """Ends of the names of architectures with heads that no recipe has, though their tensors may look like another's."""
 
+MOST = 10_000
+"""Layers and labels that a configuration may ask for without listing them."""
+
 
 class Encoder(Family):
     """An encoder, whose head is that of masked language modelling, of classification, or none.
@@ -147,6 +150,7 @@ class Encoder(Family):
             "architectures": [architecture],
             "model_type": self.model_type,
             "vocab_size": model.vocab_size,
+            "pad_token_id": None,
             "tie_word_embeddings": model.tie_embeddings or not isinstance(objective, Masked),
             **labels,
             **self._config(model, objective),
@@ -216,6 +220,8 @@ def _labels(config: Config) -> list[str]:
     given = config.optional("id2label", dict)
     if given is None:
         n_labels = config.positive("num_labels", int, 2)
+        if n_labels > MOST:
+            raise config.refusal(f"num_labels is {n_labels}")
         return [f"LABEL_{number}" for number in range(n_labels)]
     labels = [given.get(str(number)) for number in range(len(given))]
     if not labels or not all(isinstance(label, str) for label in labels):
@@ -323,7 +329,6 @@ class Bert(PostNormEncoder):
         r"bert\.embeddings\.(position_ids|token_type_ids)",
         r"bert\.pooler\.dense\.(weight|bias)",
         r"cls\.predictions\.(bias|decoder\.weight|decoder\.bias)",
-        r"cls\.seq_relationship\.(weight|bias)",
     )
     name = "Bert"
     tensors = _bert_tensors("bert")
@@ -523,6 +528,8 @@ class ModernBert(Encoder):
         if head == "masked" and activation(config, "classifier_activation", "gelu", gated=True) != gate:
             raise config.refusal("classifier_activation is not as hidden_activation, which no recipe can express")
         n_layers = config.positive("num_hidden_layers", int)
+        if n_layers > MOST:
+            raise config.refusal(f"num_hidden_layers is {n_layers}")
         model = {
             "vocab_size": config.positive("vocab_size", int),
             "n_layers": n_layers,

@@ -35,9 +35,8 @@ ACTIVATIONS = {
 GATED = {"gelu": "geglu-exact", "gelu-tanh": "geglu", "silu": "swiglu"}
 """Activations of recipes that are gated by a nonlinearity."""
 
-UNREAD_BY_HEADS = frozenset(
-    ("head_transform", "head_bias", "next_sentence_head", "tie_embeddings", "scale_head")  # of the body's own head
-)
+UNREAD_BY_HEADS = frozenset(("head_transform", "head_bias", "next_sentence_head", "tie_embeddings", "scale_head"))
+"""Keys of a Transformer's own head, which classifiers and text embeddings do not use."""
 WITHOUT_EFFECT = frozenset(("kind", "context", "dropout", "ffn_dropout", "init"))
 """Keys of a Transformer that do not change its logits."""
 

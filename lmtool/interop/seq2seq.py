@@ -12,6 +12,8 @@ from lmtool.recipe.spec import AnyObjective, LearnedPosition, RelativePosition, 
 
 UNSUPPORTED = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForCausalLM")
 """Ends of the names of architectures with heads that no recipe of an encoder-decoder has."""
+OTHER_HEADS = ("classification_head.", "qa_outputs.")
+"""Beginnings of the names of their tensors."""
 
 
 class EncoderDecoder(Family):
@@ -26,8 +28,11 @@ class EncoderDecoder(Family):
     def describe(self, config: Config, names: Collection[str]) -> Described:
         architectures = config.optional("architectures", list) or [""]
         architecture = str(architectures[0])
+        others = [f"tensor {name}" for name in sorted(names) if name.startswith(OTHER_HEADS)]
         if architecture.endswith(UNSUPPORTED):
-            raise config.refusal(f"a recipe of an encoder-decoder has no head as {plain(architecture)[:60]}")
+            others.insert(0, architecture)
+        if others:
+            raise config.refusal(f"a recipe of an encoder-decoder has no head as {plain(others[0])[:60]}")
         for stack in ("encoder", "decoder"):
             if not any(name.startswith(f"{self.stack.format(stack)}.") for name in names):
                 raise config.refusal(f"it has no {stack}")
@@ -45,6 +50,7 @@ class EncoderDecoder(Family):
             "model_type": self.model_type,
             "is_encoder_decoder": True,
             "vocab_size": model.vocab_size,
+            "pad_token_id": None,
             "d_model": model.d_model,
             **self._config(model),
         }

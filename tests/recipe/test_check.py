@@ -1,5 +1,7 @@
 """Messages for invalid recipes: every mistake at once, each with its line, in plain words."""
 
+import contextlib
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -323,3 +325,10 @@ def test_parts_of_a_transformer_that_do_not_fit(overrides, message):
         load("tiny", [*small, *overrides])
     assert message in str(refusal.value)
     assert all(line.startswith("-s model.") for line in str(refusal.value).splitlines())
+
+
+@pytest.mark.parametrize(("objective", "fits"), [("embedding", True), ("classification", True), ("masked", False)])
+def test_narrow_embeddings_need_an_output_matrix_only_to_predict_tokens(objective, fits):
+    narrow = ["model.embedding_width=8", "model.head_transform=false"]
+    with contextlib.nullcontext() if fits else pytest.raises(RecipeError, match="tie_embeddings"):
+        load("roberta-tiny", [*narrow, f"objective={{kind: {objective}}}"])
