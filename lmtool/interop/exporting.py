@@ -78,9 +78,10 @@ def express(reference: str) -> Expressed:
         "architectures": [published.architecture],
         "model_type": family.model_type,
         **published.config,
+        **_token_ids(base.tokenizer, recipe),
         **_labels(recipe),
     }
-    return Expressed(base, recipe, family, published, {**_token_ids(base.tokenizer, recipe), **config})
+    return Expressed(base, recipe, family, published, config)
 
 
 def export(reference: str, folder: Path, *, dtype: TypeName = "float32", shard: int = SHARD) -> Expressed:
@@ -116,7 +117,10 @@ def export(reference: str, folder: Path, *, dtype: TypeName = "float32", shard: 
 
 
 def export_gguf(reference: str, file: Path, quantization: Quantization) -> Expressed:
-    """Write a run as a GGUF file. Raises UsageError for families that GGUF does not have, and for a file that exists."""
+    """Write a run as a GGUF file.
+
+    Raises UsageError for families that GGUF does not have, and for a file that exists; ResourceError.
+    """
     if file.exists():
         raise UsageError("the file exists already", where=str(file), fix="name another")
     expressed = express(reference)
@@ -155,7 +159,10 @@ def _family(base: Base, recipe: Recipe) -> tuple[Family, Published]:
     obstacles = []
     for family in sorted(EVERY, key=lambda family: family.model_type != first):
         try:
-            return family, family.publish(recipe.model, recipe.objective)
+            published = family.publish(recipe.model, recipe.objective)
+            if published.config.get("pad_token_id") not in (None, base.tokenizer.pad_id):
+                raise Inexpressible("model.position.offset", "it follows from the id of the padding token there")
+            return family, published
         except Inexpressible as error:
             if error.key != "model.shape":
                 obstacles.append(f"{family.model_type}: {error.key} ({error.why})")
@@ -205,7 +212,7 @@ def _tokenizer_files(expressed: Expressed) -> dict[str, bytes]:
     if named is None:
         named = {f"{role}_token": name for role, name in OWN_ROLES.items()}
         inner = Inner.from_str(whole)
-        frame = _template(Framing.of(recipe, tokenizer), inner)
+        frame = _template(recipe, tokenizer, inner)
         if frame is not None:
             inner.post_processor = frame
         whole = inner.to_str(pretty=True)
@@ -220,19 +227,22 @@ def _tokenizer_files(expressed: Expressed) -> dict[str, bytes]:
     return files | {"tokenizer_config.json": _json({**settings, "model_input_names": inputs})}
 
 
-def _template(framing: Framing, inner: Inner) -> TemplateProcessing | None:
-    """The template of a tokenizer trained here, for one text and for two; None where texts stay as they are."""
-    reads_rows = framing.reads == "both" or framing.after
-    before, after = (framing.before, framing.after) if reads_rows else (framing.opening, ())
+def _template(recipe: Recipe, tokenizer: Tokenizer, inner: Inner) -> TemplateProcessing | None:
+    """The template of a tokenizer trained here: of rows of one text and of two, or of prompts.
+
+    None where texts stay as they are.
+    """
+    framing = Framing.of(recipe, tokenizer)
+    before, between, after = framing.before, framing.between, framing.after
+    if framing.reads == "past" and not isinstance(recipe.objective, Classification):
+        before, between, after = framing.opening, (), ()
     if framing.answers or not (before or after):
         return None
-    used = {*before, *after, *framing.between}
-    name = inner.id_to_token
-    first = [*map(name, before), "$A", *(map(name, after if reads_rows else ()))]
-    middle = [*map(name, before), "$A", *(map(name, framing.between if reads_rows else ()))]
-    second = ["$B:1", *(f"{name(i)}:1" for i in (after if reads_rows else ()))]
+    opened, closed = [*map(inner.id_to_token, before), "$A"], list(map(inner.id_to_token, after))
     return TemplateProcessing(
-        single=first, pair=[*middle, *second], special_tokens=[(name(i), i) for i in sorted(used)]
+        single=[*opened, *closed],
+        pair=[*opened, *map(inner.id_to_token, between), "$B:1", *(f"{name}:1" for name in closed)],
+        special_tokens=[(inner.id_to_token(i), i) for i in sorted({*before, *between, *after})],
     )
 
 

@@ -177,11 +177,12 @@ def describe(source: Source) -> tuple[Family, Described]:
 
 def _prefixed(family: Family, names: Sequence[str]) -> dict[str, str]:
     """The names in the files by those of a model with a head, with today's names of norms."""
-    old = {".gamma": ".weight", ".beta": ".bias"}
     is_bare = bool(family.prefix) and not any(name.startswith(family.prefix) for name in names)
     found = {}
     for name in names:
-        shown = next((name.removesuffix(end) + new for end, new in old.items() if name.endswith(end)), name)
+        shown = name
+        for old, new in family.renamed:
+            shown = shown.replace(old, new)
         found[family.prefix + shown if is_bare else shown] = name
     return found
 

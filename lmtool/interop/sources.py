@@ -166,7 +166,7 @@ class HuggingFaceDirectory:
             raise self._damaged(file, error) from error
         if not tensor.is_floating_point():
             raise CheckpointError(
-                f"{plain(name)[:80]} is of type {tensor.dtype}, so the weights are quantized in a way that is not known",
+                f"{plain(name)[:80]} is of type {tensor.dtype}, a quantization that is not known",
                 where=str(self.path / file),
                 fix="name the original model, or a .gguf file of it",
             )
