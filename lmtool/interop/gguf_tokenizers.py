@@ -292,7 +292,7 @@ def express_tokenizer(
             raise inexpressible("model.merges", "empty, or of tokens with spaces")
     special = _ids_of(tokenizer_config, tokens)
     rest = [n for n in ends if n != special.get("eos")]
-    if len(rest) >= len(_ENDS):
+    if len(rest) >= len(_ENDS) or not all(type(n) is int and 0 <= n < vocab_size for n in rest):
         raise inexpressible("eos_token_id", f"{list(ends)}")
     special |= dict(zip(_ENDS[1:] if "eos" in special else _ENDS, rest, strict=False))
     values |= {f"{name}_token_id": n for name, n in special.items()}
