@@ -10,7 +10,7 @@ import pytest
 import sentencepiece
 import torch
 from gguf import GGMLQuantizationType as Kind
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from lmtool.errors import CheckpointError, UsageError
@@ -354,12 +354,18 @@ def digits_cut():
     return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), bytes_])
 
 
+TEKKEN_CUT = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 ORIGINALS = {
     "gpt-2": lambda: byte_tokenizer(),
     "default": lambda: byte_tokenizer(),
     "olmo": lambda: byte_tokenizer(normalizer=normalizers.NFC()),
     "smollm": lambda: byte_tokenizer(digits_cut()),
     "llama-bpe": lambda: byte_tokenizer(split_cut(LLAMA3_CUT), whole=True),
+    "tekken": lambda: byte_tokenizer(split_cut(TEKKEN_CUT), whole=True),
     "dbrx": lambda: byte_tokenizer(split_cut(LLAMA3_CUT)),
     "qwen2": lambda: byte_tokenizer(split_cut(LLAMA3_CUT.replace("{1,3}", "")), normalizers.NFC()),
 }
@@ -512,6 +518,12 @@ def test_gemma_orders_merges_by_token_and_spells_spaces_as_others_do(tmp_path):
     assert ours.encode("ab ab   b").tokens == ["<bos>", "ab", "▁ab", "▁▁▁", "b"]
     assert ours.encode(" ab", add_special_tokens=False).tokens == ["▁ab"]
     assert ours.decode(ours.encode("ab ab   b").ids) == "ab ab   b"
+
+    # Gemma's own file has runs of spaces as added tokens too.
+    ours.add_tokens([AddedToken(run, normalized=False) for run in ("▁▁", "▁▁▁")])
+    saved(tmp_path / "again.gguf", model, ours, bos_token="<bos>", eos_token="<eos>")
+    again = Tokenizer.from_str(open_gguf(tmp_path / "again.gguf").tokenizer_json)
+    assert again.encode("ab ab   b").tokens == ["<bos>", "ab", "▁ab", "▁▁▁", "b"]
 
 
 # Refusals and damage
@@ -750,6 +762,10 @@ def test_a_sentencepiece_tokenizer_is_written(tmp_path, sentencepiece_model, beg
         ({"made_up": 1}, "made_up"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps"),
         ({"num_attention_heads": 0}, "num_attention_heads"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"head_dim": -2}, "head_dim"),
+        ({"rope_parameters": {"rope_theta": 1e39}}, "rope_theta"),
+        ({"rope_parameters": {"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0}}, "high_freq_factor"),
         ({"vocab_size": 4}, "vocab_size"),
         ({"vocab_size": VOCAB + 1}, "model.embed_tokens.weight"),
         ({"num_hidden_layers": 3}, "model.layers.2.input_layernorm.weight"),
