@@ -210,6 +210,13 @@ class _Asked:
         if name in self._values and self._values[name] not in allowed:
             raise self.refusal(name)
 
+    def size(self, name: str, default: int | None = None) -> int:
+        """The value of a key that is a positive number. Raises UsageError."""
+        value = self.take(name, int, default)
+        if value < 1:
+            raise self.refusal(name)
+        return value
+
     def has(self, name: str) -> bool:
         return name in self._values
 
@@ -239,7 +246,7 @@ def inexpressible(key: str, what: str) -> UsageError:
     return UsageError(
         f"GGUF cannot express this model: {key} is {plain(what)[:80]}",
         where=key,
-        fix="write it in Transformers' format instead, or import it without this part",
+        fix="export it in Transformers' format instead",
     )
 
 
@@ -256,12 +263,10 @@ def express(config: Mapping[str, Any]) -> Expressed:
         asked.expect(key, *allowed)
     rope, rotary_share = _rope_of_config(asked)
     sizes = _sizes_of_config(architecture, asked, rotary_share)
+    window = asked.size("sliding_window", sizes.context)
     # Mistral's window is in use when it is given; Qwen's when another key says so too.
-    if asked.take("use_sliding_window", bool, model_type == "mistral"):
-        window = asked.take("sliding_window", int, sizes.context)
-        if window < sizes.context:
-            raise asked.refusal("sliding_window")
-    asked.expect("sliding_window", config.get("sliding_window"))
+    if asked.take("use_sliding_window", bool, model_type == "mistral") and window < sizes.context:
+        raise asked.refusal("sliding_window")
     asked.expect("layer_types", ["full_attention"] * sizes.layers)
 
     values: dict[str, Any] = {key: getattr(sizes, ours) for ours, key in SIZE_KEYS.items()}
@@ -284,28 +289,27 @@ def express(config: Mapping[str, Any]) -> Expressed:
 
 def _sizes_of_config(architecture: Architecture, asked: _Asked, rotary_share: float) -> Sizes:
     names = architecture.names
-    d = asked.take(names["d"], int)
+    d = asked.size(names["d"])
     defaults = {"n_inner": 4 * d}
-    found = {ours: asked.take(key, int, defaults.get(key)) for ours, key in names.items()}
-    for ours, key in names.items():
-        if not 0 < found[ours] < 1 << 31:
-            raise asked.refusal(key)
+    found = {ours: asked.size(key, defaults.get(key)) for ours, key in names.items()}
     heads = found["heads"]
     if d % heads and not asked.has("head_dim"):
         raise asked.refusal(names["heads"])
     head, kv_heads = d // heads, heads
     if "head_dim" in architecture.has:
-        head = asked.take("head_dim", int, head)
+        head = asked.size("head_dim", head)
     else:
         asked.expect("head_dim", head)
     if "num_key_value_heads" in architecture.has:
-        kv_heads = asked.take("num_key_value_heads", int, heads)
-        if kv_heads < 1 or heads % kv_heads:
+        kv_heads = asked.size("num_key_value_heads", heads)
+        if heads % kv_heads:
             raise asked.refusal("num_key_value_heads")
     rotary = int(head * rotary_share)
-    if rotary < head and architecture.rope != "partial":
+    if architecture.rope != "none" and (not 0 < rotary <= head or rotary % 2):
         raise asked.refusal("partial_rotary_factor")
-    return Sizes(**found, kv_heads=kv_heads, head=head, rotary=rotary, vocab=asked.take("vocab_size", int))
+    if architecture.rope == "full" and rotary < head:
+        raise asked.refusal("partial_rotary_factor")
+    return Sizes(**found, kv_heads=kv_heads, head=head, rotary=rotary, vocab=asked.size("vocab_size"))
 
 
 def _rope_of_config(asked: _Asked) -> tuple[_Asked, float]:
@@ -335,12 +339,15 @@ def _express_rope(values: dict[str, Any], rope: _Asked, sizes: Sizes) -> dict[st
             rope.expect("beta_fast", 32)
             rope.expect("beta_slow", 1)
             rope.expect("truncate", True)
-            original = rope.take("original_max_position_embeddings", int, sizes.context)
+            original = rope.size("original_max_position_embeddings", sizes.context)
             values |= {"rope.scaling.type": "yarn", "rope.scaling.factor": rope.take("factor", float)}
             values["rope.scaling.original_context_length"] = original
         case "llama3":
-            names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-            divisors = _llama3_divisors(base, sizes.rotary, *(rope.take(name, float) for name in names))
+            low, high = rope.take("low_freq_factor", float), rope.take("high_freq_factor", float)
+            factor, original = rope.take("factor", float), rope.size("original_max_position_embeddings")
+            if factor < 1 or low >= high:
+                raise rope.refusal("factor" if factor < 1 else "high_freq_factor")
+            divisors = _llama3_divisors(base, sizes.rotary, factor, low, high, original)
             computed[FREQUENCIES] = torch.from_numpy(divisors.astype(np.float32))
         case _:
             raise rope.refusal("rope_type")

@@ -282,6 +282,9 @@ def express_tokenizer(
         if model[key]:
             raise inexpressible(f"model.{key}", str(model[key]))
     tokens, kinds = _tokens(document, vocab_size)
+    if architecture == "gemma":
+        runs = zip(tokens, kinds, strict=True)
+        tokens = [token.replace(SPACE, " ") if kind == TokenType.USER_DEFINED else token for token, kind in runs]
     values: dict[str, Any] = {"tokens": tokens, "token_type": kinds}
     if model["byte_fallback"]:
         values |= _express_sentencepiece(document, tokens, kinds, architecture)
@@ -292,7 +295,7 @@ def express_tokenizer(
             raise inexpressible("model.merges", "empty, or of tokens with spaces")
     special = _ids_of(tokenizer_config, tokens)
     rest = [n for n in ends if n != special.get("eos")]
-    if len(rest) >= len(_ENDS):
+    if len(rest) >= len(_ENDS) or not all(type(n) is int and 0 <= n < vocab_size for n in rest):
         raise inexpressible("eos_token_id", f"{list(ends)}")
     special |= dict(zip(_ENDS[1:] if "eos" in special else _ENDS, rest, strict=False))
     values |= {f"{name}_token_id": n for name, n in special.items()}
@@ -362,12 +365,14 @@ def _express_sentencepiece(
         prefixed = normalizer == _PREFIX
     else:
         raise inexpressible("normalizer", json.dumps(normalizer))
-    merges = document["model"]["merges"]
+    ordinary = {token for token, kind in zip(tokens, kinds, strict=True) if kind == TokenType.NORMAL}
+    merges = [merge for merge in document["model"]["merges"] if {*merge, "".join(merge)} <= ordinary]
     rank: dict[str, int] = {}
     for left, right in merges:
         rank.setdefault(left + right, len(rank))
     scores = [float(-rank.get(token, len(rank))) for token in tokens]
-    # The scores say all that the merges do when each token's merges stand together, and are all that there could be.
+    # Scores say what these merges do when those of a token stand together, and are all that there could be. Merges of
+    # other tokens do nothing: those are cut out of the text before.
     if _by_result(merges) != _by_result(recovered_merges(tokens, kinds, scores, architecture)):
         raise inexpressible("model.merges", "not what the scores of tokens could express")
     return {"model": "llama", "pre": "default", "scores": scores, "add_space_prefix": prefixed}

@@ -1,0 +1,845 @@
+"""GGUF files, held against Transformers, sentencepiece and files written here after llama.cpp's conventions."""
+
+import json
+import struct
+import unicodedata
+
+import gguf
+import numpy as np
+import pytest
+import sentencepiece
+import torch
+from gguf import GGMLQuantizationType as Kind
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from lmtool.errors import CheckpointError, UsageError
+from lmtool.interop.gguf_files import open_gguf, write_gguf
+
+VOCAB = 320
+TEXT = "The cat sat on the mat. The dog didn't; 12 dogs ran 345 miles, and the cat saw them all in the end."
+TEXTS = [
+    TEXT,
+    "two  spaces,\n\n\tand lines\n",
+    "naïve café 東京 🙂",
+    "12345 67.8",
+    "",
+    "x",
+    "don't DON'T",
+]
+SIZES = {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
+LIKE_LLAMA = {**SIZES, **HEADS, "bos_token_id": 1, "eos_token_id": 2}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 512}
+MODELS = {
+    "llama": ("llama", {}),
+    "llama-tied": ("llama", {"tie_word_embeddings": True}),
+    "llama-wide-heads": ("llama", {"head_dim": 32}),
+    "llama-biased": ("llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
+    "llama-linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e3, "factor": 4.0}}),
+    "llama-yarn": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+            }
+        },
+    ),
+    "llama3": ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, **LLAMA3}}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {"head_dim": 128, "num_attention_heads": 2, "num_key_value_heads": 1}),
+    "qwen3-narrow": ("qwen3", {"head_dim": 8}),
+    "gemma": ("gemma", {"head_dim": 32}),
+    "olmo2": ("olmo2", {}),
+    "gpt2": ("gpt2", {}),
+    "gpt2-untied": ("gpt2", {"tie_word_embeddings": False}),
+    "gptneox": ("gpt_neox", {}),
+    "gptneox-serial": ("gpt_neox", {"use_parallel_residual": False}),
+}
+THEIRS = ["llama", "llama-tied", "llama-wide-heads", "qwen2", "qwen3", "gpt2"]
+"""Those that Transformers reads from GGUF files without mistakes: it leaves out biases and scalings of Llama."""
+
+
+def model_of(name):
+    """A model of random weights, norms and biases too."""
+    model_type, options = MODELS[name]
+    if model_type == "gpt2":
+        sizes = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 1024, "eos_token_id": 1}
+    elif model_type == "gpt_neox":
+        sizes = {**SIZES, "num_attention_heads": 4, "max_position_embeddings": 128}
+    else:
+        sizes = LIKE_LLAMA
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **{**sizes, **options})).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.2 + (parameter.dim() == 1) * 0.5)
+    return model
+
+
+def byte_tokenizer(cut=None, normalizer=None, *, whole=False, specials=("<|begin|>", "<|end|>", "<|pad|>")):
+    """A byte-level tokenizer, trained on TEXT."""
+    tokenizer = Tokenizer(models.BPE(ignore_merges=whole))
+    tokenizer.pre_tokenizer = cut or pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB - 10,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=list(specials),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([TEXT], trainer)
+    return tokenizer
+
+
+def add_byte_tokenizer(writer, tokenizer, pre="gpt-2", **options):
+    """The keys of a byte-level tokenizer, as llama.cpp's converter writes them."""
+    document = json.loads(tokenizer.to_str())
+    tokens = [tokenizer.id_to_token(n) for n in range(tokenizer.get_vocab_size())]
+    special = {token["content"]: token["special"] for token in document["added_tokens"]}
+    kinds = [1 if token not in special else 3 if special[token] else 4 for token in tokens]
+    n_unused = VOCAB - len(tokens)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens + [f"[PAD{n}]" for n in range(len(tokens), VOCAB)])
+    writer.add_token_types(kinds + [5] * n_unused)
+    writer.add_token_merges([" ".join(merge) for merge in document["model"]["merges"]])
+    for key, value in {"bos_token_id": 0, "eos_token_id": 1, "padding_token_id": 2, **options}.items():
+        (writer.add_bool if isinstance(value, bool) else writer.add_uint32)(f"tokenizer.ggml.{key}", value)
+
+
+def converted(name, config, tensor):
+    """A tensor in llama.cpp's order of rows, by plain loops over heads."""
+    if config.model_type == "llama" and (".q_proj." in name or ".k_proj." in name):
+        n_heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
+        heads = []
+        for head in tensor.chunk(n_heads):
+            first, second = head.chunk(2)
+            heads += [row for pair in zip(first, second, strict=True) for row in pair]
+        return torch.stack(heads)
+    if config.model_type == "gemma" and name.endswith("norm.weight"):
+        return tensor + 1
+    if config.model_type == "gpt2" and any(f"{part}.weight" in name for part in ("c_attn", "c_proj", "c_fc")):
+        return tensor.T
+    if config.model_type == "gpt_neox" and "query_key_value" in name:
+        heads = tensor.chunk(config.num_attention_heads)
+        return torch.cat([head.chunk(3)[part] for part in range(3) for head in heads])
+    return tensor
+
+
+ARCHITECTURES = {"gpt_neox": gguf.MODEL_ARCH.GPTNEOX, "mistral": gguf.MODEL_ARCH.LLAMA}
+
+
+def stored_names(config, names):
+    """llama.cpp's names by Transformers', from the table of the package gguf."""
+    found = ARCHITECTURES.get(config.model_type) or gguf.MODEL_ARCH[config.model_type.upper()]
+    table = gguf.get_tensor_name_map(found, config.num_hidden_layers)
+    renamed = {
+        name: name.replace("lm_head", "embed_out") if config.model_type == "gpt_neox" else name for name in names
+    }
+    return {name: table.get_name(renamed[name], try_suffixes=(".weight", ".bias")) for name in names}
+
+
+def state_of(model):
+    """Tensors as in a file of Transformers: without the copy of a tied embedding."""
+    state = model.state_dict()
+    if model.config.tie_word_embeddings:
+        state.pop("lm_head.weight")
+    return state
+
+
+def new_writer(path, model):
+    """A writer with the hyperparameters of a model, as llama.cpp's converter has them."""
+    config = model.config
+    arch = {"gpt_neox": "gptneox"}.get(config.model_type, config.model_type)
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_name("tiny")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_head_count(config.num_attention_heads)
+    if arch == "gpt2":
+        writer.add_feed_forward_length(4 * config.n_embd)
+        writer.add_layer_norm_eps(config.layer_norm_epsilon)
+        return writer
+    writer.add_feed_forward_length(config.intermediate_size)
+    rope = config.rope_parameters
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if arch == "gptneox":
+        writer.add_layer_norm_eps(config.layer_norm_eps)
+        writer.add_rope_dimension_count(int(head_dim * rope["partial_rotary_factor"]))
+        writer.add_parallel_residual(config.use_parallel_residual)
+        return writer
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if arch in ("qwen3", "gemma", "llama"):
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    if arch == "llama":
+        writer.add_rope_dimension_count(head_dim)
+    if rope["rope_type"] in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if rope["rope_type"] == "llama3":
+        base = rope["rope_theta"] ** -(torch.arange(0, head_dim, 2) / head_dim)
+        writer.add_tensor("rope_freqs.weight", (base / model.model.rotary_emb.inv_freq).numpy())
+    return writer
+
+
+def finish(writer):
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def add_tensors(writer, model):
+    state = state_of(model)
+    for name, stored in stored_names(model.config, list(state)).items():
+        writer.add_tensor(stored, converted(name, model.config, state[name]).contiguous().numpy())
+
+
+def written(path, name, tokenizer=None, **options):
+    """A model in a file of 32-bit floats, written here."""
+    model = model_of(name)
+    writer = new_writer(path, model)
+    add_byte_tokenizer(writer, tokenizer or byte_tokenizer(), **options)
+    add_tensors(writer, model)
+    finish(writer)
+    return model
+
+
+def loaded(read):
+    """A Transformers model with the configuration and tensors of a GgufModel."""
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**read.config), dtype=torch.float32).eval()
+    names = {name: name.replace("embed_out", "lm_head") for name in read.names()}
+    state = {published: read.read(name).float() for name, published in names.items()}
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert unexpected == []
+    assert missing == (["lm_head.weight"] if read.config["tie_word_embeddings"] else [])
+    model.tie_weights()
+    for name in read.names():
+        assert read.read(name).shape == read.shape(name)
+        assert read.read(name).dtype == read.dtype(name)
+    return model
+
+
+def logits_of(model):
+    ids = torch.randint(VOCAB, (2, 60), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        return model(ids).logits
+
+
+def close(a, b):
+    torch.testing.assert_close(logits_of(a), logits_of(b), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_file_is_the_model_it_was_made_of(tmp_path, name):
+    model = written(tmp_path / "model.gguf", name)
+    read = open_gguf(tmp_path / "model.gguf")
+    close(loaded(read), model)
+    theirs, ours = model.config.to_dict(), read.config
+    same = set(theirs) & set(ours) - {"n_inner", "bos_token_id", "eos_token_id", "pad_token_id", "rope_parameters"}
+    assert {key: ours[key] for key in same} == {key: theirs[key] for key in same}
+    assert ours.get("rope_parameters") == theirs.get("rope_parameters")
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_the_logits_are_those_of_transformers_reader(tmp_path, name):
+    written(tmp_path / "model.gguf", name)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", dtype=torch.float32).eval()
+    close(loaded(open_gguf(tmp_path / "model.gguf")), theirs)
+
+
+# Tensors
+
+
+def file_of_tensors(path, tensors):
+    """A file of a Llama of one layer in which these tensors take the place of the usual ones."""
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model("llama", **{**LIKE_LLAMA, "num_hidden_layers": 1, "hidden_size": 512, "vocab_size": VOCAB})
+    )
+    writer = new_writer(path, model)
+    add_byte_tokenizer(writer, byte_tokenizer())
+    state = state_of(model)
+    for name, stored in stored_names(model.config, list(state)).items():
+        content, kind = tensors.get(stored, (state[name].numpy(), None))
+        writer.add_tensor(stored, content, raw_dtype=kind)
+    finish(writer)
+    return open_gguf(path)
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0])
+def test_a_quantized_tensor_is_what_gguf_dequantizes(tmp_path, kind):
+    matrix = np.random.default_rng(0).standard_normal((VOCAB, 512), np.float32)
+    held = gguf.quantize(matrix, kind)
+    read = file_of_tensors(tmp_path / "model.gguf", {"output.weight": (held, kind)})
+    tensor = read.read("lm_head.weight")
+    assert read.dtype("lm_head.weight") == torch.float32
+    np.testing.assert_array_equal(tensor.numpy(), gguf.dequantize(held, kind))
+    assert np.abs(tensor.numpy() - matrix).max() < 0.5
+
+
+@pytest.mark.parametrize(
+    "kind", [Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_XS, Kind.IQ2_XS, Kind.TQ1_0]
+)
+def test_blocks_that_gguf_only_dequantizes(tmp_path, kind):
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    held = np.random.default_rng(0).integers(0, 60, (VOCAB, 512 // block * size), np.uint8)
+    read = file_of_tensors(tmp_path / "model.gguf", {"output.weight": (held, kind)})
+    np.testing.assert_array_equal(read.read("lm_head.weight").numpy(), gguf.dequantize(held, kind))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_floats_keep_their_type(tmp_path, dtype):
+    matrix = torch.randn(VOCAB, 512).to(dtype)
+    kind = {torch.float32: Kind.F32, torch.float16: Kind.F16, torch.bfloat16: Kind.BF16}[dtype]
+    read = file_of_tensors(tmp_path / "model.gguf", {"output.weight": (matrix.view(torch.uint8).numpy(), kind)})
+    assert read.dtype("lm_head.weight") == dtype
+    assert torch.equal(read.read("lm_head.weight"), matrix)
+
+
+def test_a_copy_of_the_embedding_is_tied(tmp_path):
+    """As older converters wrote GPT-2."""
+    model = model_of("gpt2")
+    writer = new_writer(tmp_path / "model.gguf", model)
+    add_byte_tokenizer(writer, byte_tokenizer())
+    add_tensors(writer, model)
+    writer.add_tensor("output.weight", model.transformer.wte.weight.detach().numpy())
+    finish(writer)
+    read = open_gguf(tmp_path / "model.gguf")
+    assert read.config["tie_word_embeddings"] is True
+    close(loaded(read), model)
+
+
+# Tokenizers
+
+
+def tokenizer_file(path, add, arch="llama"):
+    """A file of a tiny Llama whose tokenizer `add` writes."""
+    model = model_of("llama")
+    writer = gguf.GGUFWriter(path, arch)
+    source = new_writer(path, model)
+    writer.kv_data[0].update({k.replace("llama.", f"{arch}."): v for k, v in source.kv_data[0].items()})
+    writer.add_string("general.architecture", arch)
+    add(writer)
+    add_tensors(writer, model)
+    finish(writer)
+    return open_gguf(path)
+
+
+LLAMA3_CUT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def split_cut(pattern):
+    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), bytes_])
+
+
+def digits_cut():
+    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), bytes_])
+
+
+TEKKEN_CUT = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+ORIGINALS = {
+    "gpt-2": lambda: byte_tokenizer(),
+    "default": lambda: byte_tokenizer(),
+    "olmo": lambda: byte_tokenizer(normalizer=normalizers.NFC()),
+    "smollm": lambda: byte_tokenizer(digits_cut()),
+    "llama-bpe": lambda: byte_tokenizer(split_cut(LLAMA3_CUT), whole=True),
+    "tekken": lambda: byte_tokenizer(split_cut(TEKKEN_CUT), whole=True),
+    "dbrx": lambda: byte_tokenizer(split_cut(LLAMA3_CUT)),
+    "qwen2": lambda: byte_tokenizer(split_cut(LLAMA3_CUT.replace("{1,3}", "")), normalizers.NFC()),
+}
+
+
+@pytest.mark.parametrize("pre", ORIGINALS)
+def test_byte_level_tokens_are_those_of_the_original(tmp_path, pre):
+    original = ORIGINALS[pre]()
+    read = tokenizer_file(
+        tmp_path / "model.gguf", lambda writer: add_byte_tokenizer(writer, original, pre, add_bos_token=False)
+    )
+    ours = Tokenizer.from_str(read.tokenizer_json)
+    theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
+    for text in [*TEXTS, "<|begin|>a<|end|>"]:
+        ids = ours.encode(text).ids
+        assert ids == original.encode(text).ids
+        assert ours.decode(ids, skip_special_tokens=False) == text
+        if pre != "smollm":  # theirs keeps numbers together
+            assert ids == theirs(text).input_ids
+    decomposed = unicodedata.normalize("NFD", "é")
+    assert ours.encode(decomposed).ids == original.encode(decomposed).ids
+    assert read.tokenizer_config == {"bos_token": "<|begin|>", "eos_token": "<|end|>", "pad_token": "<|pad|>"}
+    assert [read.config[f"{name}_token_id"] for name in ("bos", "eos", "pad")] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "framed"),
+    [
+        ({}, [0, None]),  # Llama 3 begins with bos where the file does not say
+        ({"add_bos_token": False}, [None]),
+        ({"add_bos_token": True, "add_eos_token": True}, [0, None, 1]),
+        ({"add_bos_token": False, "add_eos_token": True}, [None, 1]),
+    ],
+)
+def test_tokens_around_a_text(tmp_path, options, framed):
+    original = ORIGINALS["llama-bpe"]()
+    read = tokenizer_file(
+        tmp_path / "model.gguf", lambda writer: add_byte_tokenizer(writer, original, "llama-bpe", **options)
+    )
+    ids = Tokenizer.from_str(read.tokenizer_json).encode("x").ids
+    (x,) = original.encode("x").ids
+    assert ids == [x if n is None else n for n in framed]
+
+
+def test_all_tokens_that_end_a_text_and_the_chat_template(tmp_path):
+    def add(writer):
+        add_byte_tokenizer(writer, byte_tokenizer(), eot_token_id=2)
+        writer.add_chat_template("{{ messages }}")
+
+    read = tokenizer_file(tmp_path / "model.gguf", add)
+    assert read.config["eos_token_id"] == [1, 2]
+    assert read.tokenizer_config["chat_template"] == "{{ messages }}"
+
+
+def test_added_words_stay_whole_and_unused_ones_are_never_written(tmp_path):
+    original = byte_tokenizer()
+    original.add_tokens(["<think>", "  "])
+    read = tokenizer_file(tmp_path / "model.gguf", lambda writer: add_byte_tokenizer(writer, original))
+    ours = Tokenizer.from_str(read.tokenizer_json)
+    for text in ("a<think>b  c", "[PAD317]"):
+        assert ours.encode(text).ids == original.encode(text).ids
+    added = {token.content: token.special for token in ours.get_added_tokens_decoder().values()}
+    assert added == {"<|begin|>": True, "<|end|>": True, "<|pad|>": True, "<think>": False, "  ": False}
+
+
+@pytest.fixture(scope="module")
+def sentencepiece_model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sentencepiece")
+    (folder / "text.txt").write_text((TEXT + "\n") * 20, encoding="utf-8")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "text.txt"),
+        model_prefix=str(folder / "m"),
+        model_type="bpe",
+        vocab_size=VOCAB,
+        byte_fallback=True,
+        remove_extra_whitespaces=False,
+        normalization_rule_name="identity",
+        user_defined_symbols=["<think>"],
+        minloglevel=2,
+    )
+    return sentencepiece.SentencePieceProcessor(model_file=str(folder / "m.model"))
+
+
+def add_sentencepiece(writer, model, **options):
+    """The keys of a SentencePiece tokenizer, as llama.cpp's converter writes them."""
+    ids = range(model.vocab_size())
+    kinds = {n: 6 if model.is_byte(n) else 3 if model.is_control(n) else 2 if model.is_unknown(n) else 1 for n in ids}
+    tokens = [model.id_to_piece(n) for n in ids]
+    kinds[tokens.index("<think>")] = 4
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([model.get_score(n) for n in ids])
+    writer.add_token_types(list(kinds.values()))
+    for key, value in {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0, **options}.items():
+        (writer.add_bool if isinstance(value, bool) else writer.add_uint32)(f"tokenizer.ggml.{key}", value)
+
+
+def test_sentencepiece_tokens_are_those_of_the_original(tmp_path, sentencepiece_model):
+    read = tokenizer_file(tmp_path / "model.gguf", lambda writer: add_sentencepiece(writer, sentencepiece_model))
+    ours = Tokenizer.from_str(read.tokenizer_json)
+    theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
+    for text in [text for text in TEXTS if text] + [" the cat", "  the cat"]:
+        ids = ours.encode(text).ids
+        assert ids == [1, *sentencepiece_model.encode(text)]
+        assert ours.decode(ids[1:], skip_special_tokens=False) == text
+        if not text.startswith(" "):  # theirs adds no second space
+            assert ids == theirs(text).input_ids
+    assert ours.encode("<think>", add_special_tokens=False).ids[-1] == sentencepiece_model.piece_to_id("<think>")
+    assert read.tokenizer_config == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+
+
+def test_text_spells_no_control_token(tmp_path, sentencepiece_model):
+    read = tokenizer_file(tmp_path / "model.gguf", lambda writer: add_sentencepiece(writer, sentencepiece_model))
+    ours = Tokenizer.from_str(read.tokenizer_json)
+    ours.encode_special_tokens = True
+    assert set(ours.encode("</s>", add_special_tokens=False).ids).isdisjoint({0, 1, 2})
+
+
+def test_no_space_before_a_text(tmp_path, sentencepiece_model):
+    read = tokenizer_file(
+        tmp_path / "model.gguf",
+        lambda writer: add_sentencepiece(writer, sentencepiece_model, add_space_prefix=False, add_bos_token=False),
+    )
+    ours = Tokenizer.from_str(read.tokenizer_json)
+    assert ours.encode(" the cat").ids == sentencepiece_model.encode("the cat")
+    assert ours.decode(ours.encode("the cat").ids) == "the cat"
+
+
+def test_gemma_orders_merges_by_token_and_spells_spaces_as_others_do(tmp_path):
+    tokens = ["<pad>", "<eos>", "<bos>", "<unk>", "  ", "   ", *(f"<0x{n:02X}>" for n in range(256))]
+    tokens += ["▁a", "ab", "▁ab", "▁", "a", "b"]
+    kinds = [3, 3, 3, 2, 4, 4, *[6] * 256, *[1] * 6]
+
+    def add(writer):
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(tokens)
+        writer.add_token_scores([0.0] * 262 + [-3.0, -2.0, -1.0, 0.0, 0.0, 0.0])
+        writer.add_token_types(kinds)
+        for key, n in {"padding": 0, "eos": 1, "bos": 2, "unknown": 3}.items():
+            writer.add_uint32(f"tokenizer.ggml.{key}_token_id", n)
+        writer.add_add_space_prefix(False)
+
+    model = model_of("gemma")
+    writer = new_writer(tmp_path / "model.gguf", model)
+    add(writer)
+    add_tensors(writer, model)
+    finish(writer)
+    ours = Tokenizer.from_str(open_gguf(tmp_path / "model.gguf").tokenizer_json)
+    assert ours.encode("ab ab   b").tokens == ["<bos>", "ab", "▁ab", "▁▁▁", "b"]
+    assert ours.encode(" ab", add_special_tokens=False).tokens == ["▁ab"]
+    assert ours.decode(ours.encode("ab ab   b").ids) == "ab ab   b"
+
+    # Gemma's own file has runs of spaces as added tokens too.
+    ours.add_tokens([AddedToken(run, normalized=False) for run in ("▁▁", "▁▁▁")])
+    saved(tmp_path / "again.gguf", model, ours, bos_token="<bos>", eos_token="<eos>")
+    again = Tokenizer.from_str(open_gguf(tmp_path / "again.gguf").tokenizer_json)
+    assert again.encode("ab ab   b").tokens == ["<bos>", "ab", "▁ab", "▁▁▁", "b"]
+
+
+# Refusals and damage
+
+
+def refused(path, error=CheckpointError):
+    with pytest.raises(error) as caught:
+        open_gguf(path)
+    assert len(caught.value.lines()) == 3
+    assert all(len(line) < 400 and line.isprintable() for line in caught.value.lines())
+    assert caught.value.exit_code == 4
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda w: w.add_string("general.architecture", "phi3"), "phi3 is none of llama, qwen2"),
+        (lambda w: w.add_float32("llama.logit_scale", 2.0), "llama.logit_scale"),
+        (lambda w: w.add_uint32("llama.expert_count", 8), "llama.expert_count is 8"),
+        (lambda w: w.add_bool("llama.attention.causal", False), "llama.attention.causal"),
+        (lambda w: w.add_uint32("llama.rope.dimension_count", 8), "llama.rope.dimension_count is 8"),
+        (lambda w: w.add_string("llama.rope.scaling.type", "longrope"), "longrope"),
+        (lambda w: w.add_uint32("llama.block_count", 2**31), "llama.block_count"),
+        (lambda w: w.add_uint32("llama.block_count", 10**6), "layers"),
+        (lambda w: w.add_uint32("llama.block_count", 3), "blk.2.attn_norm.weight is missing"),
+        (lambda w: w.add_uint32("llama.attention.head_count", 0), "head_count is 0"),
+        (lambda w: w.add_string("llama.context_length", "many"), "context_length is 'many'"),
+        (lambda w: w.add_uint32("llama.feed_forward_length", 95), "not (95, 64)"),
+        (
+            lambda w: w.add_tensor("blk.0.ffn_gate_inp.weight", np.zeros((2, 2), np.float32)),
+            "blk.0.ffn_gate_inp.weight",
+        ),
+        (lambda w: w.add_tensor("rope_freqs.weight", np.full(8, 2, np.float32)), "rope_freqs.weight"),
+        (lambda w: w.add_tensor("odd", np.zeros(2, np.int32)), "type 26"),
+        (lambda w: w.add_string("tokenizer.ggml.model", "t5"), "t5"),
+        (lambda w: w.add_string("tokenizer.ggml.pre", "made\x1bup"), "made\\x1bup"),
+        (lambda w: w.add_uint32("tokenizer.ggml.bos_token_id", VOCAB), "bos_token_id is 320"),
+        (lambda w: w.add_array("tokenizer.ggml.token_type", [1, 2]), "2 items for 320 tokens"),
+        (lambda w: w.add_array("tokenizer.ggml.merges", ["a b c"]), "two parts"),
+        (lambda w: w.add_array("tokenizer.ggml.merges", ["a zzz"]), "does not fit together"),
+        (lambda w: w.add_array("tokenizer.ggml.tokens", ["a"] * VOCAB), "1 different"),
+        (lambda w: w.add_array("tokenizer.ggml.tokens", [str(n) for n in range(VOCAB + 1)]), "321 tokens"),
+        (lambda w: w.add_uint32("general.alignment", 48), "general.alignment"),
+        (lambda w: w.kv_data[0].pop("tokenizer.ggml.tokens"), "tokenizer.ggml.tokens is missing"),
+    ],
+)
+def test_what_would_compute_something_else_is_refused(tmp_path, change, words):
+    model = model_of("llama")
+    writer = new_writer(tmp_path / "model.gguf", model)
+    add_byte_tokenizer(writer, byte_tokenizer())
+    add_tensors(writer, model)
+    change(writer)
+    finish(writer)
+    assert words in refused(tmp_path / "model.gguf")
+
+
+@pytest.fixture(scope="module")
+def intact(tmp_path_factory):
+    path = tmp_path_factory.mktemp("intact") / "model.gguf"
+    written(path, "llama")
+    return path.read_bytes()
+
+
+def test_a_file_that_is_cut_off(tmp_path, intact):
+    path = tmp_path / "model.gguf"
+    header = len(intact) - 300_000
+    for length in [*range(0, 64), *range(64, header, 499), *range(header, len(intact), 30_011), len(intact) - 1]:
+        path.write_bytes(intact[:length])
+        assert "is no intact GGUF file" in refused(path)
+
+
+def test_numbers_of_a_header_that_are_wrong(tmp_path, intact):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(intact)
+    open_gguf(path)
+    huge = struct.pack("<Q", 1 << 60)
+    at = intact.index(b"llama.block_count")
+    table = intact.index(b"token_embd.weight") + len(b"token_embd.weight")
+    offset = table + 4 + 2 * 8 + 4
+    tokens = intact.index(b"tokenizer.ggml.tokens") + len(b"tokenizer.ggml.tokens") + 4
+    for place, content in [
+        (0, b"GGML"),
+        (4, struct.pack("<I", 1)),
+        (4, struct.pack(">I", 3)),
+        (8, huge),
+        (16, huge),
+        (at - 8, huge),
+        (at, b"\xff\xfe"),
+        (at + len(b"llama.block_count"), struct.pack("<I", 77)),
+        (tokens, struct.pack("<I", 9)),
+        (tokens + 4, huge),
+        (tokens + 12, huge),
+        (table, struct.pack("<I", 5)),
+        (table, struct.pack("<I", 2**31)),
+        (table + 4, huge),
+        (table + 4, struct.pack("<Q", 0)),
+        (table + 4, struct.pack("<Q", 63)),
+        (table + 20, struct.pack("<I", 1000)),
+        (offset, huge),
+        (offset, struct.pack("<Q", 1)),
+        (offset, struct.pack("<Q", len(intact) // 32 * 32)),
+    ]:
+        path.write_bytes(intact[:place] + content + intact[place + len(content) :])
+        refused(path)
+
+
+def test_flipped_bytes_are_found_or_do_no_harm(tmp_path, intact):
+    path = tmp_path / "model.gguf"
+    generator = np.random.default_rng(0)
+    header = intact.index(b"output_norm.weight") + 2000
+    for _ in range(150):
+        content = bytearray(intact)
+        for place in generator.integers(0, header, 3):
+            content[place] = generator.integers(256)
+        path.write_bytes(content)
+        lines = []
+        try:
+            open_gguf(path)
+        except CheckpointError as error:
+            lines = error.lines()
+        assert len(lines) in (0, 3)
+
+
+def test_no_file(tmp_path):
+    assert "cannot be read" in refused(tmp_path / "none.gguf")
+    assert "cannot be read" in refused(tmp_path)
+
+
+# Writing
+
+
+def saved(path, model, tokenizer, quantization="f16", config=None, **tokenizer_config):
+    """A model written by `write_gguf`."""
+    state = state_of(model)
+    names = {
+        name.replace("lm_head", "embed_out") if model.config.model_type == "gpt_neox" else name: name for name in state
+    }
+    tensors = {published: (lambda name=name: state[name]) for published, name in names.items()}
+    tokens = {"bos_token": "<|begin|>", "eos_token": "<|end|>", **tokenizer_config}
+    write_gguf(path, {**model.config.to_dict(), **(config or {})}, tensors, tokenizer.to_str(), tokens, quantization)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_written_is_what_llama_cpp_converts(tmp_path, name):
+    """The same keys, and the same tensors as far as their types go, as in a file written here."""
+    model = written(tmp_path / "here.gguf", name)
+    saved(tmp_path / "model.gguf", model, byte_tokenizer(), pad_token="<|pad|>")
+    ours, here = gguf.GGUFReader(tmp_path / "model.gguf"), gguf.GGUFReader(tmp_path / "here.gguf")
+    expected = {tensor.name: tensor for tensor in here.tensors}
+    assert {tensor.name for tensor in ours.tensors} == set(expected)
+    for tensor in ours.tensors:
+        plain = len(tensor.shape) == 1 or tensor.name == "position_embd.weight"
+        assert tensor.tensor_type == (Kind.F32 if plain else Kind.F16)
+        values = expected[tensor.name].data
+        if tensor.name == "rope_freqs.weight":
+            np.testing.assert_allclose(tensor.data, values, rtol=1e-5)
+        else:
+            np.testing.assert_array_equal(tensor.data, values.astype(tensor.data.dtype))
+    for key, field in here.fields.items():
+        if not key.startswith(("GGUF.", "general.name")):
+            assert ours.fields[key].contents() == field.contents(), key
+            assert ours.fields[key].types == field.types, key
+
+
+@pytest.mark.parametrize("quantization", ["f16", "q8_0"])
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_written_is_read_again(tmp_path, name, quantization):
+    model = model_of(name)
+    saved(tmp_path / "model.gguf", model, byte_tokenizer(), quantization)
+    read = open_gguf(tmp_path / "model.gguf")
+    state = state_of(model)
+    error = {"f16": 2e-3, "q8_0": 2e-2}[quantization]
+    for published in read.names():
+        tensor = state[published.replace("embed_out", "lm_head")]
+        torch.testing.assert_close(read.read(published).float(), tensor, atol=error, rtol=error)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "qwen2", "gpt2"])
+def test_transformers_reads_what_is_written(tmp_path, name):
+    model = model_of(name)
+    saved(tmp_path / "model.gguf", model, byte_tokenizer(), "q8_0")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", dtype=torch.float32).eval()
+    close(loaded(open_gguf(tmp_path / "model.gguf")), theirs)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
+    assert tokenizer(TEXT).input_ids == byte_tokenizer().encode(TEXT).ids
+
+
+def test_mistral_is_written_as_llama(tmp_path):
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("mistral", **LIKE_LLAMA, sliding_window=None)
+    model = AutoModelForCausalLM.from_config(config).half().float().eval()
+    saved(tmp_path / "model.gguf", model, byte_tokenizer())
+    read = open_gguf(tmp_path / "model.gguf")
+    assert read.config["model_type"] == "llama"
+    close(loaded(read), model)
+
+
+@pytest.mark.parametrize("pre", ORIGINALS)
+def test_a_byte_level_tokenizer_is_written(tmp_path, pre):
+    original = ORIGINALS[pre]()
+    template = "{% for message in messages %}{{ message }}{% endfor %}"
+    saved(tmp_path / "model.gguf", model_of("llama"), original, unk_token="<|pad|>", chat_template=template)
+    read = open_gguf(tmp_path / "model.gguf")
+    ours = Tokenizer.from_str(read.tokenizer_json)
+    assert [ours.encode(text).ids for text in TEXTS] == [original.encode(text).ids for text in TEXTS]
+    expected = {"bos_token": "<|begin|>", "eos_token": "<|end|>", "unk_token": "<|pad|>", "chat_template": template}
+    assert read.tokenizer_config == expected
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_sentencepiece_tokenizer_is_written(tmp_path, sentencepiece_model, begins):
+    def add(writer):
+        add_sentencepiece(writer, sentencepiece_model, add_bos_token=begins)
+
+    first = tokenizer_file(tmp_path / "first.gguf", add)
+    original = Tokenizer.from_str(first.tokenizer_json)
+    saved(tmp_path / "model.gguf", model_of("llama"), original, **first.tokenizer_config)
+    read = open_gguf(tmp_path / "model.gguf")
+    ours = Tokenizer.from_str(read.tokenizer_json)
+    assert [ours.encode(text).ids for text in TEXTS] == [original.encode(text).ids for text in TEXTS]
+    assert ours.to_str() == original.to_str()
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        ({"model_type": "bert"}, "model_type"),
+        ({"hidden_act": "relu"}, "hidden_act"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type"),
+        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "factor"),
+        ({"model_type": "mistral", "sliding_window": 16}, "sliding_window"),
+        ({"layer_types": ["sliding_attention", "full_attention"]}, "layer_types"),
+        ({"made_up": 1}, "made_up"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps"),
+        ({"num_attention_heads": 0}, "num_attention_heads"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"head_dim": -2}, "head_dim"),
+        ({"rope_parameters": {"rope_theta": 1e39}}, "rope_theta"),
+        ({"rope_parameters": {"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0}}, "high_freq_factor"),
+        ({"vocab_size": 4}, "vocab_size"),
+        ({"vocab_size": VOCAB + 1}, "model.embed_tokens.weight"),
+        ({"num_hidden_layers": 3}, "model.layers.2.input_layernorm.weight"),
+        ({"eos_token_id": [1, 2, 3, 4]}, "eos_token_id"),
+        ({"eos_token_id": [1, VOCAB]}, "eos_token_id"),
+    ],
+)
+def test_a_configuration_that_gguf_cannot_express(tmp_path, config, key):
+    with pytest.raises(UsageError) as caught:
+        saved(tmp_path / "model.gguf", model_of("llama"), byte_tokenizer(), config=config)
+    assert caught.value.where == key
+    assert len(caught.value.lines()) == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def changed(tokenizer, change):
+    document = json.loads(tokenizer.to_str())
+    change(document)
+    return Tokenizer.from_str(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "key"),
+    [
+        (lambda: Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]")), "model.type"),
+        (lambda: Tokenizer(models.BPE({"a": 0}, [])), "pre_tokenizer"),
+        (lambda: byte_tokenizer(pre_tokenizers.ByteLevel(add_prefix_space=True)), "pre_tokenizer"),
+        (lambda: byte_tokenizer(normalizer=normalizers.Lowercase()), "normalizer"),
+        (lambda: byte_tokenizer(whole=True), "model.ignore_merges"),
+        (lambda: byte_tokenizer(specials=["<|end|>"]), "bos_token"),
+        (lambda: changed(byte_tokenizer(), lambda d: d["added_tokens"][0].update(lstrip=True)), "added_tokens"),
+        (lambda: changed(byte_tokenizer(), lambda d: d["model"].update(merges=[])), "model.merges"),
+        (
+            lambda: changed(byte_tokenizer(), lambda d: d.update(post_processor=framing("<|begin|>", 0, "<|pad|>", 2))),
+            "post_processor",
+        ),
+    ],
+)
+def test_a_tokenizer_that_gguf_cannot_express(tmp_path, tokenizer, key):
+    with pytest.raises(UsageError) as caught:
+        saved(tmp_path / "model.gguf", model_of("llama"), tokenizer())
+    assert caught.value.where == key
+
+
+def framing(first, n_first, last, n_last):
+    known = {token: {"id": token, "ids": [n], "tokens": [token]} for token, n in ((first, n_first), (last, n_last))}
+    single = [{"SpecialToken": {"id": first, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    single.append({"SpecialToken": {"id": last, "type_id": 0}})
+    return {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": known}
+
+
+def test_an_interrupted_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"old")
+    model = model_of("llama")
+    state = state_of(model)
+    tensors = {name: (lambda name=name: state[name]) for name in state}
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    tensors["model.layers.1.mlp.up_proj.weight"] = interrupted
+    tokens = {"bos_token": "<|begin|>", "eos_token": "<|end|>"}
+    with pytest.raises(KeyboardInterrupt):
+        write_gguf(path, model.config.to_dict(), tensors, byte_tokenizer().to_str(), tokens, "f16")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("value", [1e6, float("nan"), float("inf")])
+def test_a_value_that_16_bits_cannot_hold(tmp_path, value):
+    model = model_of("llama")
+    with torch.no_grad():
+        model.lm_head.weight[3, 3] = value
+    with pytest.raises(UsageError, match=r"lm_head.weight is too large"):
+        saved(tmp_path / "model.gguf", model, byte_tokenizer())
+    assert list(tmp_path.iterdir()) == []
