@@ -28,7 +28,7 @@ HARMLESS = frozenset(
         *("temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "diversity_penalty"),
         *("encoder_no_repeat_ngram_size", "num_return_sequences", "exponential_decay_length_penalty", "output_scores"),
         *("remove_invalid_values", "id2label", "label2id", "num_labels", "initializer_range", "initializer_factor"),
-        *("no_repeat_ngram_size", "unk_token_id", "_num_labels", "transformers.js_config"),
+        *("no_repeat_ngram_size", "unk_token_id", "mask_token_id", "_num_labels", "transformers.js_config"),
     )
 )
 """Keys of any configuration that do not change the logits: names, labels and tokens read elsewhere, options of

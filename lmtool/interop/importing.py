@@ -57,7 +57,7 @@ def imported(reference: str) -> Path:
             return known
         path, commit = download(reference)
         run = _cached(cache, open_source(path), reference, commit)
-        write_file(pointer, run.name.encode())
+        _note(pointer, run.name)
         return run
     return _cached(cache, open_source(Path(reference)), reference, None)
 
@@ -112,16 +112,16 @@ def _digests(source: Source) -> dict[str, str]:
         sha = _line(noted)
         if re.fullmatch("[0-9a-f]{64}", sha) is None:
             sha = digest(real)
-            write_file_in(noted, sha.encode())
+            _note(noted, sha)
         found[str(file.relative_to(source.path)) if source.path.is_dir() else file.name] = sha
     return found
 
 
-def write_file_in(path: Path, content: bytes) -> None:
-    """Write a file atomically, with its folder."""
-    with refusing_disk(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, content)
+def _note(file: Path, line: str) -> None:
+    """Write what `_line` reads, atomically."""
+    with refusing_disk(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    write_file(file, line.encode("ascii"))
 
 
 def _write(
@@ -261,9 +261,13 @@ def _deferred(source: Source, family: Family, recipe: Recipe, report: Report) ->
     if missing:
         raise _unfit(source, f"{plain(missing[0])[:100]} is missing")
     used = {name for weight in weights for name in weight.theirs}
-    left = [n for n in there if n not in used and not any(re.fullmatch(rule, n) for rule in family.redundant)]
-    if left:
-        raise _unfit(source, f"{plain(left[0])[:100]} has no place in it")
+    (embedding,) = next(weight.theirs for weight in weights if weight.ours.endswith("inputs.tokens.weight"))
+    for name in (name for name in there if name not in used):
+        if not any(re.fullmatch(rule, name) for rule in family.redundant):
+            raise _unfit(source, f"{plain(name)[:100]} has no place in it")
+        is_copy = name.endswith("weight") and source.shape(there[name]) == source.shape(there[embedding])
+        if is_copy and not torch.equal(source.read(there[name]), source.read(there[embedding])):
+            raise _unfit(source, f"{plain(name)[:100]} differs from the embedding that it is tied to")
     if {weight.ours for weight in weights} != own.keys():
         raise AssertionError(f"{family.model_type}: {own.keys() ^ {weight.ours for weight in weights}}")
     total = sum(4 * own[weight.ours].numel() for weight in weights)

@@ -1,0 +1,410 @@
+"""Published models become runs: the same ids, the same logits, the same texts; and what is damaged is refused."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from torch import nn
+from transformers import PreTrainedTokenizerFast
+
+from lmtool.batch import Batch
+from lmtool.decoding.settings import Greedy
+from lmtool.errors import CheckpointError
+from lmtool.inference.embedding import embed
+from lmtool.inference.load import Loaded, load_run
+from lmtool.inference.writing import Writer
+from lmtool.interop.importing import import_run, imported
+from lmtool.interop.reference import is_published, run_of
+from lmtool.model.classifier import Classifier
+from lmtool.run.directory import Run
+
+TEXTS = ["Tom and Anna went to the old harbour.", "It rained; the boats stayed!  Why?", "a", "¿Qué? 漢字 🙂 <s> [MASK]"]
+CORPUS = [*TEXTS, "They waited for the rain to end, and then they walked home along the sea wall."] * 20
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+PLAIN = {"max_position_embeddings": 128, **SMALL}
+DIMS = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4}
+DIMS |= {"decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 128}
+
+
+def byte_level(specials: list[str], template: Any) -> Tokenizer:
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=330, special_tokens=specials, initial_alphabet=alphabet, show_progress=False
+    )
+    inner.train_from_iterator(CORPUS, trainer)
+    if template:
+        ids = [(name, inner.token_to_id(name)) for name in specials]
+        inner.post_processor = processors.TemplateProcessing(single=template[0], pair=template[1], special_tokens=ids)
+    return inner
+
+
+def word_pieces() -> Tokenizer:
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    inner = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    inner.normalizer = normalizers.BertNormalizer()
+    inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    inner.decoder = decoders.WordPiece()
+    inner.train_from_iterator(
+        CORPUS, trainers.WordPieceTrainer(vocab_size=120, special_tokens=names, show_progress=False)
+    )
+    inner.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(name, inner.token_to_id(name)) for name in names],
+    )
+    return inner
+
+
+ENDED = ("$A </s>", "$A </s> $B </s>")
+FRAMED = ("<s> $A </s>", "<s> $A </s> </s> $B </s>")
+END = {"eos_token": "<|end|>", "bos_token": "<|end|>"}
+S = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+PADDED = {"eos_token": "</s>", "pad_token": "<pad>"}
+BERT = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+ROBERTA = {**S, "cls_token": "<s>", "sep_token": "</s>", "mask_token": "<mask>"}
+
+CASES: dict[str, tuple[str, dict[str, Any], Tokenizer, dict[str, str]]] = {
+    "gpt2": (
+        "GPT2LMHeadModel",
+        {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128},
+        byte_level(["<|end|>"], None),
+        END,
+    ),
+    "llama": (
+        "LlamaForCausalLM",
+        {**PLAIN, "num_key_value_heads": 2},
+        byte_level(["<s>", "</s>", "<pad>"], ("<s> $A", "<s> $A <s> $B")),
+        S,
+    ),
+    "qwen2": (
+        "Qwen2ForCausalLM",
+        {**PLAIN, "num_key_value_heads": 2, "tie_word_embeddings": True},
+        byte_level(["<|end|>", "<|pad|>"], None),
+        {"eos_token": "<|end|>", "pad_token": "<|pad|>"},
+    ),
+    "bloom": ("BloomForCausalLM", {"hidden_size": 32, "n_layer": 2, "n_head": 4}, byte_level(["<|end|>"], None), END),
+    "bert": ("BertForMaskedLM", PLAIN, word_pieces(), BERT),
+    "modernbert": (
+        "ModernBertForMaskedLM",
+        {**PLAIN, "local_attention": 8, "reference_compile": False},
+        word_pieces(),
+        BERT,
+    ),
+    "bert classifier": ("BertForSequenceClassification", PLAIN, word_pieces(), BERT),
+    "roberta classifier": (
+        "RobertaForSequenceClassification",
+        {**PLAIN, "max_position_embeddings": 130, "type_vocab_size": 1, "num_labels": 3, "pad_token_id": 1},
+        byte_level(["<s>", "<pad>", "</s>", "<mask>"], FRAMED),
+        ROBERTA,
+    ),
+    "gpt2 classifier": (
+        "GPT2ForSequenceClassification",
+        {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "num_labels": 4},
+        byte_level(["<|end|>", "<pad>"], None),
+        {**END, "pad_token": "<pad>"},
+    ),
+    "t5": (
+        "T5ForConditionalGeneration",
+        {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0},
+        byte_level(["<pad>", "</s>"], ENDED),
+        PADDED,
+    ),
+    "bart": (
+        "BartForConditionalGeneration",
+        {**DIMS, "decoder_start_token_id": 2, "forced_bos_token_id": 0},
+        byte_level(["<s>", "<pad>", "</s>", "<mask>"], FRAMED),
+        ROBERTA,
+    ),
+    "marian": (
+        "MarianMTModel",
+        {**DIMS, "decoder_start_token_id": 0, "activation_function": "swish", "forced_eos_token_id": None},
+        byte_level(["<pad>", "</s>"], ENDED),
+        PADDED,
+    ),
+}
+
+
+def peer_in(folder: Path, case: str, **saving: Any) -> Any:
+    """A random model of Transformers and its tokenizer, saved as on the hub. saving: options of `save_pretrained`."""
+    name, settings, inner, roles = CASES[case]
+    kind = getattr(transformers, name)
+    ids = {role.replace("_token", "_token_id"): inner.token_to_id(token) for role, token in roles.items()}
+    config = kind.config_class(**{"vocab_size": inner.get_vocab_size() + 3, **ids, **settings})
+    config.architectures = [name]
+    torch.manual_seed(1)
+    peer = kind(config).eval()
+    with torch.no_grad():
+        for parameter in peer.parameters():
+            if parameter.requires_grad:
+                nn.init.normal_(parameter, std=0.15)
+    if "dtype" in saving:
+        peer = peer.to(saving.pop("dtype"))
+    peer.save_pretrained(folder, **saving)
+    PreTrainedTokenizerFast(tokenizer_object=inner, **roles).save_pretrained(folder)
+    return peer.float()
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("LMTOOL_RUNS", str(tmp_path / "runs"))
+
+
+def brought(folder: Path) -> Loaded:
+    return load_run(str(imported(str(folder))), device="cpu")
+
+
+def rows_of(loaded: Loaded) -> list[list[int]]:
+    """Complete rows of the texts, special tokens included."""
+    rows = []
+    for text in TEXTS:
+        ids = np.array(loaded.tokenizer.encode(text))
+        framing = loaded.framing
+        rows.append((framing.pair(ids, None)[0] if framing.answers else framing.row([ids])[0]).tolist())
+    return rows
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ids_and_outputs_are_those_of_transformers(case: str, tmp_path: Path) -> None:
+    peer = peer_in(tmp_path / "model", case)
+    loaded = brought(tmp_path / "model")
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path / "model")
+    rows = rows_of(loaded)
+    assert rows == [theirs(text, split_special_tokens=True)["input_ids"] for text in TEXTS]
+    for row in rows:
+        tokens_BT = torch.tensor([row])
+        with torch.no_grad():
+            if loaded.framing.answers:
+                start_BT = torch.tensor([[*loaded.tokenizer.roles.starts, *row]])
+                wanted = peer(input_ids=tokens_BT, decoder_input_ids=start_BT).logits
+                found = loaded.model.logits(loaded.model(Batch(start_BT, source_BS=tokens_BT)).hidden_BTD)
+            else:
+                wanted = peer(input_ids=tokens_BT).logits
+                batch = Batch(tokens_BT)
+                found = (
+                    loaded.model.answer(batch).scores_BC
+                    if isinstance(loaded.model, Classifier)
+                    else loaded.model.logits(loaded.model(batch).hidden_BTD)
+                )
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("case", ["gpt2", "llama", "qwen2", "bloom", "t5", "bart", "marian"])
+def test_greedy_texts_are_those_of_transformers(case: str, tmp_path: Path) -> None:
+    """48 tokens, cached, in one batch."""
+    peer = peer_in(tmp_path / "model", case)
+    loaded = brought(tmp_path / "model")
+    roles = loaded.tokenizer.roles
+    never = sorted({*roles.specials, *range(loaded.tokenizer.vocab_size, peer.config.vocab_size)} - roles.ends)
+    found = list(Writer(loaded).completions(TEXTS[:3], Greedy(max_new_tokens=48)))
+    for completion, row in zip(found, rows_of(loaded), strict=False):
+        tokens_BT = torch.tensor([row])
+        settings = transformers.GenerationConfig(
+            max_new_tokens=48,
+            do_sample=False,
+            suppress_tokens=never,
+            pad_token_id=roles.pad,
+            eos_token_id=sorted(roles.ends),
+            decoder_start_token_id=peer.config.decoder_start_token_id if loaded.framing.answers else None,
+        )
+        peer.generation_config.forced_bos_token_id = None
+        peer.generation_config.forced_eos_token_id = None
+        starts = torch.tensor([roles.starts]) if loaded.framing.answers else None
+        more = {} if starts is None else {"decoder_input_ids": starts}
+        with torch.no_grad():
+            wanted = peer.generate(
+                tokens_BT, attention_mask=torch.ones_like(tokens_BT), generation_config=settings, **more
+            )[0].tolist()
+        assert list(completion.tokens) == wanted[len(roles.starts) if starts is not None else len(row) :]
+
+
+def test_a_model_in_several_files_and_in_half_precision_is_the_same(tmp_path: Path) -> None:
+    peer = peer_in(tmp_path / "model", "llama", max_shard_size="30KB", dtype=torch.bfloat16)
+    assert len(list((tmp_path / "model").glob("model-*.safetensors"))) > 2
+    model = brought(tmp_path / "model").model
+    tokens_BT = torch.arange(20)[None]
+    with torch.no_grad():
+        wanted, found = peer(tokens_BT).logits, model.logits(model(Batch(tokens_BT)).hidden_BTD)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5 * float(wanted.abs().max()))
+
+
+def test_a_model_is_imported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found again by its content, also in another place; other content is another run."""
+    peer_in(tmp_path / "model", "gpt2")
+    first = imported(str(tmp_path / "model"))
+    (tmp_path / "model").rename(tmp_path / "moved")
+
+    def never(*args: Any) -> None:
+        raise AssertionError("imported again")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("lmtool.interop.importing._write", never)
+        with pytest.raises(AssertionError):
+            imported(str(peer_in(tmp_path / "other", "llama") and tmp_path / "other"))
+        (tmp_path / "moved").rename(tmp_path / "model")
+        assert imported(str(tmp_path / "model")) == first
+    weights = load_file(tmp_path / "model" / "model.safetensors")
+    save_file({name: tensor + 1 for name, tensor in weights.items()}, tmp_path / "model" / "model.safetensors")
+    assert imported(str(tmp_path / "model")) != first
+
+
+def test_a_run_of_its_own_says_where_it_came_from(tmp_path: Path) -> None:
+    peer_in(tmp_path / "model", "t5")
+    run = Run.open(import_run(str(tmp_path / "model"), tmp_path / "mine", lambda *_: None))
+    assert run.state == "imported"
+    assert run.origin is not None
+    assert run.origin["model_type"] == "t5"
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= run.origin["sha256"].keys()
+    assert load_run("last").run_path == run.path
+
+
+@pytest.mark.parametrize("modules", [["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]])
+@pytest.mark.parametrize("mode", ["cls_token", "mean_tokens", "max_tokens"])
+def test_whole_texts_are_embedded_as_by_sentence_transformers(modules: list[str], mode: str, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    CASES["body"] = ("BertModel", PLAIN, word_pieces(), BERT)
+    peer = peer_in(folder, "body")
+    del CASES["body"]
+    listed = [
+        {"idx": i, "path": f"{i}_{kind}" * (i > 0), "type": f"st.models.{kind}"} for i, kind in enumerate(modules)
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / "1_Pooling").mkdir()
+    settings = {
+        "word_embedding_dimension": 32,
+        **{f"pooling_mode_{m}": m == mode for m in ("cls_token", "mean_tokens")},
+    }
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({**settings, f"pooling_mode_{mode}": True}))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 64, "do_lower_case": False}))
+    loaded = brought(folder)
+    assert loaded.recipe.model.context == 64
+    found = np.concatenate([one.vectors for one in embed(loaded, TEXTS, -1, "own")])
+    theirs = PreTrainedTokenizerFast.from_pretrained(folder)
+    for text, vector_D in zip(TEXTS, found, strict=True):
+        ids = torch.tensor([theirs(text, split_special_tokens=True)["input_ids"]])
+        with torch.no_grad():
+            hidden_TD = peer(ids).last_hidden_state[0]
+        wanted_D = {"cls_token": hidden_TD[0], "mean_tokens": hidden_TD.mean(0), "max_tokens": hidden_TD.amax(0)}[mode]
+        wanted_D = wanted_D / wanted_D.norm() if len(modules) == 3 else wanted_D
+        np.testing.assert_allclose(vector_D, wanted_D.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def change(folder: Path, file: str, **values: Any) -> None:
+    content = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps({**content, **values}))
+
+
+def rewrite(folder: Path, **tensors: torch.Tensor | None) -> None:
+    """Change the weights; None removes one."""
+    file = folder / "model.safetensors"
+    weights = {**load_file(file), **{name.replace("__", "."): tensor for name, tensor in tensors.items()}}
+    save_file({name: tensor for name, tensor in weights.items() if tensor is not None}, file, {"format": "pt"})
+
+
+def cut(file: Path, share: float) -> None:
+    content = file.read_bytes()
+    file.write_bytes(content[: int(len(content) * share)])
+
+
+def pickled(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def lost_shard(folder: Path) -> None:
+    index = {"metadata": {}, "weight_map": {"transformer.wte.weight": "../../secret\x1b[31m.safetensors"}}
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def huge_header(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", 2**62) + b"{}")
+
+
+DAMAGED: dict[str, tuple[Any, str]] = {
+    "a truncated file": (lambda f: cut(f / "model.safetensors", 0.7), "cannot be read"),
+    "an empty file": (lambda f: cut(f / "model.safetensors", 0), "cannot be read"),
+    "a header beyond the file": (huge_header, "cannot be read"),
+    "a shard that nobody has": (lost_shard, "which is not there"),
+    "a pickle": (pickled, "is a pickle"),
+    "a tensor of another shape": (lambda f: rewrite(f, transformer__ln_f__weight=torch.ones(31)), "is 31, not 32"),
+    "a tensor of another rank": (lambda f: rewrite(f, transformer__ln_f__weight=torch.ones(2, 2, 2)), "not 32"),
+    "a missing tensor": (lambda f: rewrite(f, transformer__ln_f__weight=None), "ln_f.weight is missing"),
+    "a tensor too many": (lambda f: rewrite(f, transformer__extra__weight=torch.ones(3)), "has no place"),
+    "another copy of a tied tensor": (lambda f: rewrite(f, lm_head__weight=torch.ones(333, 32)), "lm_head"),
+    "NaN": (lambda f: rewrite(f, transformer__ln_f__weight=torch.full((32,), torch.nan)), "no finite numbers"),
+    "integers": (lambda f: rewrite(f, transformer__ln_f__weight=torch.ones(32, dtype=torch.int8)), "quantization"),
+    "more layers than there are": (lambda f: change(f, "config.json", n_layer=10**9), "layer"),
+    "one layer too many": (lambda f: change(f, "config.json", n_layer=3), "missing"),
+    "heads that do not divide": (lambda f: change(f, "config.json", n_head=7), "divide"),
+    "a negative size": (lambda f: change(f, "config.json", n_embd=-1), "greater than 0"),
+    "a larger embedding": (lambda f: change(f, "config.json", vocab_size=10**7), "not 10000000 x 32"),
+    "a smaller embedding": (lambda f: change(f, "config.json", vocab_size=10), "entries"),
+    "an unknown family": (lambda f: change(f, "config.json", model_type="\x1b[31mmamba"), "cannot be imported"),
+    "an unknown key": (lambda f: change(f, "config.json", logit_cap=30.0), "logit_cap"),
+    "no JSON": (lambda f: (f / "config.json").write_text("{"), "not a JSON dict"),
+    "a list": (lambda f: (f / "config.json").write_text("[1]"), "not a JSON dict"),
+    "deep JSON": (lambda f: (f / "config.json").write_text("[" * 100_000), "not a JSON dict"),
+    "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), ""),
+    "a damaged tokenizer": (lambda f: cut(f / "tokenizer.json", 0.5), ""),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGED)
+def test_damaged_models_are_refused_in_three_lines_and_leave_nothing(how: str, tmp_path: Path) -> None:
+    damage, what = DAMAGED[how]
+    peer_in(tmp_path / "model", "gpt2")
+    damage(tmp_path / "model")
+    with pytest.raises(CheckpointError) as caught:
+        imported(str(tmp_path / "model"))
+    lines = caught.value.lines()
+    assert what in lines[0]
+    assert len(lines) == 3
+    assert all(line.isprintable() for line in lines[:1])
+    folder = tmp_path / "cache" / "imports"
+    assert not [path for path in folder.glob("*") if path.name not in ("digests", "locks")]
+
+
+def test_a_directory_that_is_no_model(tmp_path: Path) -> None:
+    assert not is_published(str(tmp_path))
+    assert run_of(str(tmp_path)) == str(tmp_path)
+    assert not is_published(str(tmp_path / "missing.gguf"))
+    with pytest.raises(CheckpointError, match=r"no config\.json"):
+        imported(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "reference", ["hf:", "hf:../../etc", "hf:a/b/c", "hf:a b/c", "hf:/x", "hf:x@", "hf:\x1b[31m/x"]
+)
+def test_wrong_names_of_the_hub(reference: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        run_of(reference)
+    assert "no model is named" in caught.value.what
+
+
+def test_a_name_of_the_hub_is_not_asked_for_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer_in(tmp_path / "model", "gpt2")
+    asked = []
+
+    def download(reference: str) -> tuple[Path, str]:
+        asked.append(reference)
+        return tmp_path / "model", "c0ffee"
+
+    monkeypatch.setattr("lmtool.interop.importing.download", download)
+    first = imported("hf:some/model")
+    assert imported("hf:some/model") == first
+    assert asked == ["hf:some/model"]
+    origin = Run.open(first).origin
+    assert origin is not None
+    assert (origin["reference"], origin["revision"]) == ("hf:some/model", "c0ffee")
+    assert imported("hf:some/model@v2") == first
+    assert len(asked) == 2
