@@ -45,6 +45,10 @@ def finetune(
     target_column: Annotated[
         str | None, typer.Option(metavar="NAME", help="The column of target texts.", show_default=False)
     ] = None,
+    messages_column: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The column of conversations, for decoders.", show_default=False),
+    ] = None,
     task: Annotated[
         list[str] | None,
         typer.Option(
@@ -132,6 +136,7 @@ def finetune(
         ("data.label_column", label_column, "--label-column"),
         ("data.source_column", source_column, "--source-column"),
         ("data.target_column", target_column, "--target-column"),
+        ("data.messages_column", messages_column, "--messages-column"),
         ("data.tasks", task, "--task"),
         ("data.task_tests", task_test, "--task-test"),
         ("data.encoding", encoding, "--encoding"),

@@ -5,7 +5,8 @@ Made once from recipe and tokenizer. Used by samples during training, `generate`
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from datetime import datetime
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +14,26 @@ from numpy.typing import NDArray
 from lmtool.decoding.reader import Prompt
 from lmtool.errors import UsageError
 from lmtool.recipe.spec import Classification, Masked, Prefix, Reads, Recipe, Seq2Seq
+from lmtool.text.chat import ChatFormat, Message, own_template
 from lmtool.text.tokenizer import Tokenizer
 
 TokenIds = NDArray[np.int64]
+
+DATE = datetime(2024, 7, 26)
+"""The date that chat templates write into the prompts of fine-tuned models, fixed so that equal rows have equal ids."""
+
+
+class Exchange(NamedTuple):
+    """A source and its target as complete ids.
+
+    target: None where it is unknown. cut: they were truncated. learned: which ids of the source are those of earlier
+    answers; None for none.
+    """
+
+    source: TokenIds
+    target: TokenIds | None
+    cut: bool
+    learned: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True)
@@ -41,6 +59,7 @@ class Framing:
     shares_row: bool = False
     context: int | None = None
     has_segments: bool = False
+    chat: ChatFormat | None = None
 
     @classmethod
     def of(cls, recipe: Recipe, tokenizer: Tokenizer) -> Self:
@@ -49,12 +68,21 @@ class Framing:
         Rows of labelled tables are [CLS] A [SEP] B [SEP] for encoders (Devlin et al. 2019), and [BOS] A [SEP] B [CLS]
         for left-to-right models, whose head is on the last token, GPT's [EXTRACT] (Radford et al. 2018). Bag-of-words
         models read A [SEP] B. All texts of a published model, sources included, are framed by its own template.
+
+        A decoder that learns answers reads [BOS] source [SEP] target [EOS] in one row. That of a published model reads
+        its chat template, with the source as the user's message; without one, the target follows the source.
         """
         t, model = tokenizer, recipe.model
+        answering = model.reads == "past" and isinstance(recipe.objective, Seq2Seq)
         before: tuple[int, ...] = ()
         after: tuple[int, ...] = ()
         documents = recipe.data.split == "document"
-        answers = model.reads == "source" and not (model.shares_row and isinstance(recipe.objective, Prefix))
+        answers = answering or (
+            model.reads == "source" and not (model.shares_row and isinstance(recipe.objective, Prefix))
+        )
+        chat = None
+        if answering and (own_template(t) is not None or recipe.data.messages_column is not None):
+            chat = ChatFormat.of(t, lambda: DATE)
         if t.roles.template is not None:
             before, between, after = t.roles.template
             return cls(
@@ -66,10 +94,11 @@ class Framing:
                 opening=before,
                 documents=model.reads == "past",
                 answers=answers,
-                around=(before, after),
-                shares_row=model.shares_row,
+                around=(before, () if answering else after),
+                shares_row=model.shares_row or answering,
                 context=model.longest_row,
                 has_segments=model.has_segments,
+                chat=chat,
             )
         match recipe.objective, model.reads:
             case Masked(), _:
@@ -91,14 +120,18 @@ class Framing:
             opening=(t.bos_id,) if documents else (),
             documents=documents,
             answers=answers,
-            shares_row=model.shares_row,
+            around=((t.bos_id,), (t.sep_id,)) if answering else ((), ()),
+            shares_row=model.shares_row or answering,
             context=model.longest_row,
             has_segments=model.has_segments,
+            chat=chat,
         )
 
     @property
     def end_ids(self) -> set[int]:
         """The tokens that end generation."""
+        if self.chat is not None:
+            return set(self.chat.ends)
         return set(self.tokenizer.roles.ends) if self.documents or self.answers else set()
 
     def prompt(self, text: str, prefix: str = "") -> Prompt:
@@ -106,6 +139,9 @@ class Framing:
 
         prefix: forced beginning of the generated text. Raises UsageError when a text has bytes that are not UTF-8.
         """
+        if self.chat is not None:
+            source = self.chat.prompt([Message(role="user", content=_utf8(text))])
+            return self.answer_to(source, self._encode(prefix))
         if self.answers:
             return self.answer_to(self._complete(self._encode(text)), self._encode(prefix))
         ids = [*self.opening, *self._encode(text + prefix)] or [self.tokenizer.bos_id]
@@ -115,6 +151,8 @@ class Framing:
 
     def answer_to(self, source: Sequence[int], begun: Sequence[int] = ()) -> Prompt:
         """The model's input for a complete source, as from `pair`, whose target begins with these ids."""
+        if self.reads == "past":
+            return Prompt((*source, *begun), asked=len(source))
         return Prompt((*self.tokenizer.roles.starts, *begun), tuple(source))
 
     def _complete(self, source: Sequence[int]) -> tuple[int, ...]:
@@ -167,27 +205,59 @@ class Framing:
         is_cut = any(len(old) != len(new) for old, new in zip(texts, fitted, strict=True))
         return tokens, np.array(segments, dtype=np.int64) if self.has_segments else None, is_cut
 
-    def pair(self, source: TokenIds, answer: TokenIds | None) -> tuple[TokenIds, TokenIds | None, bool]:
-        """Source and target as ids, complete with special tokens, [EOS] for an empty source; and whether they were
-        truncated.
+    def pair(self, source: TokenIds, answer: TokenIds | None) -> Exchange:
+        """Source and target as ids, complete with special tokens, [EOS] for an empty source.
 
-        An encoder-decoder has the full context for each. In a prefix LM both share one row, where the longer one is
-        truncated first; `room_to_answer` is reserved for a target not yet generated.
+        An encoder-decoder has the full context for each. In a prefix LM and a decoder both share one row, where the
+        longer one is truncated first: at its end, but a decoder's source at its beginning. `room_to_answer` is reserved
+        for a target not yet generated.
         """
         end = np.array([self.tokenizer.eos_id])
         marks = sum(map(len, self.around))
-        whole = [source if len(source) or marks else end, end if answer is None else np.concatenate((answer, end))]
-        if self.context is None:
-            fitted = whole
-        elif not self.shares_row:
-            fitted = [whole[0][: self.context - marks], whole[1][: self.context]]
-        elif answer is None:
-            fitted = [whole[0][: self.context - marks - self._reserved(len(whole[0]), self.context)], end]
+        whole = source if len(source) or marks else end
+        target = None if answer is None else np.concatenate((answer, end))
+        fitted, kept = self._fitted(whole, target, marks)
+        is_cut = len(fitted) < len(whole) or (kept is not None and target is not None and len(kept) < len(target))
+        return Exchange(np.array(self._complete(fitted.tolist()), dtype=np.int64), kept, is_cut)
+
+    def exchange(self, messages: Sequence[Message]) -> Exchange:
+        """A conversation as ids, for a framing with `chat`; an assistant's message at its end is the target.
+
+        Truncated like a pair, but never the token that begins a text. Raises as `ChatFormat.conversation` does.
+        """
+        if self.chat is None:
+            raise ValueError("this framing has no conversations")
+        target = None
+        if messages[-1]["role"] == "assistant":
+            ids, own = map(np.array, self.chat.conversation(messages))
+            stop = int(np.flatnonzero(own)[-1]) + 1
+            start = int(np.flatnonzero(~own[:stop]).max(initial=-1)) + 1
+            source, learned, target = ids[:start], own[:start], ids[start:stop]
+            if target[-1] not in self.end_ids:
+                target = np.append(target, self.tokenizer.eos_id)
         else:
-            fitted = fit(whole, self.context - marks)
-        is_cut = any(len(old) != len(new) for old, new in zip(whole, fitted, strict=True))
-        complete = np.array(self._complete(fitted[0].tolist()), dtype=np.int64)
-        return complete, None if answer is None else fitted[1], is_cut
+            source = np.array(self.chat.prompt(messages))
+            learned = np.zeros(len(source), dtype=bool)
+        first = int(source[:1].tolist() == [self.tokenizer.bos_id])
+        rest, kept = self._fitted(source[first:], target, first)
+        at = len(source) - len(rest)
+        is_cut = at > first or (kept is not None and target is not None and len(kept) < len(target))
+        learned = np.concatenate((learned[:first], learned[at:]))
+        return Exchange(np.concatenate((source[:first], rest)), kept, is_cut, learned if learned.any() else None)
+
+    def _fitted(self, source: TokenIds, target: TokenIds | None, marks: int) -> tuple[TokenIds, TokenIds | None]:
+        """Source and target truncated to the context, beside so many special tokens; see `pair`."""
+        if self.context is None:
+            return source, target
+        room = self.context - marks
+        if not self.shares_row:
+            return source[:room], None if target is None else target[: self.context]
+        if target is None:
+            n_source = min(len(source), max(1, room - self._reserved(len(source), self.context)))
+        else:
+            short, target = fit((source, target), room)
+            n_source = len(short)
+        return source[len(source) - n_source :] if self.reads == "past" else source[:n_source], target
 
     def room_to_answer(self, n_source: int) -> int:
         """Maximum target length for a source: three times its tokens plus 30, within the context."""
@@ -202,14 +272,19 @@ class Framing:
         return min(3 * n_source + 30, context // 2)
 
     def _encode(self, text: str) -> list[int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise UsageError(
-                f"the prompt is not UTF-8 at character {error.start}",
-                fix="save it as UTF-8, or fix the terminal's locale",
-            ) from None
-        return self.tokenizer.encode(text)
+        return self.tokenizer.encode(_utf8(text))
+
+
+def _utf8(text: str) -> str:
+    """The text. Raises UsageError when UTF-8 cannot encode it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"the prompt is not UTF-8 at character {error.start}",
+            fix="save it as UTF-8, or fix the terminal's locale",
+        ) from None
+    return text
 
 
 def fit(texts: Sequence[TokenIds], room: int) -> list[TokenIds]:

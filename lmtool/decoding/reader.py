@@ -23,22 +23,28 @@ class Prompt:
 
     tokens: ids read left to right, at least one; generated text continues them. source: ids with bidirectional
         attention; None for models without a source. joined: the tokens continue the source, as one text; else they
-        begin its target.
+        begin its target. asked: how many of the tokens, the first ones, are a question, and those after it an answer.
     """
 
     tokens: tuple[int, ...]
     source: tuple[int, ...] | None = None
     joined: bool = False
+    asked: int = 0
 
     @property
     def text(self) -> tuple[int, ...]:
         """The ids that generated text continues."""
         return (*(self.source or ()), *self.tokens) if self.joined else self.tokens
 
+    @property
+    def begun(self) -> tuple[int, ...]:
+        """The ids whose text, if any, generated text is part of."""
+        return self.text[self.asked :]
+
     def end(self, n: int) -> "Prompt":
         """The last n ids; for a target, the whole source and the last n."""
         if not self.joined:
-            return replace(self, tokens=self.tokens[-n:])
+            return replace(self, tokens=self.tokens[-n:], asked=max(0, self.asked - max(0, len(self.tokens) - n)))
         *source, last = self.text[-n:]
         return replace(self, tokens=(last,), source=tuple(source))
 

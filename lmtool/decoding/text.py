@@ -103,7 +103,7 @@ def _write(
 
     def stream_after(prompt: Prompt) -> StreamDecoder:
         stream = framing.tokenizer.stream()
-        for token in prompt.text:  # so that a space between prompt and text becomes part of the text
+        for token in prompt.begun:  # so that a space between prompt and text becomes part of the text
             stream.push(token)
         stream.flush()
         return stream

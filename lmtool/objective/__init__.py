@@ -77,7 +77,7 @@ def build(recipe: Recipe, vocabulary: Vocabulary) -> Objective:
         case SpanCorruption() as spec:
             return SpanCorruptionObjective(spec, vocabulary, recipe.model.shares_row)
         case Seq2Seq() as spec:
-            return Seq2SeqObjective(spec, vocabulary, recipe.model.shares_row)
+            return Seq2SeqObjective(spec, vocabulary, recipe.model.shares_row, recipe.model.reads == "past")
         case Embedding():
             raise UsageError(
                 "this model embeds whole texts, and is neither trained nor evaluated on a text",

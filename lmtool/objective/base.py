@@ -39,6 +39,7 @@ class Example:
     label: for table rows, the class index, a 0 or 1 per label, or a number; float64.
     segments: segment id of each token, for rows of several texts.
     other: for unit "pair", the second part; `follows`: whether it follows the first in its document.
+    learned: for unit "pair", which of `tokens` have a loss too, such as earlier answers; None for none.
     """
 
     tokens: NDArray[np.int64]
@@ -47,6 +48,7 @@ class Example:
     follows: bool = False
     label: NDArray[np.float64] | None = None
     segments: NDArray[np.int64] | None = None
+    learned: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True)

@@ -191,11 +191,15 @@ class SpanCorruptionObjective(Objective):
 
 @dataclass(frozen=True)
 class Seq2SeqObjective(Objective):
-    """Mean over the tokens of a target, its [EOS] included, of -log p(w_t | w_<t, source) (Sutskever et al. 2014)."""
+    """Mean over the tokens of a target, its [EOS] included, of -log p(w_t | w_<t, source) (Sutskever et al. 2014).
+
+    is_causal: for a decoder, which reads source and target as one text, from left to right.
+    """
 
     spec: Seq2Seq
     vocabulary: Vocabulary
     shares_row: bool
+    is_causal: bool = False
 
     def cut(self, context: int) -> Cut:
         raise TypeError("pairs are not cut from a text")
@@ -204,23 +208,40 @@ class Seq2SeqObjective(Objective):
         raise TypeError("pairs are not scored as a text")
 
     def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
-        """Right-padded pairs; the target follows the tokens that start one.
+        """Right-padded pairs; the target follows the tokens that start one, for a decoder its source.
 
         Raises ValueError for an example without a target.
         """
-        pairs = []
-        for example in examples:
-            if example.other is None:
-                raise ValueError("a source without a target has no loss")
-            pairs.append(Pair(example.tokens, self.vocabulary.starts, example.other))
-        batch = batch_of(pairs, self.shares_row, self.vocabulary.pad)
+        batch = self._causal(examples) if self.is_causal else self._pairs(examples)
         return replace(batch, draws_BT=draws(self.spec.scheduled_sampling, examples, batch.tokens_BT.shape[1], done))
+
+    def _pairs(self, examples: Sequence[Example]) -> Batch:
+        pairs = [Pair(example.tokens, self.vocabulary.starts, _target(example)) for example in examples]
+        return batch_of(pairs, self.shares_row, self.vocabulary.pad)
+
+    def _causal(self, examples: Sequence[Example]) -> Batch:
+        """Rows of a source and its target, the first token of which is predicted from the last one of the source."""
+        rows, wanted = [], []
+        for example in examples:
+            source, target = example.tokens, _target(example)
+            learned = np.zeros(len(source), dtype=bool) if example.learned is None else example.learned
+            rows.append(np.concatenate((source, target))[:-1])
+            wanted.append(np.concatenate((np.where(learned, source, IGNORE), target))[1:])
+        tokens_BT, keep_BT = padded(rows, self.vocabulary.pad)
+        targets_BT, _ = padded(wanted, IGNORE)
+        return Batch(tokens_BT, targets_BT, keep_BT)
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
         return training_loss(model, mixed(model, batch), self.spec.label_smoothing)
 
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
         return summed_loss(model, batch)
+
+
+def _target(example: Example) -> Ints:
+    if example.other is None:
+        raise ValueError("a source without a target has no loss")
+    return example.other
 
 
 def _partition(n: int, parts: int, rng: np.random.Generator) -> list[int]:

@@ -16,7 +16,6 @@ from lmtool.recipe.spec import (
     Recurrent,
     Seq2Seq,
     Training,
-    Transformer,
     Tuning,
     objectives_of,
 )
@@ -40,13 +39,10 @@ def recipe_for_tables(base: Recipe, name: str, n_rows: int, writes: bool) -> Rec
     """The recipe that fine-tunes a run on tables: its model and tokenizer, and usual settings for the rest.
 
     base: the run's own recipe. name: the run's. n_rows: of the tables, so that each epoch ends with a validation.
-        writes: the targets are text, not labels; always so for a model with a source. A Transformer decoder then
-        becomes a prefix LM with the same weights. ELMo is frozen, and a task learns its scalar mix of layers (Peters et
-        al. 2018). Raises UsageError for a model that cannot generate targets.
+        writes: the targets are text, not labels; always so for a model with a source. ELMo is frozen, and a task learns
+        its scalar mix of layers (Peters et al. 2018). Raises UsageError for a model that cannot generate targets.
     """
     model = base.model
-    if writes and isinstance(model, Transformer) and model.shape == "decoder":
-        model = model.model_copy(update={"shape": "prefix"})
     per_pass = max(1, n_rows // BATCH_ROWS)
     return Recipe(
         description=f"fine-tuned from {name}",
@@ -96,10 +92,10 @@ def recipe_for_text(base: Recipe, other: Recipe) -> Recipe:
 def _objective(model: Model, before: AnyObjective, writes: bool) -> Classification | Seq2Seq:
     """The objective for tables. before: that of the run, whose pooling a model of whole texts keeps."""
     learns = objectives_of(model)
-    if "seq2seq" in learns:
-        return Seq2Seq(kind="seq2seq", label_smoothing=0.1)
+    if "seq2seq" in learns and (writes or "classification" not in learns):
+        return Seq2Seq(kind="seq2seq", label_smoothing=0.0 if model.reads == "past" else 0.1)
     if writes or "classification" not in learns:
-        needed = "an encoder-decoder, a prefix LM or a Transformer decoder" if writes else "another run"
+        needed = "an encoder-decoder, a prefix LM or a decoder" if writes else "another run"
         raise UsageError(
             f"a {model.title} does not {'generate targets' if writes else 'learn labels'}",
             where="--from",

@@ -736,7 +736,8 @@ class Prefix(Spec):
 
 
 class Seq2Seq(Spec):
-    """Generate the target of a pair from its source (Sutskever et al. 2014)."""
+    """Generate the target of a pair from its source (Sutskever et al. 2014), or the assistant's turns of a
+    conversation."""
 
     kind: Literal["seq2seq"]
     label_smoothing: Fraction = 0.0
@@ -884,6 +885,11 @@ class Data(Spec):
     """Column that holds the source of a pair, for objective seq2seq; found by its name by default."""
     target_column: str | None = None
     """Column that holds the target of a pair, for objective seq2seq; found by its name by default."""
+    input_column: str | None = None
+    """Column whose text, where there is any, follows the source after an empty line; found by its name beside a column
+    `instruction`."""
+    messages_column: str | None = None
+    """Column that holds conversations, for objective seq2seq of decoders; found by its name by default."""
     text_columns: Strings = ()
     """Columns that hold the texts of a row, for objective classification; found by their names when empty."""
     label_column: str | None = None
@@ -1266,7 +1272,7 @@ def objectives_of(model: Model) -> tuple[str, ...]:
     """The kinds of objective that a model supports, the default one first."""
     match model:
         case Transformer(shape="decoder") | Recurrent(shape="decoder"):
-            return ("causal", "classification")
+            return ("causal", "classification", "seq2seq")
         case NGram():
             return ("causal",)
         case Transformer(shape="encoder"):

@@ -1,11 +1,11 @@
 """The columns of a table to read: given ones, or those with conventional names."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lmtool.errors import DataError, UsageError
 from lmtool.text.files import place, shown
-from lmtool.text.rowfile import bare_name, missing_column
+from lmtool.text.rowfile import Delimited, bare_name, missing_column
 from lmtool.text.table import Table
 
 # Names are compared as `bare_name` gives them. Earlier ones win.
@@ -40,7 +40,18 @@ TRANSLATIONS = (
     ("document", "summary"),
     ("text", "summary"),
     ("dialogue", "summary"),
+    ("prompt", "completion"),
+    ("prompt", "response"),
+    ("prompt", "answer"),
+    ("prompt", "output"),
+    ("query", "response"),
+    ("question", "response"),
+    ("question", "answer"),
 )
+INSTRUCTION, INPUTS, OUTPUTS = "instruction", ("input", "context"), ("output", "response", "completion", "answer")
+"""A table with an instruction and an output is one of pairs; the input, if there is one, belongs to the source."""
+MESSAGES = ("messages", "conversations", "conversation")
+"""Conversations, where cells can be lists."""
 LANGUAGES = frozenset(
     (
         *("ar", "bg", "cs", "da", "de", "el", "en", "es", "et", "fa", "fi", "fr", "he", "hi", "hr", "hu", "it", "ja"),
@@ -57,22 +68,37 @@ Two columns with such names are a translation, from the first to the second."""
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns by name. `target` is set for sequence to sequence, `label` for classes and numbers, never both."""
+    """Columns by name. `target` is set for sequence to sequence, `label` for classes and numbers, never both.
+
+    input: continues the source. messages: conversations, which hold source and target; then there are no others.
+    """
 
     texts: tuple[str, ...]
     label: str | None = None
     target: str | None = None
     found: bool = False
     """Some were inferred from their conventional names."""
+    input: str | None = None
+    messages: str | None = None
+
+    @property
+    def writes(self) -> bool:
+        """Whether rows have target texts."""
+        return self.target is not None or self.messages is not None
 
     def describe(self) -> str:
         """The columns and their roles, in one line."""
+        inferred = " (inferred from their names)" if self.found else ""
+        if self.messages is not None:
+            return f"columns: messages {shown(self.messages)}{inferred}"
         parts = [f"{'text' if self.target is None else 'source'} {' and '.join(map(shown, self.texts))}"]
+        if self.input is not None:
+            parts.append(f"input {shown(self.input)}")
         if self.label is not None:
             parts.append(f"label {shown(self.label)}")
         if self.target is not None:
             parts.append(f"target {shown(self.target)}")
-        return f"columns: {', '.join(parts)}{' (inferred from their names)' if self.found else ''}"
+        return f"columns: {', '.join(parts)}{inferred}"
 
 
 def choose_columns(
@@ -82,11 +108,14 @@ def choose_columns(
     label_column: str | None = None,
     source_column: str | None = None,
     target_column: str | None = None,
+    input_column: str | None = None,
+    messages_column: str | None = None,
     labelled: bool = True,
 ) -> Columns:
     """The columns to read: the given ones, and the others by conventional names.
 
-    Without any given name, a source and a target are looked for when no column has the conventional name of a label.
+    Without any given name, conversations are looked for, then an instruction and its output, and a source and a target
+    when no column has the conventional name of a label.
     When all columns but one are known, that one is the text, or else the label. With `labelled` False neither label nor
     target is looked for. Raises DataError for a missing or ambiguous column, UsageError for contradictions.
     """
@@ -95,8 +124,11 @@ def choose_columns(
             "a table is read either with texts and a label or with a source and a target",
             fix="give --text-column and --label-column, or --source-column and --target-column",
         )
+    if messages_column and (text_columns or label_column or source_column or target_column or input_column):
+        raise UsageError("messages hold source and target", fix="give --messages-column, or the other columns")
     flags: list[tuple[str, str | None]] = [("--text-column", name) for name in text_columns]
     flags += [("--label-column", label_column), ("--source-column", source_column), ("--target-column", target_column)]
+    flags += [("data.input_column", input_column), ("--messages-column", messages_column)]
     given = [(flag, name) for flag, name in flags if name is not None]
     for flag, name in given:
         if name not in table.names:
@@ -105,8 +137,15 @@ def choose_columns(
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise UsageError(f"column {shown(twice)} is named twice", fix="name each column once")
-    if source_column or target_column:
-        return _source_and_target(table, source_column, target_column, labelled)
+    if messages_column:
+        return Columns((), messages=messages_column)
+    if source_column or target_column or input_column:
+        return replace(_source_and_target(table, source_column, target_column, labelled), input=input_column)
+    if not given and (messages := _messages(table)):
+        return Columns((), found=True, messages=messages)
+    if not given and (instruction := _instruction(table, labelled)):
+        source, target = instruction
+        return Columns((source,), target=target, found=True, input=_usual(table, INPUTS))
     pair = None if given else _translation(table)
     usual = _usual(table, LABELS, exclude=[*text_columns, *(pair or ())])
     if pair and usual is None:
@@ -125,11 +164,11 @@ def choose_columns(
 
 def _source_and_target(table: Table, source: str | None, target: str | None, labelled: bool) -> Columns:
     found = (labelled and target is None) or source is None
-    pair = _translation(table)
+    pair = _instruction(table, labelled) or _translation(table)
     rest = [name for name in table.names if name not in (source, target)]
     other = rest[0] if len(rest) == 1 else None
     if source is None:
-        source = pair[0] if pair and pair[1] == target else other
+        source = pair[0] if pair and target in (pair[1], None) else other
     if target is None and labelled:
         target = pair[1] if pair and pair[0] == source else other
         if target is None:
@@ -154,10 +193,20 @@ def _texts(table: Table, label: str | None, labelled: bool) -> tuple[str, ...]:
 def _translation(table: Table) -> tuple[str, str] | None:
     for pair in TRANSLATIONS:
         source, target = (_usual(table, (name,)) for name in pair)
-        if source and target:
+        if source and target and (pair not in TEXT_PAIRS or len(table.names) == 2):
             return source, target
     spoken = [name for name in table.names if bare_name(name) in LANGUAGES]
     return (spoken[0], spoken[1]) if len(spoken) == 2 else None
+
+
+def _messages(table: Table) -> str | None:
+    return None if isinstance(table.file, Delimited) else _usual(table, MESSAGES)
+
+
+def _instruction(table: Table, labelled: bool) -> tuple[str, str | None] | None:
+    """The columns of an instruction and its output, which is only needed where labels are."""
+    source, target = _usual(table, (INSTRUCTION,)), _usual(table, OUTPUTS)
+    return None if source is None or (labelled and target is None) else (source, target if labelled else None)
 
 
 def _usual(table: Table, wanted: Sequence[str], exclude: Sequence[str | None] = ()) -> str | None:

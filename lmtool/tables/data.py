@@ -18,7 +18,7 @@ from lmtool.inference.evaluation import BATCH_TOKENS, Validation, by_length
 from lmtool.model import LanguageModel
 from lmtool.model.classifier import Classifier
 from lmtool.objective import Objective, build_objective
-from lmtool.recipe.spec import Classification, Data, Recipe, TokenizerFile
+from lmtool.recipe.spec import Classification, Data, Recipe, Seq2Seq, TokenizerFile
 from lmtool.tables.columns import Columns, choose_columns
 from lmtool.tables.labels import LabelKind, LabelMap
 from lmtool.tables.reading import LabelledTexts, read_labelled, shared_rows
@@ -26,6 +26,8 @@ from lmtool.tables.results import Results
 from lmtool.tables.rows import EncodedRow, TableExamples
 from lmtool.tables.split import restore_split, split_rows
 from lmtool.tables.tasks import AnsweringModel, Task, as_answer, as_source, build_task
+from lmtool.text.chat import ChatFormat
+from lmtool.text.files import place, shown
 from lmtool.text.prepare import default_cache
 from lmtool.text.table import Table, open_table
 from lmtool.text.tokenizer import Tokenizer
@@ -93,7 +95,7 @@ class TableData:
         digest = hashlib.sha256()
         for task in self.tasks:
             for row in (*task.train, *task.valid, *(task.test or ())):
-                for values in (row.tokens, row.label, row.target):
+                for values in (row.tokens, row.label, row.target, row.learned):
                     digest.update(b"" if values is None else values.tobytes())
         return digest.hexdigest()
 
@@ -165,6 +167,8 @@ def _open(source: str, data: Data) -> tuple[Table, Columns]:
         label_column=data.label_column,
         source_column=data.source_column,
         target_column=data.target_column,
+        input_column=data.input_column,
+        messages_column=data.messages_column,
     )
     return table, columns
 
@@ -206,11 +210,13 @@ def read_tables(
     tokenizer: of the run that is fine-tuned; when None, one is trained on the texts. split: the rows held out by an
     earlier session of the run. Raises the errors of the tables, and UsageError for a recipe that does not fit them.
     """
-    read = [_read(task, recipe, split and split.get(task.name, split)) for task in tasks]
-    if isinstance(recipe.objective, Classification):
-        recipe = recipe.model_copy(update={"objective": _settled(recipe.objective, read)})
+    _refuse_messages(recipe, tasks)
     if not recipe.data.tasks:
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=_columns(tasks[0].columns))})
+    chat = None if tokenizer is None else Framing.of(recipe, tokenizer).chat
+    read = [_read(task, recipe, split and split.get(task.name, split), chat) for task in tasks]
+    if isinstance(recipe.objective, Classification):
+        recipe = recipe.model_copy(update={"objective": _settled(recipe.objective, read)})
     tokenizer = tokenizer or _tokenizer(recipe, read)
     recipe = _with_sizes(recipe, sum(round(part.tables.weight * len(part.train)) for part in read), tokenizer)
     framing = Framing.of(recipe, tokenizer)
@@ -235,8 +241,27 @@ def read_tables(
     return TableData(recipe, framing, rows, tuple(lines), tuple(warnings), kept.get("", kept) or None)
 
 
-def _read(task: TaskTables, recipe: Recipe, split: SavedSplit | None) -> _Read:
-    """The rows of a task's tables; a part is held out for validation unless a validation table is given."""
+def _refuse_messages(recipe: Recipe, tasks: Sequence[TaskTables]) -> None:
+    """Raise DataError when a table has conversations, and the model cannot read them."""
+    for task in tasks:
+        if task.columns.messages is None:
+            continue
+        where = f"{place(task.table.path)}, column {shown(task.columns.messages)}"
+        if task.name:
+            raise DataError("conversations are for one table, not for tasks", where=where, fix="name it as TABLE")
+        if not isinstance(recipe.objective, Seq2Seq) or recipe.model.reads != "past":
+            raise DataError(
+                f"a {recipe.model.title} with objective {recipe.objective.kind} does not read conversations",
+                where=where,
+                fix="fine-tune a decoder with --from, or name columns with --source-column and --target-column",
+            )
+
+
+def _read(task: TaskTables, recipe: Recipe, split: SavedSplit | None, chat: ChatFormat | None) -> _Read:
+    """The rows of a task's tables; a part is held out for validation unless a validation table is given.
+
+    chat: refuses conversations.
+    """
     spec, data = recipe.objective, recipe.data
     kind: LabelKind | None = None
     known = None
@@ -251,24 +276,28 @@ def _read(task: TaskTables, recipe: Recipe, split: SavedSplit | None) -> _Read:
             )
         kind = None if spec.task == "auto" else spec.task
         known = LabelMap(kind, spec.labels) if kind is not None and spec.labels else None
-    texts = read_labelled(task.table, task.columns, kind=kind, labels=known, skip_bad_rows=data.skip_bad_rows)
+    texts = read_labelled(
+        task.table, task.columns, kind=kind, labels=known, skip_bad_rows=data.skip_bad_rows, chat=chat
+    )
     warnings = [*map(str, texts.notices)] + ([str(texts.skipped)] if texts.skipped.count else [])
     kept = None
     if task.valid:
-        parts = {"train": texts, "validation": _read_beside(texts, task.valid, data, warnings)}
+        parts = {"train": texts, "validation": _read_beside(texts, task.valid, data, warnings, chat)}
     else:
         divided = restore_split(texts, split) if split else split_rows(texts, data.valid_fraction, recipe.seed)
         parts, kept = {"train": divided.train, "validation": divided.test}, divided.to_json()
     if task.test:
-        parts["test"] = _read_beside(texts, task.test, data, warnings)
+        parts["test"] = _read_beside(texts, task.test, data, warnings, chat)
     return _Read(task, parts, warnings, kept)
 
 
-def _read_beside(texts: LabelledTexts, source: str, data: Data, warnings: list[str]) -> LabelledTexts:
+def _read_beside(
+    texts: LabelledTexts, source: str, data: Data, warnings: list[str], chat: ChatFormat | None
+) -> LabelledTexts:
     """Another table with the columns and labels of the training table; adds to `warnings`."""
     table = open_table(source, cache=default_cache(), encoding=data.encoding, delimiter=data.delimiter)
     columns = same_columns(texts.columns, table)
-    found = read_labelled(table, columns, labels=texts.labels, skip_bad_rows=data.skip_bad_rows)
+    found = read_labelled(table, columns, labels=texts.labels, skip_bad_rows=data.skip_bad_rows, chat=chat)
     shared = shared_rows(texts, found, Path(source).name)
     warnings += ([str(shared)] if shared else []) + ([str(found.skipped)] if found.skipped.count else [])
     return found
@@ -276,14 +305,20 @@ def _read_beside(texts: LabelledTexts, source: str, data: Data, warnings: list[s
 
 def same_columns(columns: Columns, table: Table) -> Columns:
     """The columns of the training table in another one. Raises DataError when one is missing."""
+    if columns.messages is not None:
+        return choose_columns(table, messages_column=columns.messages)
     if columns.target is not None:
-        return choose_columns(table, source_column=columns.texts[0], target_column=columns.target)
+        return choose_columns(
+            table, source_column=columns.texts[0], target_column=columns.target, input_column=columns.input
+        )
     return choose_columns(table, text_columns=columns.texts, label_column=columns.label)
 
 
 def _columns(columns: Columns) -> dict[str, Any]:
+    if columns.messages is not None:
+        return {"messages_column": columns.messages}
     if columns.target is not None:
-        return {"source_column": columns.texts[0], "target_column": columns.target}
+        return {"source_column": columns.texts[0], "target_column": columns.target, "input_column": columns.input}
     return {"text_columns": columns.texts, "label_column": columns.label}
 
 

@@ -37,7 +37,8 @@ def measure_tables(loaded: Loaded, sources: Sequence[str], task: str = "") -> It
     with joined(loaded.compute) as world:
         for source in sources:
             table, columns, known = _open(loaded, source, task, labelled=True)
-            texts = read_labelled(table, columns, labels=known, skip_bad_rows=loaded.recipe.data.skip_bad_rows)
+            skips, chat = loaded.recipe.data.skip_bad_rows, loaded.framing.chat
+            texts = read_labelled(table, columns, labels=known, skip_bad_rows=skips, chat=chat)
             labels = texts.labels.names if texts.labels is not None and texts.labels.kind == "class" else ()
             asked = build_task(loaded.recipe, loaded.framing, task, columns, labels)
             yield asked.measure(_model(loaded, world), asked.encode(texts.items), "table", loaded.step)
@@ -62,7 +63,8 @@ def predict(loaded: Loaded, source: str, *, skipped: Skipped | None = None, task
     """
     table, columns, _ = _open(loaded, source, task, labelled=False)
     asked = build_task(loaded.recipe, loaded.framing, task, columns, ())
-    return Predictions(table, asked.added, _answered(loaded, asked, stream_labelled(table, columns, skipped=skipped)))
+    rows = stream_labelled(table, columns, skipped=skipped, chat=loaded.framing.chat)
+    return Predictions(table, asked.added, _answered(loaded, asked, rows))
 
 
 def _answered(loaded: Loaded, task: Task, rows: Iterator[tuple[Row, LabelledText]]) -> Iterator[tuple[Row, Cells]]:
@@ -100,6 +102,8 @@ def _open(loaded: Loaded, source: str, task: str, *, labelled: bool) -> tuple[Ta
         label_column=data.label_column if labelled else None,
         source_column=data.source_column,
         target_column=data.target_column if labelled else None,
+        input_column=data.input_column if data.input_column in table.names else None,
+        messages_column=data.messages_column,
         labelled=labelled,
     )
     return (

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple, cast
 
 from lmtool.errors import DataError
 from lmtool.tables.columns import Columns
+from lmtool.tables.conversations import MessageFault, as_messages
 from lmtool.tables.labels import SEPARATOR, Label, LabelKind, LabelMap, as_cell, as_names, as_number, decide_kind
+from lmtool.text.chat import ChatFormat, Message, RefusedMessages
 from lmtool.text.files import place, shown
 from lmtool.text.table import Row, RowFault, Skipped, Table, skip
 
@@ -16,12 +18,16 @@ IMBALANCE = 10
 
 
 class LabelledText(NamedTuple):
-    """One row: its texts, its label or target where there is one, and its number."""
+    """One row: its texts, its label or target where there is one, and its number.
+
+    messages: of a conversation, whose last one is the target where there is one; its text is all before that.
+    """
 
     texts: tuple[str, ...]
     label: Label | None
     target: str | None
     row: int
+    messages: tuple[Message, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,15 +83,20 @@ class LabelledTexts:
 
 
 def stream_labelled(
-    table: Table, columns: Columns, labels: LabelMap | None = None, skipped: Skipped | None = None
+    table: Table,
+    columns: Columns,
+    labels: LabelMap | None = None,
+    skipped: Skipped | None = None,
+    chat: ChatFormat | None = None,
 ) -> Iterator[tuple[Row, LabelledText]]:
     """Rows with their examples, in order and in bounded memory: for tables of any size.
 
-    A label column needs the labels of the training data. Bad rows raise a RowFault, or are counted in `skipped`.
+    A label column needs the labels of the training data. Conversations are read up to the last message that is not the
+    assistant's. chat: refuses conversations. Bad rows raise a RowFault, or are counted in `skipped`.
     """
     if columns.label is not None and labels is None:
         raise ValueError("a label column needs labels")
-    read = _Reader(table, columns)
+    read = _Reader(table, columns, chat, answered=False)
     for row in table.rows(skipped):
         try:
             example = read.example(row)
@@ -105,17 +116,19 @@ def read_labelled(
     kind: LabelKind | None = None,
     labels: LabelMap | None = None,
     skip_bad_rows: bool = False,
+    chat: ChatFormat | None = None,
 ) -> LabelledTexts:
     """All rows of a table as texts and labels.
 
     Without `labels` this is a training table: the kind of its labels is inferred (see `labels.decide_kind`) unless
     given, and so are its classes. With the `labels` of a training table, other classes are faults. Rows whose fields
-    are all blank are skipped with a notice.
+    are all blank are skipped with a notice. Conversations are read up to the assistant's last message. chat: refuses
+    conversations.
     Raises a RowFault for the first bad row, unless `skip_bad_rows` skips them; and DataError when nothing can be
     learned: no rows remain, or only one class.
     """
     skipped = Skipped()
-    read = _Reader(table, columns)
+    read = _Reader(table, columns, chat, answered=True)
     read_rows: list[tuple[LabelledText, int | None]] = []
     n_blank = 0
     with_label = columns.label is not None
@@ -179,16 +192,25 @@ def _labelled(
 class _Reader:
     """Reads texts and labels from the rows of one table. Its methods raise RowFault."""
 
-    def __init__(self, table: Table, columns: Columns) -> None:
+    def __init__(self, table: Table, columns: Columns, chat: ChatFormat | None, answered: bool) -> None:
+        """chat: refuses conversations. answered: conversations end with an answer."""
         self.columns = columns
+        self._chat = chat
+        self._answered = answered
         self._fault = table.fault
         self.text_at = [table.names.index(name) for name in columns.texts]
         self.label_at = table.names.index(columns.label) if columns.label is not None else None
         self.target_at = table.names.index(columns.target) if columns.target is not None else None
+        self.input_at = table.names.index(columns.input) if columns.input is not None else None
+        self.messages_at = table.names.index(columns.messages) if columns.messages is not None else None
 
     def example(self, row: Row) -> LabelledText:
         """The texts of a row, with the unparsed cell of its label."""
+        if self.messages_at is not None:
+            return self._conversation(row, self.messages_at)
         texts = tuple(self._text(row, at) for at in self.text_at)
+        if self.input_at is not None and (more := self._text(row, self.input_at)).strip():
+            texts = (f"{texts[0]}\n\n{more}",)
         if self.label_at is None and self.target_at is None:
             return LabelledText(texts, None, None, row.number)
         if not any(text.strip() for text in texts):
@@ -210,6 +232,34 @@ class _Reader:
             fix = _FILL + f"; for a row without any of several labels, write {SEPARATOR}"
             raise self._fault("empty label", "the label is empty", row.number, row.line, self.columns.label, fix)
         return LabelledText(texts, cell, None, row.number)
+
+    def _conversation(self, row: Row, at: int) -> LabelledText:
+        def fault(kind: str, what: str, fix: str) -> RowFault:
+            return self._fault(kind, what, row.number, row.line, at, fix)
+
+        try:
+            messages = as_messages(row.values[at])
+        except MessageFault as found:
+            raise fault(found.kind, found.what, found.fix) from None
+        if self._answered:
+            turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+            if not turns:
+                raise fault("no answer", "no message of the assistant, which would be learnt", "add its answer")
+            messages = messages[: turns[-1] + 1]
+        else:
+            while messages and messages[-1]["role"] == "assistant":
+                messages = messages[:-1]
+            if not messages:
+                raise fault("no question", "no message that is to be answered", "add one of the user")
+        if self._chat is not None:
+            try:
+                self._chat.check(messages)
+            except RefusedMessages as refused:
+                raise fault("refused messages", refused.what, refused.fix) from None
+        asked = messages[:-1] if self._answered else messages
+        text = "\n".join(f"{message['role']}: {message['content']}" for message in asked)
+        target = messages[-1]["content"] if self._answered else None
+        return LabelledText((text,), None, target, row.number, messages)
 
     def labelled(self, example: LabelledText, line: int | None, kind: LabelKind) -> LabelledText:
         """The example with its cell parsed as a label of this kind."""

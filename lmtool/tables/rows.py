@@ -26,6 +26,7 @@ class EncodedRow:
     number: of the row in its table. tokens: of the texts, or of the source. cut: texts were truncated to the context.
     segments: 0 for the first text, 1 for the others; None where the model has no segments. label: as in `Example`.
     target: ids of the target text, [EOS] included. answer: that text; empty where it is unknown.
+    learned: as in `Example`.
     """
 
     number: int
@@ -35,6 +36,7 @@ class EncodedRow:
     label: NDArray[np.float64] | None = None
     target: NDArray[np.int64] | None = None
     answer: str = ""
+    learned: NDArray[np.bool_] | None = None
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -43,7 +45,9 @@ class EncodedRow:
 
     def example(self, rng: np.random.Generator = FIXED) -> Example:
         """The row as an input of an objective."""
-        return Example(self.tokens, rng, other=self.target, label=self.label, segments=self.segments)
+        return Example(
+            self.tokens, rng, other=self.target, label=self.label, segments=self.segments, learned=self.learned
+        )
 
 
 class TableExamples:

@@ -34,6 +34,7 @@ from lmtool.tables.metrics import (
 from lmtool.tables.reading import LabelledText
 from lmtool.tables.results import Results
 from lmtool.tables.rows import EncodedRow
+from lmtool.text.chat import Message
 
 MISTAKES = 10
 """Number of most confident mistakes that are listed."""
@@ -272,12 +273,26 @@ class AnswerTask(Task):
 
     def encode(self, items: Sequence[LabelledText]) -> list[EncodedRow]:
         pairs = [(as_source(self.name, self._columns.texts, item.texts), as_answer(item)) for item in items]
+        if self.framing.chat is not None:
+            return [self._exchange(item, *pair) for item, pair in zip(items, pairs, strict=True)]
         rows = []
         every = self._ids([(source, answer or "") for source, answer in pairs])
         for item, (_, answer), (source_ids, answer_ids) in zip(items, pairs, every, strict=True):
-            source, target, cut = self.framing.pair(source_ids, None if answer is None else answer_ids)
-            rows.append(EncodedRow(item.row, source, cut, target=target, answer=answer or ""))
+            pair = self.framing.pair(source_ids, None if answer is None else answer_ids)
+            rows.append(EncodedRow(item.row, pair.source, pair.cut, target=pair.target, answer=answer or ""))
         return rows
+
+    def _exchange(self, item: LabelledText, source: str, answer: str | None) -> EncodedRow:
+        """A row as a conversation; a pair is one of two messages."""
+        messages = item.messages or tuple(
+            Message(role=role, content=text)
+            for role, text in (("user", source), ("assistant", answer))
+            if text is not None
+        )
+        found = self.framing.exchange(messages)
+        # templates write spaces around an answer
+        answer = (answer or "").strip()
+        return EncodedRow(item.row, found.source, found.cut, target=found.target, answer=answer, learned=found.learned)
 
     def validate(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> Validation:
         """Loss: mean over the tokens of all targets of -log p, in nats."""
@@ -318,7 +333,8 @@ class AnswerTask(Task):
             with model.compute.autocast():
                 written = list(complete(write(model.lm, self.framing, prompts, settings, options)))
             for i, completion in zip(group, written, strict=True):
-                found[i] = np.frombuffer(completion.text.encode(), dtype=np.uint8)
+                text = completion.text if self.framing.chat is None else completion.text.strip()
+                found[i] = np.frombuffer(text.encode(), dtype=np.uint8)
         return [text.tobytes().decode() for text in model.world.gather(found, len(rows), np.uint8, model.compute)]
 
     def _figures(self, answers: Sequence[str], rows: Sequence[EncodedRow]) -> dict[str, Any]:

@@ -181,6 +181,15 @@ class Tokenizer:
             files[TOKENIZER_CONFIG] = json.dumps(self._published, ensure_ascii=False, indent=1).encode()
         return files
 
+    @property
+    def published(self) -> Mapping[str, Any] | None:
+        """The content of a published model's tokenizer_config.json; None for a tokenizer trained here."""
+        return self._published
+
+    def name(self, token: int) -> str:
+        """The text that stands for token `token` in tokenizer.json. Raises IndexError outside the vocabulary."""
+        return self._names[token]
+
     def to_json(self) -> str:
         """The content of tokenizer.json."""
         return json.dumps(self._config, ensure_ascii=False, indent=1)

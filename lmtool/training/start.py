@@ -151,7 +151,7 @@ def plan_finetuning(
     data_flags = [flag for flag in flags if flag.key.startswith("data.")]
     unread = base.recipe.model_copy(update={"data": Data()})
     tables = open_tables(lay_over(unread, label, name, about_data, data_flags).recipe.data)
-    writes = bool(tables[0].name) or tables[0].columns.target is not None
+    writes = bool(tables[0].name) or tables[0].columns.writes
     recipe = recipe_for_tables(base.recipe, name, sum(task.table.n_rows for task in tables), writes)
     resolved = lay_over(recipe, label, f"finetune-{name}", overrides, flags)
     rated = with_rate(recipe, resolved.recipe.tuning)
