@@ -169,11 +169,6 @@ class Tokenizer:
         for name, content in self.files().items():
             write_file(file if name == TOKENIZER else file.with_name(name), content)
 
-    @property
-    def published(self) -> Mapping[str, Any] | None:
-        """The roles of a published model's special tokens, and its chat template; None for one trained here."""
-        return self._published
-
     def files(self) -> dict[str, bytes]:
         """The content of its files by name; `tokenizers` and `transformers` read them too."""
         files = {TOKENIZER: self.to_json().encode()}
