@@ -5,11 +5,9 @@ from itertools import islice
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
 
-from lmtool.interop.sentencepiece_file import Role, SentencePieceModel
+from lmtool.interop.sentencepiece_file import SPACE, Role, SentencePieceModel
 from lmtool.interop.tokenizer_settings import refusal
 from lmtool.printable import plain
-
-SPACE = "\u2581"
 
 
 def marian_tokenizer(

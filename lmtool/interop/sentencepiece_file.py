@@ -16,6 +16,9 @@ import numpy as np
 
 from lmtool.errors import CheckpointError
 
+SPACE = "\u2581"
+"""What stands for a space in pieces."""
+
 LARGEST_FILE = 64 << 20
 """Bytes; the largest published models have 5 million."""
 

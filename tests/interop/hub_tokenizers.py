@@ -3,10 +3,10 @@
 import io
 import json
 import random
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,14 @@ def texts(n: int, seed: int, specials: list[str]) -> list[str]:
             parts.insert(rng.randint(0, len(parts)), spelled())
         return rng.choice(["", "", " ", "   "]) + rng.choice(["", " ", "\n"]).join(parts)
 
-    return ["", " ", "\n", *specials, *("".join(pair) for pair in zip(specials, specials[1:])), *(one() for _ in range(n))]
+    return [
+        "",
+        " ",
+        "\n",
+        *specials,
+        *("".join(pair) for pair in pairwise(specials)),
+        *(one() for _ in range(n)),
+    ]
 
 
 # Training
@@ -307,7 +314,8 @@ def sentencepiece_file(model_type: str, legacy: bool | None) -> Files:
     """The tokenizer.model of Llama or Mistral."""
 
     def write(folder: Path) -> None:
-        values = LLAMA_CONFIG if legacy is None else {**LLAMA_CONFIG, "legacy": legacy}
+        values = {"add_bos_token": True} if model_type == "mistral" else LLAMA_CONFIG
+        values = values if legacy is None else {**values, "legacy": legacy}
         write_config(folder, model_type, "LlamaTokenizer", **values)
         (folder / "tokenizer.model").write_bytes(bpe_model(user_defined_symbols="<sep>"))
 
@@ -322,7 +330,13 @@ def sentencepiece_json(model_type: str, legacy: bool) -> Files:
         listed = {str(i): decoder_entry(name) for i, name in enumerate(["<unk>", "<s>", "</s>"])}
         listed["900"] = decoder_entry("[INST]", special=False)
         write_config(
-            folder, model_type, "LlamaTokenizer", legacy=legacy, added_tokens_decoder=listed, add_bos_token=True, **roles
+            folder,
+            model_type,
+            "LlamaTokenizer",
+            legacy=legacy,
+            added_tokens_decoder=listed,
+            add_bos_token=True,
+            **roles,
         )
         inner = Tokenizer(bpe_of(bpe_model(), "<unk>"))
         inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
@@ -375,9 +389,7 @@ def gemma(described: bool) -> Files:
     def write(folder: Path) -> None:
         names = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
         listed = {str(i): decoder_entry(name) for i, name in enumerate(names)}
-        write_config(
-            folder, "gemma", "GemmaTokenizer", add_bos_token=True, added_tokens_decoder=listed, **GEMMA_ROLES
-        )
+        write_config(folder, "gemma", "GemmaTokenizer", add_bos_token=True, added_tokens_decoder=listed, **GEMMA_ROLES)
         model = bpe_model(
             **{"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3, "bos_piece": "<bos>", "eos_piece": "<eos>"},
             add_dummy_prefix=False,
