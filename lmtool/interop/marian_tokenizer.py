@@ -5,7 +5,7 @@ from itertools import islice
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
 
-from lmtool.interop.sentencepiece_file import SPACE, Role, SentencePieceModel
+from lmtool.interop.sentencepiece_file import SPACE, PieceRole, SentencePieceModel
 from lmtool.interop.tokenizer_settings import refusal
 from lmtool.printable import plain
 
@@ -29,9 +29,9 @@ def marian_tokenizer(
         raise refusal("the ids of vocab.json have gaps", where)
     if missing := [role for role in ("<unk>", *roles) if role not in vocabulary]:
         raise refusal(f"vocab.json lacks {plain(missing[0])[:40]}", where)
-    if any(piece.role in (Role.USER_DEFINED, Role.BYTE) for piece in source.pieces):
+    if any(piece.role in (PieceRole.USER_DEFINED, PieceRole.BYTE) for piece in source.pieces):
         raise refusal("source.spm has symbols of its own", where)
-    scores = {piece.text: piece.score for piece in source.pieces if piece.role == Role.NORMAL}
+    scores = {piece.text: piece.score for piece in source.pieces if piece.role == PieceRole.NORMAL}
     known = {piece for piece in scores if len(piece) == 1}
     lowest = min(scores.values(), default=0.0)
     less, foreign, strange = islice(_unused(set().union(*vocabulary, *scores)), 3)
@@ -53,9 +53,10 @@ def marian_tokenizer(
         steps += [normalizers.NFC(), normalizers.Precompiled(source.charsmap)]
     if source.remove_extra_whitespaces:
         steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+    space = SPACE if source.escape_whitespaces else " "
     if source.add_dummy_prefix:
-        steps.append(normalizers.Prepend(SPACE))
-    steps += [normalizers.Replace(" ", SPACE), normalizers.Replace("<", less)]
+        steps.append(normalizers.Prepend(space))
+    steps += [normalizers.Replace(" ", space), normalizers.Replace("<", less)]
     unknown = f"[^{_escaped(c.replace('<', less) for c in sorted(known))}]"
     alike = "|".join(_escaped(name.replace("<", less)) for name in runs)
     steps.append(normalizers.Replace(Regex(f"(?<!{unknown})(?!(?:{alike})(?!{unknown})){unknown}{{2,}}"), strange))

@@ -19,7 +19,7 @@ from lmtool.interop.marian_tokenizer import marian_tokenizer
 from lmtool.interop.sentencepiece_file import (
     SPACE,
     Algorithm,
-    Role,
+    PieceRole,
     SentencePieceModel,
     check_charsmap,
     read_sentencepiece,
@@ -284,9 +284,9 @@ def _declared(settings: TokenizerSettings) -> list[AddedToken | str] | None:
 def _added_pieces(model: SentencePieceModel) -> list[AddedToken | str]:
     """The pieces that are never cut: control symbols, and what the user defined, which is ordinary text."""
     return [
-        AddedToken(piece.text, normalized=False, special=piece.role == Role.CONTROL)
+        AddedToken(piece.text, normalized=False, special=piece.role == PieceRole.CONTROL)
         for piece in model.pieces
-        if piece.role in (Role.CONTROL, Role.USER_DEFINED)
+        if piece.role in (PieceRole.CONTROL, PieceRole.USER_DEFINED)
     ]
 
 
@@ -303,10 +303,8 @@ def _with_roles(settings: TokenizerSettings, model: SentencePieceModel) -> Token
 
 def _add_tokens(inner: Tokenizer, settings: TokenizerSettings, extra: list[AddedToken | str]) -> None:
     """Add the tokens that the vocabulary lacks, or whose options differ, in the order of Transformers."""
-    there = inner.get_added_tokens_decoder().values()
-    same = {repr(token) for token in there}  # tokens are equal whatever their options
-    pending = [token for _, token in sorted(settings.added.items()) if repr(token) not in same]
-    known = {token.content for token in [*there, *pending]}
+    pending = [token for _, token in sorted(settings.added.items())]
+    known = {token.content for token in [*inner.get_added_tokens_decoder().values(), *pending]}
     names = {_content(token) for token in settings.roles.values()}
     for token in [*settings.roles.values(), *extra]:
         if _content(token) not in known:
