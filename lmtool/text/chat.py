@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as Inner
 
 from lmtool.errors import CheckpointError, DataError
 from lmtool.printable import plain
-from lmtool.text.template import Refusal, Template
+from lmtool.text.template import Refusal, SandboxedTemplate
 from lmtool.text.tokenizer import Tokenizer, without_surrogates
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -82,7 +82,7 @@ class ChatFormat:
         self._tokenizer = tokenizer
         self._key = str(secrets.randbits(64))  # texts cannot hold what they cannot guess
         try:
-            self._template = Template(source, now)
+            self._template = SandboxedTemplate(source, now)
         except Exception as error:
             raise _failure("cannot be read", error) from error
 

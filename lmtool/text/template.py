@@ -60,7 +60,7 @@ class Refusal(TemplateError):
     """The template itself refuses its input, by `raise_exception`."""
 
 
-class Template:
+class SandboxedTemplate:
     """A compiled template. Raises what Jinja raises, SecurityError for what is refused, and MemoryError."""
 
     def __init__(self, source: str, now: Callable[[], datetime] = datetime.now) -> None:

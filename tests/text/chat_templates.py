@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Inner
 
 from lmtool.text.tokenizer import Tokenizer
@@ -155,6 +155,10 @@ def publish(folder: Path, name: str, **changes: Any) -> Path:
     """Writes the tokenizer of a published model as its folder has it."""
     own = PUBLISHED[name]
     inner = _trained(own.kind, own.specials)
+    if own.bos in ("<|begin_of_text|>", "<s>", "<bos>"):
+        tokens = [(own.bos, inner.token_to_id(own.bos))]
+        both = f"{own.bos} $A {own.bos} $B:1"
+        inner.post_processor = processors.TemplateProcessing(f"{own.bos} $A", both, tokens)
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": own.eos,

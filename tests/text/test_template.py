@@ -8,7 +8,7 @@ from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from lmtool.text import template as rooms
-from lmtool.text.template import Refusal, Template
+from lmtool.text.template import Refusal, SandboxedTemplate
 
 MESSAGES = [{"role": "user", "content": " Hi <b>\n"}, {"role": "assistant", "content": "Ho & é"}]
 
@@ -16,8 +16,8 @@ SOURCES = [
     "{{ messages[0].content | trim }}{{ messages | length }}{{ messages[-1]['role'] | upper | capitalize }}",
     "{% for m in messages if m.role == 'user' %}{{ loop.index }}{{ loop.last }}{{ m.content.strip().split(' ')[0] }}"
     "{% else %}none{% endfor %}",
-    "{% set ns = namespace(n=1, seen=false) %}{% for m in messages %}{% set ns.n = ns.n * 2 + loop.index0 %}{% endfor %}"
-    "{{ ns.n ~ '-' ~ ns.seen }}",
+    "{% set ns = namespace(n=1, seen=false) %}{% for m in messages %}{% set ns.n = ns.n * 2 + loop.index0 %}"
+    "{% endfor %}{{ ns.n ~ '-' ~ ns.seen }}",
     "{% macro turn(m, end='.') %}[{{ m.role }}: {{ m.content | trim }}{{ end }}]{% endmacro %}"
     "{% for m in messages %}{{ turn(m) + turn(m, end='!') }}{% endfor %}",
     "{{ messages | map(attribute='role') | join(', ') }}{{ messages | selectattr('role', 'equalto', 'user') | list }}",
@@ -35,24 +35,30 @@ SOURCES = [
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_template_writes_what_jinja_writes(source: str) -> None:
     plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    assert Template(source).render(messages=MESSAGES) == plain.from_string(source).render(messages=MESSAGES)
+    assert SandboxedTemplate(source).render(messages=MESSAGES) == plain.from_string(source).render(messages=MESSAGES)
 
 
 def test_what_transformers_adds_to_jinja() -> None:
-    assert Template("{{ {'é': '<b>', 'a': [1]} | tojson }}").render() == '{"é": "<b>", "a": [1]}'
-    assert Template("{{ {'b': 1, 'a': 2} | tojson(indent=1, sort_keys=true) }}").render() == '{\n "a": 2,\n "b": 1\n}'
-    assert Template("{{ strftime_now('%Y') }}", lambda: datetime(1999, 1, 1)).render() == "1999"
-    assert Template("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}").render() == "01"
+    assert SandboxedTemplate("{{ {'é': '<b>', 'a': [1]} | tojson }}").render() == '{"é": "<b>", "a": [1]}'
+    assert (
+        SandboxedTemplate("{{ {'b': 1, 'a': 2} | tojson(indent=1, sort_keys=true) }}").render()
+        == '{\n "a": 2,\n "b": 1\n}'
+    )
+    assert SandboxedTemplate("{{ strftime_now('%Y') }}", lambda: datetime(1999, 1, 1)).render() == "1999"
+    assert (
+        SandboxedTemplate("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}").render()
+        == "01"
+    )
     with pytest.raises(Refusal, match="no"):
-        Template("{{ raise_exception('no') }}").render()
+        SandboxedTemplate("{{ raise_exception('no') }}").render()
 
 
 def test_marks_stand_around_what_generation_blocks_write() -> None:
     source = "{% for i in range(2) %}a{% generation %}{{ i }}b{% endgeneration %}{% endfor %}c"
-    assert Template(source).marks_generation
-    assert Template(source).render(marks=("(", ")")) == "a(0b)a(1b)c"
-    assert Template(source).render() == "a0ba1bc"
-    assert not Template("generation").marks_generation
+    assert SandboxedTemplate(source).marks_generation
+    assert SandboxedTemplate(source).render(marks=("(", ")")) == "a(0b)a(1b)c"
+    assert SandboxedTemplate(source).render() == "a0ba1bc"
+    assert not SandboxedTemplate("generation").marks_generation
 
 
 def grows(step: str) -> str:
@@ -110,18 +116,18 @@ def test_harm_is_refused_at_once(source: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(rooms, "WORK", 1_000_000)
     began = time.process_time()
     with pytest.raises((TemplateError, TypeError, RecursionError, SyntaxError)):
-        Template(source).render(messages=[dict(one) for one in MESSAGES])
+        SandboxedTemplate(source).render(messages=[dict(one) for one in MESSAGES])
     assert time.process_time() - began < 5
 
 
 def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rooms, "SECONDS", 0.05)
     with pytest.raises(SecurityError, match="seconds"):
-        Template(grows("{% for j in range(5000) %}{% endfor %}")).render()
+        SandboxedTemplate(grows("{% for j in range(5000) %}{% endfor %}")).render()
 
 
 def test_each_rendering_has_a_budget_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rooms, "WORK", 1000)
-    template = Template("{{ messages[0].content }}")
+    template = SandboxedTemplate("{{ messages[0].content }}")
     for _ in range(100):
         assert template.render(messages=[{"content": "a" * 100}]) == "a" * 100
