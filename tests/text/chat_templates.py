@@ -148,7 +148,9 @@ PUBLISHED = {
         GENERATION, "bytes", ("<|endoftext|>", "<|im_start|>", "<|im_end|>"), None, "<|endoftext|>", "<|im_end|>"
     ),
 }
-TEXTS = ["Who saw the ball? Tom saw it. You are kind, user and assistant: system 2024 model INST <|> /\n\n"] * 3
+TEXTS = [
+    "Who saw the ball? Tom saw it. You are kind, user and assistant: system 2024 model INST good bad dog cat ran <|> /\n\n"
+] * 3
 
 
 def publish(folder: Path, name: str, **changes: Any) -> Path:
