@@ -152,8 +152,6 @@ TEXTS = [
     "Who saw the ball? Tom saw it. You are kind, user and assistant: system 2024 model INST good bad dog cat ran "
     "<|> /\n\n"
 ] * 3
-    "Who saw the ball? Tom saw it. You are kind, user and assistant: system 2024 model INST good bad dog cat ran <|> /\n\n"
-] * 3
 
 
 def publish(folder: Path, name: str, **changes: Any) -> Path:
