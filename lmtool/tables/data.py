@@ -213,11 +213,13 @@ def read_tables(
     _refuse_messages(recipe, tasks)
     if not recipe.data.tasks:
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=_columns(tasks[0].columns))})
+    if tokenizer is None and isinstance(recipe.tokenizer, TokenizerFile):
+        tokenizer = Tokenizer.load(recipe.tokenizer.path)
     chat = None if tokenizer is None else Framing.of(recipe, tokenizer).chat
     read = [_read(task, recipe, split and split.get(task.name, split), chat) for task in tasks]
     if isinstance(recipe.objective, Classification):
         recipe = recipe.model_copy(update={"objective": _settled(recipe.objective, read)})
-    tokenizer = tokenizer or _tokenizer(recipe, read)
+    tokenizer = tokenizer or _trained(recipe, read)
     recipe = _with_sizes(recipe, sum(round(part.tables.weight * len(part.train)) for part in read), tokenizer)
     framing = Framing.of(recipe, tokenizer)
     rows, lines, warnings = [], [], []
@@ -376,10 +378,9 @@ def _check_metric(recipe: Recipe, task: Task) -> None:
         )
 
 
-def _tokenizer(recipe: Recipe, read: Sequence[_Read]) -> Tokenizer:
-    """The tokenizer that a recipe names, or one trained on the texts of the training rows."""
-    if isinstance(recipe.tokenizer, TokenizerFile):
-        return Tokenizer.load(recipe.tokenizer.path)
+def _trained(recipe: Recipe, read: Sequence[_Read]) -> Tokenizer:
+    """A tokenizer trained on the texts of the training rows."""
+    assert not isinstance(recipe.tokenizer, TokenizerFile)
     return Tokenizer.train(recipe.tokenizer, (text for part in read for text in _texts(recipe, part)))
 
 

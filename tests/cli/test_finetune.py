@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from lmtool.cli import app
 from lmtool.errors import DataError, RecipeError, UsageError
 from lmtool.recipe.load import load
+from tests.text import chat_templates
 
 RECIPE = """\
 model: {kind: transformer, shape: SHAPE, n_layers: 1, d_model: 16, n_heads: 2, context: 32}
@@ -427,6 +428,26 @@ def test_a_stopped_run_on_conversations_goes_on_as_if_never_stopped(folder: Path
     run("resume", folder / "half")
     whole, half = (folder / name / "checkpoints/step-000006/model.safetensors" for name in ("whole", "half"))
     assert whole.read_bytes() == half.read_bytes()
+
+
+def test_a_chat_template_writes_questions_and_answers(folder: Path) -> None:
+    chat_templates.publish(folder / "tokens", "gemma")
+    recipe = folder / "chat.yaml"
+    recipe.write_text(
+        "model: {kind: transformer, n_layers: 1, d_model: 16, n_heads: 2, context: 64}\nobjective: {kind: seq2seq}\n"
+        "training: {steps: 1, epochs: 12, batch_size: 10, device: cpu}\noptimizer: {kind: adamw, lr: 0.02}\n"
+        f"tokenizer: {{kind: file, path: '{folder}/tokens'}}\nevaluation: {{every: 20}}\n"
+    )
+    train = questions(folder / "train.jsonl", "conversations")
+    out = run("finetune", train, "--valid", train, "--recipe", recipe, "-o", folder / "run")
+    assert "exact 1.0000" in out
+    for asked, answer in SAYS.items():
+        assert run("generate", asked, "--run", folder / "run", "--strategy", "greedy").strip() == answer
+    with train.open("a") as file:
+        file.write(
+            json.dumps({"messages": [{"role": "system", "content": "a"}, {"role": "assistant", "content": "b"}]})
+        )
+    assert "System role not supported" in refusal("finetune", train, "--recipe", recipe)
 
 
 def test_conversations_are_for_decoders(folder: Path, pretrained: Path) -> None:

@@ -148,7 +148,10 @@ PUBLISHED = {
         GENERATION, "bytes", ("<|endoftext|>", "<|im_start|>", "<|im_end|>"), None, "<|endoftext|>", "<|im_end|>"
     ),
 }
-TEXTS = ["Who saw the ball? Tom saw it. You are kind, user and assistant: system 2024 model INST <|> /\n\n"] * 3
+TEXTS = [
+    "Who saw the ball? Tom saw it. You are kind, user and assistant: system 2024 model INST good bad dog cat ran "
+    "<|> /\n\n"
+] * 3
 
 
 def publish(folder: Path, name: str, **changes: Any) -> Path:
@@ -192,7 +195,9 @@ def _trained(kind: str, specials: tuple[str, ...]) -> Inner:
         )
         inner.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=added, initial_alphabet=alphabet)
+        trainer = trainers.BpeTrainer(
+            vocab_size=400, special_tokens=added, initial_alphabet=alphabet, show_progress=False
+        )
     elif kind == "pieces":
         inner = Inner(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
         inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
@@ -200,12 +205,12 @@ def _trained(kind: str, specials: tuple[str, ...]) -> Inner:
             [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
         )
         fallbacks = [AddedToken(f"<0x{byte:02X}>", special=False, normalized=False) for byte in range(256)]
-        trainer = trainers.BpeTrainer(vocab_size=420, special_tokens=[*added, *fallbacks])
+        trainer = trainers.BpeTrainer(vocab_size=420, special_tokens=[*added, *fallbacks], show_progress=False)
     else:
         inner = Inner(models.Unigram())
         inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
         inner.decoder = decoders.Metaspace(prepend_scheme="never")
-        trainer = trainers.UnigramTrainer(vocab_size=120, special_tokens=added, unk_token="<unk>")
+        trainer = trainers.UnigramTrainer(vocab_size=120, special_tokens=added, unk_token="<unk>", show_progress=False)
     inner.train_from_iterator(TEXTS, trainer)
     content = json.loads(inner.to_str())
     content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] in specials]
