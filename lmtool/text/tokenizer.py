@@ -53,15 +53,13 @@ TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 
 TokenizerKind = Literal["bpe", "wordpiece", "char", "word", "sentencepiece"]
 
-Ids = tuple[int, ...]
 
-
-class Template(NamedTuple):
+class RowTemplate(NamedTuple):
     """The special tokens of a published model around a text, and between two."""
 
-    before: Ids
-    between: Ids
-    after: Ids
+    before: tuple[int, ...]
+    between: tuple[int, ...]
+    after: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class Roles:
 
     bos, eos: start and end a document; in published models without a start token, the end token does both, and stands
     between documents. starts: begin the target of a source. ends: end generated text, `eos` among them. specials:
-    tokens that are no text, `sentinels` of removed spans among them. template: see `Template`; None for tokenizers
+    tokens that are no text, `sentinels` of removed spans among them. template: see `RowTemplate`; None for tokenizers
     trained here.
     """
 
@@ -81,11 +79,11 @@ class Roles:
     mask: int
     sep: int
     cls: int
-    starts: Ids
+    starts: tuple[int, ...]
     ends: frozenset[int]
-    sentinels: Ids
+    sentinels: tuple[int, ...]
     specials: frozenset[int]
-    template: Template | None = None
+    template: RowTemplate | None = None
 
 
 class Tokenizer:
@@ -359,7 +357,7 @@ def _token(inner: Inner, named: object) -> int | None:
     return found
 
 
-def _template(inner: Inner) -> Template:
+def _template(inner: Inner) -> RowTemplate:
     one, two = inner.encode("a"), inner.encode("a", "a")
     own = [i for i, is_special in enumerate(one.special_tokens_mask) if not is_special]
     first, second = (
@@ -372,7 +370,9 @@ def _template(inner: Inner) -> Template:
     )
     if not (own and first and second):
         raise ValueError("its template loses the text")
-    return Template(tuple(one.ids[: own[0]]), tuple(two.ids[first[-1] + 1 : second[0]]), tuple(one.ids[own[-1] + 1 :]))
+    return RowTemplate(
+        tuple(one.ids[: own[0]]), tuple(two.ids[first[-1] + 1 : second[0]]), tuple(one.ids[own[-1] + 1 :])
+    )
 
 
 def iter_sentinels(inner: Inner) -> Iterator[int]:
