@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import TextIO
 
-    from lmtool.inference.chatting import Answer, Conversation
+    from lmtool.inference.chatting import Conversation, Reply
 
 PROMPT = "> "
 HELP = """\
@@ -143,7 +143,7 @@ def _answer(conversation: "Conversation", text: str, interrupts: StopAnswer | No
     from lmtool.text.chat import Message
 
     shown = partial(plain, lines=True) if sys.stdout.isatty() else str
-    answer: Answer | None = None
+    answer: Reply | None = None
     try:
         with nullcontext() if interrupts is None else interrupts.stoppable():
             answer = conversation.answer([Message(role="user", content=text)])

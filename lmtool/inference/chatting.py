@@ -35,7 +35,7 @@ class Said:
     cut: bool = False
 
 
-class Answer(Iterator[str]):
+class Reply(Iterator[str]):
     """An answer in pieces of text, as they are generated, without white space at its beginning.
 
     What was generated when the iteration ends early, by an exception too, stays in the conversation as a cut answer. An
@@ -116,7 +116,7 @@ class Conversation:
         """Forget all messages but the system message."""
         self.said, self.n_left = [], 0
 
-    def answer(self, messages: Sequence[Message]) -> Answer:
+    def answer(self, messages: Sequence[Message]) -> Reply:
         """Answer more messages, usually one of the user; a system message in front replaces that of the conversation.
 
         The oldest turns leave the context until the answer has room for `max_new_tokens` or half of the context,
@@ -148,7 +148,7 @@ class Conversation:
         )
         self._asked[key] += 1
         n_left, self.n_left = first - self.n_left, first
-        return Answer(self._writer.computed(pieces), asked, self.said, n_left)
+        return Reply(self._writer.computed(pieces), asked, self.said, n_left)
 
     def _fitted(self, asked: Sequence[Said]) -> tuple[list[int], int, int]:
         """The prompt, the index of the first message in it, and the maximum tokens of the answer."""
