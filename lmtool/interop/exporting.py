@@ -21,7 +21,8 @@ from lmtool.inference.base import Base, open_base
 from lmtool.inference.load import weights_of
 from lmtool.interop.card import model_card
 from lmtool.interop.families import EVERY
-from lmtool.interop.family import Family, Inexpressible, Published
+from lmtool.interop.families.config import Inexpressible
+from lmtool.interop.families.family import Family, Published
 from lmtool.interop.gguf_files import Quantization, write_gguf
 from lmtool.recipe.spec import Classification, Recipe, Transformer
 from lmtool.run import tensors
@@ -46,7 +47,7 @@ ROLES = tuple(f"{role}_token" for role in OWN_ROLES)
 
 
 @dataclass(frozen=True)
-class Expressed:
+class Exportable:
     """A run in the terms of a published family.
 
     config: of config.json. recipe: without adapters.
@@ -66,7 +67,7 @@ class Expressed:
             yield from zip(weight.theirs, weight.layout.split(own[weight.ours]), strict=True)
 
 
-def express(reference: str) -> Expressed:
+def express(reference: str) -> Exportable:
     """The best checkpoint of a run, or a given one, in the terms of the first family that can express it.
 
     Raises UsageError, with the keys that stand in the way, when none can.
@@ -81,10 +82,10 @@ def express(reference: str) -> Expressed:
         **_token_ids(base.tokenizer, recipe),
         **_labels(recipe),
     }
-    return Expressed(base, recipe, family, published, config)
+    return Exportable(base, recipe, family, published, config)
 
 
-def export(reference: str, folder: Path, *, dtype: TypeName = "float32", shard: int = SHARD) -> Expressed:
+def export(reference: str, folder: Path, *, dtype: TypeName = "float32", shard: int = SHARD) -> Exportable:
     """Write a run as a directory for Transformers. shard: most bytes of a file of weights.
 
     Raises UsageError for a model that no family can express, and for a folder that is in use; ResourceError.
@@ -116,7 +117,7 @@ def export(reference: str, folder: Path, *, dtype: TypeName = "float32", shard: 
     return expressed
 
 
-def export_gguf(reference: str, file: Path, quantization: Quantization) -> Expressed:
+def export_gguf(reference: str, file: Path, quantization: Quantization) -> Exportable:
     """Write a run as a GGUF file.
 
     Raises UsageError for families that GGUF does not have, and for a file that exists; ResourceError.
@@ -193,7 +194,7 @@ def _token_ids(tokenizer: Tokenizer, recipe: Recipe) -> dict[str, Any]:
     return ids
 
 
-def _generation(expressed: Expressed) -> dict[str, Any]:
+def _generation(expressed: Exportable) -> dict[str, Any]:
     """generation_config.json: what starts and ends a text."""
     tokenizer = expressed.base.tokenizer
     ids: dict[str, Any] = _token_ids(tokenizer, expressed.recipe)
@@ -204,7 +205,7 @@ def _generation(expressed: Expressed) -> dict[str, Any]:
     return ids
 
 
-def _tokenizer_files(expressed: Expressed) -> dict[str, bytes]:
+def _tokenizer_files(expressed: Exportable) -> dict[str, bytes]:
     """The tokenizer's files, whose template frames a text as in training."""
     tokenizer, recipe = expressed.base.tokenizer, expressed.recipe
     named = tokenizer.published

@@ -10,12 +10,15 @@ from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.errors import CheckpointError
-from lmtool.interop.family import Config, Family, Inexpressible
-from lmtool.interop.seq2seq import SEQ2SEQ, T5, Bart, Marian
+from lmtool.interop.families import EVERY
+from lmtool.interop.families.bart import Bart, Marian
+from lmtool.interop.families.config import Config, Inexpressible
+from lmtool.interop.families.family import Family
+from lmtool.interop.families.t5 import T5
 from lmtool.model import LanguageModel, build
 from lmtool.recipe.load import load
 from lmtool.recipe.spec import AnyObjective, Seq2Seq, Transformer
-from tests.interop.peers import (
+from tests.interop.families.peers import (
     JUNK,
     VOCAB,
     Brought,
@@ -175,7 +178,7 @@ def test_recipes(recipe: str, expected: type[Family] | None, tmp_path: Path) -> 
         assert refusal.value.key == "model.norm.eps"
         spec = spec.model_copy(update={"norm": spec.norm.model_copy(update={"eps": 1e-5})})
         expected = Marian
-    (family,) = [one for one in SEQ2SEQ if can(one, spec, loaded.objective)]
+    (family,) = [one for one in EVERY if can(one, spec, loaded.objective)]
     assert isinstance(family, expected)
     model = build(spec, VOCAB).eval()
     torch.manual_seed(1)

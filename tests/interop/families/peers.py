@@ -12,7 +12,8 @@ from pydantic import TypeAdapter
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from lmtool.interop.family import Config, Family
+from lmtool.interop.families.config import Config
+from lmtool.interop.families.family import Family
 from lmtool.model import LanguageModel, build
 from lmtool.recipe.spec import AnyObjective, Transformer
 
