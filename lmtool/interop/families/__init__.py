@@ -1,6 +1,6 @@
 """The published families that can be imported and exported."""
 
-from lmtool.interop.families.bart import Bart, Marian
+from lmtool.interop.families.bart import Bart, Marian, Pegasus
 from lmtool.interop.families.bert import Bert, DistilBert, Electra, Roberta
 from lmtool.interop.families.family import Family
 from lmtool.interop.families.gpt import Bloom, Gpt2, GptNeoX, Mpt
@@ -11,7 +11,7 @@ from lmtool.interop.families.t5 import T5
 EVERY: tuple[Family, ...] = (
     *(Gpt2(), Llama(), GptNeoX(), Mistral(), Qwen2(), Qwen3(), Gemma(), Olmo2(), Bloom(), Mpt()),
     *(Roberta(), DistilBert(), Bert(), Electra(), ModernBert()),
-    *(T5(), Bart(), Marian()),
+    *(T5(), Bart(), Marian(), Pegasus()),
 )
 """In the order of preference for export: the most natural of those that can express a recipe comes first."""
 

@@ -1,14 +1,18 @@
-"""Encoder-decoders with the layers of Vaswani et al. 2017: BART and Marian."""
+"""Encoder-decoders with the layers of Vaswani et al. 2017: BART, Marian and PEGASUS."""
 
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import torch
+from torch import Tensor
+
 from lmtool.interop.families.config import Config, Inexpressible
 from lmtool.interop.families.layouts import AsRow, Halves, Weight
 from lmtool.interop.families.modules import Modules, parameters_of, read_activation, write_activation
 from lmtool.interop.families.seq2seq import EncoderDecoder
-from lmtool.recipe.spec import AnyObjective, LearnedPosition, SinusoidalPosition, Transformer
+from lmtool.model.layers.positions import SinusoidalPositions
+from lmtool.recipe.spec import AnyObjective, LearnedPosition, NormPlace, SinusoidalPosition, Transformer
 
 BART_ATTENTION: Modules = {
     "0.mixer.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -32,7 +36,11 @@ def _bart_network(number: int) -> Modules:
 
 
 class BartLike(EncoderDecoder):
-    """An encoder-decoder with the layers of BART, which are those of Vaswani et al. 2017."""
+    """An encoder-decoder with the layers of BART, which are those of Vaswani et al. 2017.
+
+    place: of its norms; before sublayers, stacks have a norm at their end. normalize_embedding, static_positions,
+    extra_positions: what old files say of its embeddings.
+    """
 
     prefix = "model."
     redundant: ClassVar[tuple[str, ...]] = (
@@ -40,19 +48,21 @@ class BartLike(EncoderDecoder):
         r"lm_head\.weight",
     )
     stack = "model.{}"
-    normalize_embedding: ClassVar[bool]
-    static_positions: ClassVar[bool]
+    place: ClassVar[NormPlace] = "post"
+    normalize_embedding: ClassVar[bool] = False
+    static_positions: ClassVar[bool] = True
+    extra_positions: ClassVar[int] = 2
 
     def _model(self, config: Config, names: Collection[str]) -> dict[str, Any]:
         config.ignore("classif_dropout", "classifier_dropout", "attention_dropout", "init_std", "_num_labels")
         config.ignore("encoder_layerdrop", "decoder_layerdrop", "output_past", "force_bos_token_to_be_generated")
         # of the output bias, which the tensors tell
         config.ignore("add_bias_logits")
-        config.expect("normalize_before", False)
-        config.expect("add_final_layer_norm", False)
+        config.expect("normalize_before", self.place == "pre")
+        config.expect("add_final_layer_norm", self.place == "pre")
         config.expect("normalize_embedding", self.normalize_embedding)
         config.expect("static_position_embeddings", self.static_positions)
-        config.expect("extra_pos_embeddings", 2)
+        config.expect("extra_pos_embeddings", self.extra_positions)
         config.expect("tie_word_embeddings", True)
         d_model = config.positive("d_model", int)
         n_layers, n_heads = _same_in_both(config, "layers"), _same_in_both(config, "attention_heads")
@@ -71,7 +81,7 @@ class BartLike(EncoderDecoder):
             "d_ff": _same_in_both(config, "ffn_dim"),
             "context": config.positive("max_position_embeddings", int, 1024),
             "activation": read_activation(config, "activation_function", "gelu"),
-            "norm": {"kind": "layer", "place": "post", "eps": 1e-5, "embedding": self.normalize_embedding},
+            "norm": {"kind": "layer", "place": self.place, "eps": 1e-5, "embedding": self.normalize_embedding},
             "scale_embedding": config.take("scale_embedding", bool, False),
             "head_bias": "final_logits_bias" in names,
             "dropout": config.take("dropout", float, 0.1),
@@ -99,6 +109,9 @@ class BartLike(EncoderDecoder):
             found.append(Weight("head.bias", ("final_logits_bias",), AsRow()))
         encoder = {**BART_ATTENTION, **_bart_network(1)}
         decoder = {**BART_ATTENTION, **BART_CROSS_ATTENTION, **_bart_network(2)}
+        if self.place == "pre":
+            norms = {f"{stack}.norm": (f"model.{stack}.layer_norm",) for stack in ("encoder", "decoder")}
+            found += parameters_of(model, norms)
         return [*found, *self._layers(model, "layers.{}", encoder, decoder)]
 
 
@@ -137,34 +150,21 @@ class Bart(BartLike):
         return found
 
 
-class Marian(BartLike):
-    """Marian (Junczys-Dowmunt et al. 2018), the translators of OPUS-MT.
+class Sinusoidal(BartLike):
+    """Base of families with sinusoids in halves.
 
-    Its sinusoids are in halves. A model whose sinusoids alternate is the same one with another order of the entries of
-    its hidden states.
+    A model whose sinusoids alternate is the same one with another order of the entries of its hidden states.
     """
 
-    model_type = "marian"
     redundant = (*BartLike.redundant, r"model\.(encoder|decoder)\.embed_positions\.weight")
-    architecture = "MarianMTModel"
-    normalize_embedding = False
-    static_positions = True
 
     def _model(self, config: Config, names: Collection[str]) -> dict[str, Any]:
-        model = super()._model(config, names)
-        config.expect("share_encoder_decoder_embeddings", True)
-        config.expect("decoder_vocab_size", model["vocab_size"])
-        return {**model, "position": {"kind": "sinusoidal", "layout": "halves"}}
+        return {**super()._model(config, names), "position": {"kind": "sinusoidal", "layout": "halves"}}
 
     def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
         if not isinstance(model.position, SinusoidalPosition):
-            raise Inexpressible("model.position.kind", f"{model.position.kind}, where marian has sinusoidal")
-        return {
-            **super()._config(model, objective),
-            "max_position_embeddings": model.context,
-            "share_encoder_decoder_embeddings": True,
-            "decoder_vocab_size": model.vocab_size,
-        }
+            raise Inexpressible("model.position.kind", f"{model.position.kind}, where {self.model_type} has sinusoidal")
+        return {**super()._config(model, objective), "max_position_embeddings": model.context}
 
     def _alike(self, model: Transformer) -> dict[str, Any]:
         return {"position": SinusoidalPosition(layout="halves")}
@@ -184,3 +184,37 @@ def _in_halves(weight: Weight) -> Weight:
     if kind == "weight":
         return replace(weight, layout=Halves(1, weight.layout))
     return weight
+
+
+class Marian(Sinusoidal):
+    """Marian (Junczys-Dowmunt et al. 2018), the translators of OPUS-MT."""
+
+    model_type = "marian"
+    architecture = "MarianMTModel"
+
+    def _model(self, config: Config, names: Collection[str]) -> dict[str, Any]:
+        model = super()._model(config, names)
+        config.expect("share_encoder_decoder_embeddings", True)
+        config.expect("decoder_vocab_size", model["vocab_size"])
+        return model
+
+    def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
+        return {
+            **super()._config(model, objective),
+            "share_encoder_decoder_embeddings": True,
+            "decoder_vocab_size": model.vocab_size,
+        }
+
+
+class Pegasus(Sinusoidal):
+    """PEGASUS (Zhang et al. 2020), with norms before sublayers."""
+
+    model_type = "pegasus"
+    architecture = "PegasusForConditionalGeneration"
+    place = "pre"
+    extra_positions = 1
+
+    def constants(self, model: Transformer, objective: AnyObjective) -> dict[str, Tensor]:
+        positions = SinusoidalPositions(model.d_model, halves=True)
+        table = positions(torch.zeros(model.context, model.d_model), torch.arange(model.context))
+        return {f"model.{stack}.embed_positions.weight": table for stack in ("encoder", "decoder")}

@@ -121,7 +121,7 @@ class Bert(PostNormEncoder):
     lm_norm = "cls.predictions.transform.LayerNorm"
     lm_output = "cls.predictions.decoder"
     lm_bias = "cls.predictions.bias"
-    dense = "bert.pooler.dense"
+    dense = pooler = "bert.pooler.dense"
     dense_kind = "tanh"
     scores = "classifier"
     next_sentence: ClassVar[Modules] = {"pooler": ("bert.pooler.dense",), "next_sentence": ("cls.seq_relationship",)}
@@ -166,6 +166,7 @@ class Roberta(PostNormEncoder):
     lm_norm = "lm_head.layer_norm"
     lm_output = "lm_head.decoder"
     lm_bias = "lm_head.bias"
+    pooler = "roberta.pooler.dense"
     lm_gelu = True
     dense = "classifier.dense"
     dense_kind = "tanh"

@@ -5,13 +5,16 @@ from abc import abstractmethod
 from collections.abc import Collection
 from typing import Any, ClassVar, Literal
 
+import torch
+from torch import Tensor
+
 from lmtool.interop.families.config import Config
 from lmtool.interop.families.family import Described, Family
-from lmtool.interop.families.layouts import SAME, Layout, Rescaled, Weight, ZeroRow
+from lmtool.interop.families.layouts import SAME, Copied, Layout, Rescaled, Weight, ZeroRow
 from lmtool.interop.families.modules import Modules, layers, parameters_of
 from lmtool.interop.families.tasks import read_task
 from lmtool.printable import plain
-from lmtool.recipe.spec import AnyObjective, Classification, Masked, Transformer
+from lmtool.recipe.spec import AnyObjective, Classification, Embedding, Masked, Transformer
 
 UNSUPPORTED = ("ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice", "ForNextSentencePrediction")
 """Ends of the names of architectures with heads that no recipe has, though their tensors may look like another's."""
@@ -25,6 +28,7 @@ class Encoder(Family):
         a layer, ours with the number of the sublayer.
     lm_dense, lm_norm, lm_output: modules of the masked language model's head. lm_bias: the bias of a tied output
         matrix, where it is not that of `lm_output`.
+    pooler: a module of the body that only its own heads read.
     dense, dense_norm, scores: modules of the classifier; it has the nonlinearity `dense_kind`.
     """
 
@@ -37,6 +41,7 @@ class Encoder(Family):
     lm_norm: ClassVar[str]
     lm_output: ClassVar[str]
     lm_bias: ClassVar[str | None] = None
+    pooler: ClassVar[str | None] = None
     dense: ClassVar[str]
     dense_norm: ClassVar[str | None] = None
     dense_kind: ClassVar[Literal["tanh", "relu", "gelu"]]
@@ -124,9 +129,22 @@ class Encoder(Family):
             if not model.tie_embeddings:
                 found.append(Weight("head.own", (f"{self.lm_output}.weight",)))
             if model.head_bias:
-                tied = self.lm_bias if model.tie_embeddings else None
-                found.append(Weight("head.bias", (tied or f"{self.lm_output}.bias",)))
+                found.append(self._output_bias(model))
         return found
+
+    def constants(self, model: Transformer, objective: AnyObjective) -> dict[str, Tensor]:
+        if self.pooler is None or not isinstance(objective, Embedding):
+            return {}
+        width = model.d_model
+        return {f"{self.pooler}.weight": torch.zeros(width, width), f"{self.pooler}.bias": torch.zeros(width)}
+
+    def _output_bias(self, model: Transformer) -> Weight:
+        own = f"{self.lm_output}.bias"
+        if self.lm_bias is None:
+            return Weight("head.bias", (own,))
+        if model.tie_embeddings:
+            return Weight("head.bias", (self.lm_bias,))
+        return Weight("head.bias", (own, self.lm_bias), Copied())
 
     def _body(self, model: Transformer) -> list[Weight]:
         modules = {**self.modules, **layers(model, "stack", self.layer, self.parts)}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
 
 from lmtool.errors import CheckpointError
 from lmtool.interop.families.config import Config, Inexpressible
@@ -97,6 +98,10 @@ class Family(ABC):
 
         A classifier has those of its head and, named `body.`, of its model, whose own head is not read.
         """
+
+    def constants(self, model: Transformer, objective: AnyObjective) -> dict[str, Tensor]:
+        """Tensors that their files hold beside the weights: computed ones, and zeros for parts that nothing reads."""
+        return {}
 
     @abstractmethod
     def _architecture(self, model: Transformer, objective: AnyObjective) -> str:

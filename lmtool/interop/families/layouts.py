@@ -87,6 +87,17 @@ class AsRow(Same):
         return [ours[None]]
 
 
+class Copied(Layout):
+    """Theirs has the tensor twice, and reads the first one (the output biases of BERT, untied)."""
+
+    def join(self, theirs: Sequence[Tensor]) -> Tensor:
+        one, _ = theirs
+        return one
+
+    def split(self, ours: Tensor) -> list[Tensor]:
+        return [ours, ours]
+
+
 class ZeroRow(Layout):
     """Theirs has a table of one row of zeros after the tensor (segments, of a recipe without any)."""
 
