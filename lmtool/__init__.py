@@ -12,7 +12,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "load": "lmtool.inference.writing",
+    "load": "lmtool.api",
     "Greedy": "lmtool.decoding.settings",
     "Sample": "lmtool.decoding.settings",
     "Beam": "lmtool.decoding.settings",

@@ -24,7 +24,7 @@ FLOORS = [
     {"tables"},
     {"training"},
     {"report", "interop"},
-    {"cli"},
+    {"cli", "api"},
     {"__main__"},
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

@@ -29,18 +29,11 @@ Overrides = Annotated[
 ]
 
 
-def run_of(reference: str) -> str:
-    """A RUN argument; for a published model the directory of the run that it is imported as."""
-    from lmtool.interop import reference as references
-
-    return references.run_of(reference)
-
-
 RUN_HELP = (
     "A run's name or directory, a checkpoint directory, last, hf:ORG/NAME, or a published model's directory or .gguf."
 )
 
-RunName = Annotated[str, typer.Argument(metavar="RUN", parser=run_of, help=RUN_HELP)]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
 Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Device to compute on.")]
 Precision = Annotated[
     Literal["auto", "float32", "bfloat16", "bf16", "float16", "int8"],

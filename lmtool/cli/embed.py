@@ -55,13 +55,14 @@ def embed(
     from lmtool.errors import UsageError
     from lmtool.inference import embedding
     from lmtool.inference.load import load_packed
+    from lmtool.interop.reference import run_of
     from lmtool.printable import plain
 
     if whole and pool != "none":
         raise UsageError(f"--whole pools as the model does, not by --pool {pool}", fix="give only one of them")
     if output is not None:
         embedding.check_output(output)
-    loaded = load_packed(run, device=device, precision=precision)
+    loaded = load_packed(run_of(run), device=device, precision=precision)
     if is_main():
         describe(loaded, quiet or output is None)
     texts = embedding.read_texts(text or [], column or loaded.recipe.data.column)

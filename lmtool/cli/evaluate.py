@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from lmtool.cli.arguments import Column, Device, Json, NumBeams, Precision, Quiet, RunName, TaskName, Text, run_of
+from lmtool.cli.arguments import Column, Device, Json, NumBeams, Precision, Quiet, RunName, TaskName, Text
 
 
 def evaluate(
@@ -23,7 +23,6 @@ def evaluate(
         str | None,
         typer.Option(
             metavar="RUN",
-            parser=run_of,
             help="Another run to compare with, such as an n-gram model.",
             show_default=False,
         ),
@@ -50,9 +49,11 @@ def evaluate(
     from lmtool.compute.processes import is_main
     from lmtool.inference.load import load_packed
     from lmtool.inference.perplexity import measure
+    from lmtool.interop.reference import run_of
     from lmtool.printable import plain
     from lmtool.tables.predict import answers_tables, measure_tables
 
+    run, baseline = run_of(run), None if baseline is None else run_of(baseline)
     if answers_tables(run):
         model = load_packed(run, device=device, precision=precision).with_beams(num_beams)
         for results in measure_tables(model, text, task):

@@ -55,11 +55,12 @@ def export_run(
     Adapters are merged into the weights. Prints the output.
     """
     from lmtool.interop.exporting import export, export_gguf
+    from lmtool.interop.reference import run_of
 
     if gguf is None:
-        expressed = export(run, output, dtype=dtype, shard=round(shard_size * 1e9))
+        expressed = export(run_of(run), output, dtype=dtype, shard=round(shard_size * 1e9))
     else:
-        expressed = export_gguf(run, output, gguf)
+        expressed = export_gguf(run_of(run), output, gguf)
     if not quiet:
         typer.echo(f"exported as {expressed.published.architecture}", err=True)
     typer.echo(plain(str(output)))

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from lmtool.cli.arguments import Encoding, OutputDir, Overrides, Quiet, SkipBadRows, run_of
+from lmtool.cli.arguments import Encoding, OutputDir, Overrides, Quiet, SkipBadRows
 
 
 def finetune(
@@ -22,7 +22,6 @@ def finetune(
         typer.Option(
             "--from",
             metavar="RUN",
-            parser=run_of,
             help="The run, or published model, to fine-tune.",
             show_default="last",
         ),
@@ -165,11 +164,12 @@ def finetune(
 
     from lmtool.cli.training import follow
     from lmtool.inference.merging import merge as make_merged
+    from lmtool.interop.reference import run_of
     from lmtool.printable import plain
     from lmtool.tables.results import spread
     from lmtool.training.start import plan_finetuning
 
-    plan = plan_finetuning(source or "last", scratch, overrides or (), flags)
+    plan = plan_finetuning(run_of(source or "last"), scratch, overrides or (), flags)
     if merge and plan.resolved.recipe.tuning.lora is None:
         raise UsageError("--merge is for adapters, and there are none", fix="add --lora-rank 8, or omit --merge")
     first = plan.resolved.recipe.seed

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from lmtool.cli.arguments import RUN_HELP, Device, Json, Precision, Quiet, run_of
+from lmtool.cli.arguments import RUN_HELP, Device, Json, Precision, Quiet
 from lmtool.cli.strategies import with_settings
 from lmtool.decoding.settings import Common, MaskPredict, StrategyName
 from lmtool.errors import UsageError
@@ -38,7 +38,7 @@ def generate(
     ] = None,
     run: Annotated[
         str | None,
-        _input(metavar="RUN", parser=run_of, help=RUN_HELP, show_default="last"),
+        _input(metavar="RUN", help=RUN_HELP, show_default="last"),
     ] = None,
     overflow: Annotated[
         Literal["refuse", "cut", "slide"], _input(help="How to handle prompts longer than the context.")
@@ -98,6 +98,7 @@ def generate(
     from lmtool.decoding.settings import Options
     from lmtool.inference.replay import record
     from lmtool.inference.writing import load_for
+    from lmtool.interop.reference import run_of
 
     if greedy and strategy not in (None, "greedy"):
         raise UsageError(f"greedy contradicts strategy {strategy}", fix="give only one of them")
@@ -120,7 +121,7 @@ def generate(
         max_rows=1 if deterministic else Options.max_rows,
     )
     writer, settings = load_for(
-        run or "last",
+        run_of(run or "last"),
         strategy,
         masked=mask is not None or length is not None,
         biases=[_parse_bias(bias) for bias in logit_bias or []],

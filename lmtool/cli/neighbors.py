@@ -24,8 +24,9 @@ def neighbors(
     import json
 
     from lmtool.inference.neighbors import neighbors as find
+    from lmtool.interop.reference import run_of
 
-    found = find(run, word, k, device=device)
+    found = find(run_of(run), word, k, device=device)
     describe(found.loaded, quiet)
     if as_json:
         nearest = [{"word": neighbor.word, "similarity": neighbor.similarity} for neighbor in found.nearest]

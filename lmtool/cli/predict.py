@@ -37,11 +37,12 @@ def predict(
     from lmtool.cli.output import describe
     from lmtool.compute.processes import is_main
     from lmtool.inference.load import load_packed
+    from lmtool.interop.reference import run_of
     from lmtool.printable import plain
     from lmtool.tables.predict import predict as answers
     from lmtool.text.table import Skipped, table_lines, write_table
 
-    loaded = load_packed(run, device=device, precision=precision)
+    loaded = load_packed(run_of(run), device=device, precision=precision)
     skipped = Skipped() if skip_bad_rows else None
     found = answers(loaded.with_beams(num_beams), table, skipped=skipped, task=task)
     if not is_main():

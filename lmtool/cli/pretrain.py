@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from lmtool.cli.arguments import DEFAULT_RECIPE, RECIPE_OPTION, Column, OutputDir, Overrides, Quiet, Text, run_of
+from lmtool.cli.arguments import DEFAULT_RECIPE, RECIPE_OPTION, Column, OutputDir, Overrides, Quiet, Text
 
 
 def pretrain(
@@ -22,7 +22,6 @@ def pretrain(
         typer.Option(
             "--from",
             metavar="RUN",
-            parser=run_of,
             help="Continue training from this run's weights, with its model and tokenizer.",
             show_default=False,
         ),
@@ -44,10 +43,11 @@ def pretrain(
     if source is None:
         resolved, base = load(recipe or DEFAULT_RECIPE, overrides or (), flags), None
     else:
+        from lmtool.interop.reference import run_of
         from lmtool.training.start import to_continue
 
         # overrides apply once, to the resulting recipe
-        resolved, base = to_continue(source, None if recipe is None else load(recipe), overrides or (), flags)
+        resolved, base = to_continue(run_of(source), None if recipe is None else load(recipe), overrides or (), flags)
 
     from lmtool.cli.training import follow
     from lmtool.training.start import pretrain as start

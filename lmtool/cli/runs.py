@@ -54,10 +54,11 @@ def show_run(
     json: Json = False,
 ) -> None:
     """Show one run: its sessions, checkpoints and losses."""
+    from lmtool.interop.reference import run_of
     from lmtool.run.find import find
     from lmtool.run.listing import summarise
 
-    found = find(run).run
+    found = find(run_of(run)).run
     summary = summarise(found.path)
     if json:
         _print_json(_as_dict(summary) | found.info)

@@ -13,7 +13,7 @@ import lmtool
 from lmtool.decoding.settings import Options, Settings, from_record, to_record, within
 from lmtool.decoding.text import Completion
 from lmtool.errors import CheckpointError, DataError
-from lmtool.inference.writing import Writer, load
+from lmtool.inference.writing import Writer, writer_of
 from lmtool.run.directory import CHECKPOINTS
 
 _OPTIONS = ("stop", "prefix", "overflow", "mask", "length", "max_rows")
@@ -115,7 +115,7 @@ def replay(records: Sequence[Mapping[str, Any]]) -> Iterator[Replayed]:
 
 def _load_recorded(record: Mapping[str, Any]) -> Writer:
     checkpoint = Path(record["run"]) / CHECKPOINTS / f"step-{record['step']:06d}"
-    writer = load(str(checkpoint), device=record["device"], precision=record["precision"])
+    writer = writer_of(str(checkpoint), device=record["device"], precision=record["precision"])
     if writer.loaded.checkpoint_hash != record["checkpoint"]:
         raise CheckpointError(
             "the checkpoint is not the one of the record", where=str(checkpoint), fix="restore that one"

@@ -69,7 +69,7 @@ class Writer:
         return prompt + "\n" * answers if wanted and not isinstance(settings, MaskPredict) else ""
 
 
-def load(run: str = "last", *, device: DeviceName = "auto", precision: InferenceName = "float32") -> Writer:
+def writer_of(run: str = "last", *, device: DeviceName = "auto", precision: InferenceName = "float32") -> Writer:
     """The best checkpoint of a run, or a given checkpoint; see `load_packed` and `pack`."""
     return Writer(build.load_packed(run, device=device, precision=precision))
 
@@ -90,7 +90,7 @@ def load_for(
     Raises UsageError as `choose` does, where possible before the model is loaded.
     """
     settings = choose(strategy, **asked)
-    writer = load(run, device=device, precision=precision)
+    writer = writer_of(run, device=device, precision=precision)
     if writer.loaded.model.reads == "both":
         settings = choose(strategy, reads_both=True, **{**asked, "seed": settings.seed})
     if biases:

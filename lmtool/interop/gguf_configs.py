@@ -22,7 +22,7 @@ FREQUENCIES = "rope_freqs.weight"
 
 
 @dataclass(frozen=True)
-class Expressed:
+class GgufTerms:
     """What a file holds of a model. values: by their keys. computed: tensors that Transformers makes of its config."""
 
     architecture: str
@@ -250,7 +250,7 @@ def inexpressible(key: str, what: str) -> UsageError:
     )
 
 
-def express(config: Mapping[str, Any]) -> Expressed:
+def express(config: Mapping[str, Any]) -> GgufTerms:
     """The inverse of `describe`. Raises UsageError naming a key that no GGUF file has."""
     asked = _Asked(config)
     model_type = asked.take("model_type", str)
@@ -284,7 +284,7 @@ def express(config: Mapping[str, Any]) -> Expressed:
     asked.check_all_read()
     pairs = architecture.pairs(sizes, tied=tied, options=options)
     pairs += [TensorPair(key, key, tuple(tensor.shape)) for key, tensor in computed.items()]
-    return Expressed(name, {f"{name}.{key}": value for key, value in values.items()}, pairs, computed)
+    return GgufTerms(name, {f"{name}.{key}": value for key, value in values.items()}, pairs, computed)
 
 
 def _sizes_of_config(architecture: Architecture, asked: _Asked, rotary_share: float) -> Sizes:

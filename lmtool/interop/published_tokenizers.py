@@ -17,8 +17,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from lmtool.errors import CheckpointError, LmtoolError
 from lmtool.interop.marian_tokenizer import marian_tokenizer
 from lmtool.interop.sentencepiece_file import (
+    SPACE,
     Algorithm,
-    Role,
+    PieceRole,
     SentencePieceModel,
     check_charsmap,
     read_sentencepiece,
@@ -43,8 +44,6 @@ _PROBE = "a b\n\U0010fffe"
 """With a character that no vocabulary has."""
 
 MOST_SENTINELS = 10_000
-SPACE = "\u2581"
-"""What SentencePiece writes for a space."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +68,13 @@ def read_tokenizer(folder: Path, model_type: str) -> PublishedTokenizer:
 
     Raises CheckpointError when files are missing, damaged, or describe something else.
     """
-    settings = read_settings(folder, model_type)
     with _library_errors(str(folder)):
-        inner = _from_file(folder, settings) if (folder / "tokenizer.json").is_file() else _built(folder, settings)
+        settings = read_settings(folder, model_type)
+        if (folder / "tokenizer.json").is_file():
+            inner = _from_file(folder, settings)
+        else:
+            inner, settings = _built(folder, settings)
         _check(inner, str(folder))
-        inner.no_truncation()
-        inner.no_padding()
         roles = {name: _content(token) for name, token in settings.roles.items()}
         config: dict[str, Any] = {name: token for name, token in roles.items() if inner.token_to_id(token) is not None}
         if settings.chat_template is not None:
@@ -114,14 +114,15 @@ def _from_file(folder: Path, settings: TokenizerSettings) -> Tokenizer:
     if settings.kind == Kind.LLAMA and isinstance(model, dict) and model.get("type") == "BPE":
         # Transformers takes only the vocabulary of these files. They prepend the space by a normalizer, which adds
         # one to a text that begins with a space, and after each special token.
-        parts = _llama({}, [], settings)
-        ours = json.loads(parts.to_str())
+        ours = json.loads(_llama({}, [], settings).to_str())
         taken = {name: model.get(name) for name in ("vocab", "merges")}
         described |= {name: ours[name] for name in ("normalizer", "pre_tokenizer", "decoder")}
         described["model"] = ours["model"] | taken
         inner = Tokenizer.from_str(json.dumps(described))
     else:
         inner = Tokenizer.from_str(read_text(path))
+    inner.no_truncation()
+    inner.no_padding()
     _add_tokens(inner, settings, settings.extra or [])
     return inner
 
@@ -139,8 +140,11 @@ def _charsmaps(normalizer: Any) -> Iterator[Any]:
                 pending.extend(parts)
 
 
-def _built(folder: Path, settings: TokenizerSettings) -> Tokenizer:
-    """From the files of tokenizers without tokenizer.json, as the class in Transformers does."""
+def _built(folder: Path, settings: TokenizerSettings) -> tuple[Tokenizer, TokenizerSettings]:
+    """From the files of tokenizers without tokenizer.json, as the class in Transformers does.
+
+    Also the settings, with the roles that only the files tell.
+    """
 
     def needed(name: str) -> Path:
         path = folder / name
@@ -181,7 +185,7 @@ def _built(folder: Path, settings: TokenizerSettings) -> Tokenizer:
         names = [_content(token) for token in [*settings.roles.values(), *extra]]
         inner.add_tokens([AddedToken(name, special=True) for name in dict.fromkeys(names)])
     inner.post_processor = _post_processor(inner, settings)
-    return inner
+    return inner, settings
 
 
 def _byte_level(vocabulary: dict[str, int], merges: list[tuple[str, str]], settings: TokenizerSettings) -> Tokenizer:
@@ -280,9 +284,9 @@ def _declared(settings: TokenizerSettings) -> list[AddedToken | str] | None:
 def _added_pieces(model: SentencePieceModel) -> list[AddedToken | str]:
     """The pieces that are never cut: control symbols, and what the user defined, which is ordinary text."""
     return [
-        AddedToken(piece.text, normalized=False, special=piece.role == Role.CONTROL)
+        AddedToken(piece.text, normalized=False, special=piece.role == PieceRole.CONTROL)
         for piece in model.pieces
-        if piece.role in (Role.CONTROL, Role.USER_DEFINED)
+        if piece.role in (PieceRole.CONTROL, PieceRole.USER_DEFINED)
     ]
 
 
@@ -299,10 +303,8 @@ def _with_roles(settings: TokenizerSettings, model: SentencePieceModel) -> Token
 
 def _add_tokens(inner: Tokenizer, settings: TokenizerSettings, extra: list[AddedToken | str]) -> None:
     """Add the tokens that the vocabulary lacks, or whose options differ, in the order of Transformers."""
-    there = inner.get_added_tokens_decoder().values()
-    same = {repr(token) for token in there}  # tokens are equal whatever their options
-    pending = [token for _, token in sorted(settings.added.items()) if repr(token) not in same]
-    known = {token.content for token in [*there, *pending]}
+    pending = [token for _, token in sorted(settings.added.items())]
+    known = {token.content for token in [*inner.get_added_tokens_decoder().values(), *pending]}
     names = {_content(token) for token in settings.roles.values()}
     for token in [*settings.roles.values(), *extra]:
         if _content(token) not in known:

@@ -16,10 +16,13 @@ import numpy as np
 
 from lmtool.errors import CheckpointError
 
-LARGEST_FILE = 64 << 20
+SPACE = "\u2581"
+"""What stands for a space in pieces."""
+
+LARGEST_FILE = 32 << 20
 """Bytes; the largest published models have 5 million."""
 
-LONGEST_PIECE = 512
+LONGEST_PIECE = 256
 """Characters; sentencepiece learns at most 16 unless told otherwise. Recovering merges is quadratic in it."""
 
 
@@ -30,7 +33,7 @@ class Algorithm(IntEnum):
     BPE = 2
 
 
-class Role(IntEnum):
+class PieceRole(IntEnum):
     """What a piece stands for; `type` of a piece."""
 
     NORMAL = 1
@@ -41,12 +44,12 @@ class Role(IntEnum):
     BYTE = 6
 
 
-class Piece(NamedTuple):
+class ScoredPiece(NamedTuple):
     """An entry of the vocabulary; its id is its place."""
 
     text: str
     score: float
-    role: Role
+    role: PieceRole
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class SentencePieceModel:
     An id is -1 where there is no such piece. charsmap: rules of normalization as a double-array trie, may be empty.
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ScoredPiece, ...]
     byte_fallback: bool
     unk_id: int
     bos_id: int
@@ -111,7 +114,7 @@ def check_charsmap(charsmap: bytes) -> None:
 
 
 def _model(data: memoryview, wanted: Algorithm) -> SentencePieceModel:
-    pieces: list[Piece] = []
+    pieces: list[ScoredPiece] = []
     trainer: dict[int, int | memoryview] = {}
     normalizer: dict[int, int | memoryview] = {}
     for number, value in _fields(data):
@@ -151,7 +154,7 @@ def _model(data: memoryview, wanted: Algorithm) -> SentencePieceModel:
     )
 
 
-def _piece(data: memoryview) -> Piece:
+def _piece(data: memoryview) -> ScoredPiece:
     fields = dict(_fields(data))
     text = _text(_bytes(fields, 1, b""))
     if not 0 < len(text) <= LONGEST_PIECE:
@@ -160,13 +163,13 @@ def _piece(data: memoryview) -> Piece:
     (score,) = struct.unpack("<f", struct.pack("<I", bits & 0xFFFFFFFF))
     if not math.isfinite(score):
         raise ValueError("the score of a piece is not finite")
-    role = _integer(fields, 3, Role.NORMAL)
+    role = _integer(fields, 3, PieceRole.NORMAL)
     if role not in _ROLES:
         raise ValueError("the type of a piece is unknown")
-    return Piece(text, score, _ROLES[role])
+    return ScoredPiece(text, score, _ROLES[role])
 
 
-_ROLES = {int(role): role for role in Role}
+_ROLES = {int(role): role for role in PieceRole}
 
 
 def _integer(fields: dict[int, int | memoryview], number: int, default: int) -> int:

@@ -14,7 +14,7 @@ from tokenizers import AddedToken
 
 from lmtool.errors import CheckpointError
 from lmtool.printable import plain
-from lmtool.text.tokenizer import LARGEST_VOCABULARY
+from lmtool.text.tokenizer import LARGEST_VOCABULARY, without_surrogates
 
 LARGEST_FILE = 256 << 20
 """Bytes of a JSON file; the largest tokenizer.json on the hub have 35 million."""
@@ -272,7 +272,11 @@ def _chat_template(folder: Path, values: Mapping[str, Any]) -> str | None:
     if isinstance(template, list):
         defaults = [one for one in template if isinstance(one, dict) and one.get("name") == "default"]
         template = defaults[0].get("template") if defaults else None
-    return template if isinstance(template, str) else None
+    if not isinstance(template, str):
+        return None
+    if without_surrogates(template) != template:
+        raise refusal("the chat template has lone surrogates", str(folder))
+    return template
 
 
 def _shown(value: object) -> str:

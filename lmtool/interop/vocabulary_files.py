@@ -48,8 +48,8 @@ def recover_merges(pieces: Sequence[str]) -> list[tuple[str, str]]:
     Each cut of a piece in two pieces may have been the merge. Of one piece, those with a shorter first part go first.
     """
     known = set(pieces)
-    cuts = ((piece[:i], piece[i:]) for piece in pieces for i in range(1, len(piece)))
-    return [(first, second) for first, second in cuts if first in known and second in known]
+    cuts = ((piece, i) for piece in pieces for i in range(1, len(piece)) if piece[:i] in known)
+    return [(piece[:i], piece[i:]) for piece, i in cuts if piece[i:] in known]
 
 
 def _lines(path: Path) -> list[str]:

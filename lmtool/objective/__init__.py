@@ -62,9 +62,9 @@ def build(recipe: Recipe, vocabulary: Vocabulary) -> Objective:
     bos, predicts_bos = vocabulary.bos, vocabulary.start_of_text is None
     match recipe.objective:
         case Causal() as spec:
-            return CausalObjective(spec, bos, recipe.data.isolate_documents, predicts_bos)
+            return CausalObjective(spec, bos, recipe.data.isolate_documents, predicts_bos=predicts_bos)
         case Bidirectional():
-            forth = CausalObjective(Causal(), bos, recipe.data.isolate_documents, predicts_bos)
+            forth = CausalObjective(Causal(), bos, recipe.data.isolate_documents, predicts_bos=predicts_bos)
             return BidirectionalObjective(forth)
         case SkipGramWindow() as spec:
             return SkipGramObjective(spec, vocabulary)

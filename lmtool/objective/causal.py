@@ -6,7 +6,7 @@ Shapes: B rows, T positions, D model width, M scored positions.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ class CausalObjective(Objective):
     spec: Causal
     bos_id: int
     isolate_documents: bool
-    predicts_bos: bool = False
+    predicts_bos: bool = field(default=False, kw_only=True)
 
     def cut(self, context: int) -> Cut:
         """Windows of T + 1 tokens; the last token of each is the first of the next."""

@@ -53,15 +53,13 @@ TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 
 TokenizerKind = Literal["bpe", "wordpiece", "char", "word", "sentencepiece"]
 
-Ids = tuple[int, ...]
 
-
-class Template(NamedTuple):
+class RowTemplate(NamedTuple):
     """The special tokens of a published model around a text, and between two."""
 
-    before: Ids
-    between: Ids
-    after: Ids
+    before: tuple[int, ...]
+    between: tuple[int, ...]
+    after: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class Roles:
 
     bos, eos: start and end a document; in published models without a start token, the end token does both, and stands
     between documents. starts: begin the target of a source. ends: end generated text, `eos` among them. specials:
-    tokens that are no text, `sentinels` of removed spans among them. template: see `Template`; None for tokenizers
+    tokens that are no text, `sentinels` of removed spans among them. template: see `RowTemplate`; None for tokenizers
     trained here.
     """
 
@@ -81,11 +79,11 @@ class Roles:
     mask: int
     sep: int
     cls: int
-    starts: Ids
+    starts: tuple[int, ...]
     ends: frozenset[int]
-    sentinels: Ids
+    sentinels: tuple[int, ...]
     specials: frozenset[int]
-    template: Template | None = None
+    template: RowTemplate | None = None
 
 
 class Tokenizer:
@@ -169,11 +167,6 @@ class Tokenizer:
         for name, content in self.files().items():
             write_file(file if name == TOKENIZER else file.with_name(name), content)
 
-    @property
-    def published(self) -> Mapping[str, Any] | None:
-        """The roles of a published model's special tokens, and its chat template; None for one trained here."""
-        return self._published
-
     def files(self) -> dict[str, bytes]:
         """The content of its files by name; `tokenizers` and `transformers` read them too."""
         files = {TOKENIZER: self.to_json().encode()}
@@ -215,17 +208,17 @@ class Tokenizer:
         return rows
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`, without [BOS] or [EOS]. Lone surrogates count as U+FFFD."""
+        """tuple[int, ...] of `text`, without [BOS] or [EOS]. Lone surrogates count as U+FFFD."""
         ids: list[int] = self._inner.encode(without_surrogates(text), add_special_tokens=False).ids
         return ids
 
     def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Ids of `text` as by `encode`, and their character offsets in it (start, stop)."""
+        """tuple[int, ...] of `text` as by `encode`, and their character offsets in it (start, stop)."""
         encoding = self._inner.encode(without_surrogates(text), add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
     def encode_many(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Ids of all `texts` in one array, and the number of each text; several times faster than `encode`."""
+        """tuple[int, ...] of all `texts` in one array, and the number of each text; several times faster than `encode`."""
         return self._encoder(texts)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -364,7 +357,7 @@ def _token(inner: Inner, named: object) -> int | None:
     return found
 
 
-def _template(inner: Inner) -> Template:
+def _template(inner: Inner) -> RowTemplate:
     one, two = inner.encode("a"), inner.encode("a", "a")
     own = [i for i, is_special in enumerate(one.special_tokens_mask) if not is_special]
     first, second = (
@@ -377,11 +370,13 @@ def _template(inner: Inner) -> Template:
     )
     if not (own and first and second):
         raise ValueError("its template loses the text")
-    return Template(tuple(one.ids[: own[0]]), tuple(two.ids[first[-1] + 1 : second[0]]), tuple(one.ids[own[-1] + 1 :]))
+    return RowTemplate(
+        tuple(one.ids[: own[0]]), tuple(two.ids[first[-1] + 1 : second[0]]), tuple(one.ids[own[-1] + 1 :])
+    )
 
 
 def iter_sentinels(inner: Inner) -> Iterator[int]:
-    """Ids of <extra_id_0>, <extra_id_1>..."""
+    """tuple[int, ...] of <extra_id_0>, <extra_id_1>..."""
     n = 0
     while (found := inner.token_to_id(f"<extra_id_{n}>")) is not None:
         yield found

@@ -113,7 +113,7 @@ def test_neighbors_are_the_nearest_by_cosine(lmtool, run):
     found = json.loads(lmtool.succeeds("neighbors", run, "The", "-k", "5", "--json", "-q").out)
     assert found["word"] == loaded.tokenizer.piece(word[0])
     similar = F.cosine_similarity(vectors, vectors[word[0]][None])
-    similar[: loaded.tokenizer.n_specials] = -2
+    similar[list(loaded.tokenizer.special_ids)] = -2
     similar[word[0]] = -2
     wanted = similar.topk(5)
     assert [near["word"] for near in found["neighbors"]] == [loaded.tokenizer.piece(i) for i in wanted.indices.tolist()]

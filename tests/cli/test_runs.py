@@ -27,7 +27,7 @@ def run(runs: Path) -> Run:
         name="[red]tiny[/red]",
         summary="decoder\t\x1b[31m",
         recipe="seed: 1\n",
-        tokenizer=b"{}",
+        tokenizer={"tokenizer.json": b"{}"},
         fingerprints={"data": "d0", "tokenizer": "t0"},
     ) as run:
         run.start(step=0, command=["lmtool", "pretrain", "\x07"], environment={"torch": "2", "gpu": None})

@@ -70,4 +70,4 @@ def test_what_counts_learns_no_labels(work: Work) -> None:
 def test_what_averages_words_writes_no_text(work: Work) -> None:
     finetune(work, "run", ("good", "bad", "good", "bad", "good", "bad"), 2)
     with pytest.raises(UsageError, match="an averaging model does not generate text"):
-        list(writing.load(str(work.run("run"))).generate("a fine"))
+        list(writing.writer_of(str(work.run("run"))).generate("a fine"))

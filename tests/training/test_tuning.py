@@ -106,7 +106,7 @@ def test_only_the_head_learns_on_a_frozen_body(work: Work, base: Path) -> None:
     (plan,) = (event for event in events if isinstance(event, Plan))
     run = work.run("tuned")
     learnt = changed(weights(run, 10), weights(run, 12))
-    assert learnt == {"head.weight", "head.bias", "pool.key.weight", "pool.key.bias", "pool.query.weight"}
+    assert learnt == {"head.weight", "pool.key.weight", "pool.key.bias", "pool.query.weight"}
     assert plan.learning == sum(weights(run, 12)[name].numel() for name in learnt)
     body = {name.removeprefix("body."): t for name, t in weights(run, 12).items() if name.startswith("body.")}
     assert changed(body, weights(base, 4)) == set()
@@ -122,12 +122,12 @@ def test_layers_begin_to_learn_from_the_top(work: Work, base: Path) -> None:
         top = {name for name in learnt if name.startswith(("body.stack.sublayers.2.", "body.stack.sublayers.3."))}
         bottom = {name for name in learnt if name.startswith(("body.stack.sublayers.0.", "body.stack.sublayers.1."))}
         embeddings = {name for name in learnt if name.startswith("body.inputs.")}
-        assert {"head.weight", "head.bias"} <= learnt
+        assert {"head.weight"} <= learnt
         assert bool(top) == (lowest <= 2)
         assert bool(bottom) == (lowest <= 1)
         assert bool(embeddings) == (lowest == 0)
         if lowest == 3:
-            assert learnt == {"head.weight", "head.bias"}
+            assert learnt == {"head.weight"}
 
 
 # Adapters
@@ -141,7 +141,7 @@ def tuned(work: Work, base: Path) -> Path:
 
 def test_only_adapters_and_the_head_are_kept(base: Path, tuned: Path) -> None:
     kept, model = weights(tuned, 12), model_of(tuned)
-    assert set(kept) == set(adapters(model)) | {"head.weight", "head.bias"}
+    assert set(kept) == set(adapters(model)) | {"head.weight"}
     assert sum(t.numel() for t in kept.values()) < 0.2 * sum(p.numel() for p in model.parameters())
     assert all(bool(tensor.any()) for tensor in kept.values()), "all of them were trained"
     # the rest is the base's

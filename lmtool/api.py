@@ -1,0 +1,146 @@
+"""The Python face: what the command line does with a trained model, for notebooks and programs.
+
+from lmtool import load
+
+lm = load("last")
+print(lm.complete("Once upon a time"))
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtool.compute.device import InferenceName
+from lmtool.compute.processes import World
+from lmtool.decoding.settings import Options, Settings
+from lmtool.decoding.text import Completion, Piece
+from lmtool.errors import UsageError
+from lmtool.inference.chatting import Conversation
+from lmtool.inference.embedding import PoolName, embed
+from lmtool.inference.load import load_packed
+from lmtool.inference.scoring import Scored, score
+from lmtool.inference.writing import Writer
+from lmtool.interop.reference import run_of
+from lmtool.recipe.spec import Classification, DeviceName, Recipe, Seq2Seq
+from lmtool.tables.columns import Columns
+from lmtool.tables.reading import LabelledText
+from lmtool.tables.tasks import AnsweringModel, HeadTask, build_task
+from lmtool.text.chat import Message
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The answer of a fine-tuned model for one row.
+
+    label: the class; for several labels those with a probability above one half; a number; or the generated text.
+    probabilities: of each class or label; empty for numbers and texts.
+    """
+
+    label: str | tuple[str, ...] | float
+    probabilities: Mapping[str, float]
+
+
+class TrainedModel:
+    """A trained model, made by `load`. All its methods raise errors of `lmtool.errors`, as the command line shows."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe that the model was trained with."""
+        return self._writer.loaded.recipe
+
+    def generate(
+        self,
+        prompts: str | Sequence[str],
+        settings: Settings | None = None,
+        options: Options | None = None,
+        **changes: Any,
+    ) -> Iterator[Piece]:
+        """Pieces of text as they are generated, the last one of each prompt with its completion; see `generate`.
+
+        settings: `Greedy`, `Sample`, `Beam` or `MaskPredict`; by default `Sample()`, or `MaskPredict()` for a
+        bidirectional model. changes: fields of `Options`, such as n=3 or stop=("\\n",).
+        """
+        return self._writer.generate(prompts, settings, options, **changes)
+
+    def completions(
+        self, prompts: str | Sequence[str], settings: Settings | None = None, **changes: Any
+    ) -> Iterator[Completion]:
+        """Completions with tokens and log-probabilities, in the order of the prompts and of their samples."""
+        return self._writer.completions(prompts, settings, **changes)
+
+    def complete(self, prompts: str | Sequence[str], settings: Settings | None = None, **changes: Any) -> list[str]:
+        """The generated texts alone, without the prompts."""
+        return self._writer.complete(prompts, settings, **changes)
+
+    def score(self, texts: str | Sequence[str], sources: str | Sequence[str] | None = None) -> list[Scored]:
+        """The log-probability of each token of given texts. sources: one for each, for a model of sources and targets.
+
+        A bidirectional model predicts each token from all others (Salazar et al. 2020).
+        """
+        return score(self._writer.loaded, _listed(texts), None if sources is None else _listed(sources))
+
+    def embed(
+        self, texts: str | Sequence[str], *, layer: int = -1, pool: PoolName = "own", truncate: bool = False
+    ) -> NDArray[np.float32]:
+        """A vector for each text, (N, D). layer, pool: as in `lmtool embed`; pooled as the model was trained to."""
+        if pool == "none":
+            raise UsageError(
+                "vectors of words are written by lmtool embed", fix="pool each text: mean, max, first, last"
+            )
+        found = embed(self._writer.loaded, _listed(texts), layer, pool, truncate=truncate)
+        return np.concatenate([one.vectors for one in found])
+
+    def predict(self, rows: Sequence[str | tuple[str, ...]]) -> list[Prediction]:
+        """The label, number or text that a fine-tuned model predicts for each row: a text, or a tuple of several."""
+        loaded = self._writer.loaded
+        spec = loaded.recipe.objective
+        if not isinstance(spec, Classification | Seq2Seq):
+            raise UsageError(
+                "this model was not fine-tuned on a table", fix="fine-tune it first: lmtool finetune TABLE"
+            )
+        if not rows:
+            return []
+        items = [
+            LabelledText((row,) if isinstance(row, str) else row, None, None, number)
+            for number, row in enumerate(rows, 1)
+        ]
+        names = loaded.recipe.data.text_columns or tuple(f"text{i + 1}" for i in range(len(items[0].texts)))
+        task = build_task(loaded.recipe, loaded.framing, "", Columns(names), ())
+        model = AnsweringModel(loaded.model, loaded.objective, loaded.compute, World())
+        encoded = task.encode(items)
+        if not isinstance(task, HeadTask):
+            return [Prediction(str(text), {}) for (text,) in task.answer(model, encoded)]
+        scores_RC, _ = task.scores(model, encoded)
+        return [_prediction(cast(Classification, spec), p_C) for p_C in task.probabilities(scores_RC)]
+
+    def chat(self, messages: Sequence[Message], settings: Settings | None = None) -> str:
+        """The assistant's answer to messages of "role" and "content", by the model's chat template."""
+        return "".join(Conversation(self._writer, settings).answer(messages))
+
+
+def load(run: str = "last", *, device: DeviceName = "auto", precision: InferenceName = "float32") -> TrainedModel:
+    """The best checkpoint of a run, ready for use.
+
+    run: the name or directory of a run or checkpoint, `last`, hf:ORG/NAME[@REVISION], a Hugging Face directory, or a
+    .gguf file. Raises CheckpointError when it is none of them.
+    """
+    return TrainedModel(Writer(load_packed(run_of(run), device=device, precision=precision)))
+
+
+def _listed(texts: str | Sequence[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else list(texts)
+
+
+def _prediction(spec: Classification, p_C: NDArray[np.float64]) -> Prediction:
+    if spec.task == "number":
+        return Prediction(float(p_C[0]), {})
+    probabilities = dict(zip(spec.labels, p_C.tolist(), strict=True))
+    if spec.task == "multi":
+        return Prediction(tuple(name for name, p in probabilities.items() if p > 0.5), probabilities)
+    return Prediction(max(probabilities, key=lambda name: probabilities[name]), probabilities)

