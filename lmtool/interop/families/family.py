@@ -15,11 +15,13 @@ from lmtool.interop.families.tasks import write_task
 from lmtool.model.classifier import dense_activation, pooling, score_bias
 from lmtool.recipe.spec import (
     AnyObjective,
+    Causal,
     Classification,
     Embedding,
     LearnedPosition,
     Prefix,
     RotaryPosition,
+    Seq2Seq,
     SpanCorruption,
     Transformer,
     WindowPattern,
@@ -165,8 +167,10 @@ def _meaning(model: Transformer, unread: Collection[str]) -> dict[str, Any]:
 
 def _meaning_of_head(model: Transformer, objective: AnyObjective) -> dict[str, Any]:
     """What of an objective changes the outputs, with `auto` decided."""
+    if isinstance(objective, Causal | Seq2Seq | Prefix | SpanCorruption):
+        return {"kind": "causal"}
     if not isinstance(objective, Classification):
-        return {"kind": "seq2seq" if isinstance(objective, Prefix | SpanCorruption) else objective.kind}
+        return {"kind": objective.kind}
     activation = dense_activation(objective, model)
     return {
         "kind": objective.kind,
