@@ -20,6 +20,10 @@ class Layout(ABC):
     @abstractmethod
     def split(self, ours: Tensor) -> list[Tensor]: ...
 
+    def split_product(self, up: Tensor, down: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """The same for a matrix `up @ down`: the two factors of each of theirs, as a map from (in) to (out)."""
+        return [(part, down) for part in self.split(up)]
+
 
 @dataclass(frozen=True)
 class Joined(Layout):
@@ -59,6 +63,9 @@ class Transposed(Same):
 
     def split(self, ours: Tensor) -> list[Tensor]:
         return [ours.T]
+
+    def split_product(self, up: Tensor, down: Tensor) -> list[tuple[Tensor, Tensor]]:
+        return [(up, down)]
 
 
 @dataclass(frozen=True)
@@ -123,8 +130,17 @@ class Halves(Layout):
         return halves.transpose(self.dim, self.dim + 1).flatten(self.dim, self.dim + 1)
 
     def split(self, ours: Tensor) -> list[Tensor]:
-        pairs = torch.unflatten(ours, self.dim, (-1, 2))
-        return self.layout.split(pairs.transpose(self.dim, self.dim + 1).flatten(self.dim, self.dim + 1))
+        return self.layout.split(self._parted(ours, self.dim))
+
+    def split_product(self, up: Tensor, down: Tensor) -> list[tuple[Tensor, Tensor]]:
+        if self.dim == 0:
+            return self.layout.split_product(self._parted(up, 0), down)
+        return self.layout.split_product(up, self._parted(down, 1))
+
+    @staticmethod
+    def _parted(ours: Tensor, dim: int) -> Tensor:
+        pairs = torch.unflatten(ours, dim, (-1, 2))
+        return pairs.transpose(dim, dim + 1).flatten(dim, dim + 1)
 
 
 @dataclass(frozen=True)
