@@ -12,6 +12,8 @@ import pytest
 import typer
 
 from lmtool.cli import app
+from lmtool.interop import importing
+from tests.interop.test_importing import peer_in
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "data").rglob("*.md")])
@@ -105,7 +107,17 @@ def test_a_wrong_command_is_found(command):
         check(*simple_commands(command))
 
 
-def test_the_commands_of_the_readme_run(tmp_path):
+def put_stand_ins(tmp_path, monkeypatch):
+    """Small random models in the cache, under the names of those that the README downloads."""
+    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
+    for name, case in (("HuggingFaceTB/SmolLM2-135M", "llama"), ("sentence-transformers/all-MiniLM-L6-v2", "bert")):
+        folder = tmp_path / "published" / case
+        peer_in(folder, case)
+        monkeypatch.setattr(importing, "download", lambda reference, folder=folder: (folder, "c0ffee"))
+        importing.imported(f"hf:{name}")
+
+
+def test_the_commands_of_the_readme_run(tmp_path, monkeypatch):
     """In their order, in a folder with what the README speaks of."""
     shutil.copytree(ROOT / "data", tmp_path / "data", ignore=shutil.ignore_patterns("__pycache__"))
     tales = (ROOT / "data" / "stories.txt").read_text(encoding="utf-8").split("\n\n")[:100]
@@ -115,6 +127,7 @@ def test_the_commands_of_the_readme_run(tmp_path):
     (tmp_path / "prompts.txt").write_text("One day\nA girl\n", encoding="utf-8")
     rows = "".join(f'5,"{tale}"\n' for tale in (tale.replace('"', '""') for tale in tales))
     (tmp_path / "reviews.csv").write_text("stars,review\n" + rows, encoding="utf-8")
+    put_stand_ins(tmp_path, monkeypatch)
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     del env["LMTOOL_RUNS"]
     n_run = 0

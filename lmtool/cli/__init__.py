@@ -10,6 +10,7 @@ import typer
 
 from lmtool import __version__
 from lmtool.cli import recipes, runs
+from lmtool.cli.chat import chat
 from lmtool.cli.embed import embed
 from lmtool.cli.evaluate import evaluate
 from lmtool.cli.exchange import export_run, import_model
@@ -37,6 +38,7 @@ app = typer.Typer(
 app.command()(pretrain)
 app.command()(resume)
 app.command()(generate)
+app.command()(chat)
 app.command()(finetune)
 app.command()(predict)
 app.command("eval")(evaluate)

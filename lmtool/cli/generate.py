@@ -7,7 +7,7 @@ import typer
 
 from lmtool.cli.arguments import RUN_HELP, Device, Json, Precision, Quiet
 from lmtool.cli.strategies import with_settings
-from lmtool.decoding.settings import Common, MaskPredict, StrategyName
+from lmtool.decoding.settings import STRATEGIES, Common, MaskPredict, StrategyName
 from lmtool.errors import UsageError
 from lmtool.printable import plain
 
@@ -23,7 +23,7 @@ DIFFERENT = 1
 """Exit code of a replay whose output differs."""
 
 
-@with_settings
+@with_settings(*STRATEGIES.values())
 def generate(
     prompt: Annotated[
         list[str] | None,

@@ -1,9 +1,11 @@
-"""Ctrl-C and SIGTERM: a training run finishes its step and saves first; everything else exits at once."""
+"""Ctrl-C and SIGTERM: a training run finishes its step and saves first, a chat on a terminal only stops its answer;
+everything else exits at once."""
 
 import os
 import signal
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -50,6 +52,36 @@ class StopAtStep:
         self.received = number
         if self._notify:
             _write((OVER_THE_BAR if os.isatty(2) else "") + STOPPING)
+
+
+class StopAnswer:
+    """While it is open, Ctrl-C raises KeyboardInterrupt, once, in what may be stopped, and is ignored elsewhere."""
+
+    def __init__(self) -> None:
+        self._stoppable = False
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Handle Ctrl-C inside."""
+        before = signal.signal(signal.SIGINT, self._receive)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    @contextmanager
+    def stoppable(self) -> Iterator[None]:
+        """Ctrl-C may stop what is inside."""
+        self._stoppable = True
+        try:
+            yield
+        finally:
+            self._stoppable = False
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self._stoppable:
+            self._stoppable = False
+            raise KeyboardInterrupt
 
 
 def _write(text: str) -> None:

@@ -34,7 +34,7 @@ class Writer:
         prompts = [prompts] if isinstance(prompts, str) else prompts
         settings = settings or (MaskPredict() if self.loaded.model.reads == "both" else Sample())
         options = replace(options or Options(), **changes)
-        return self._computed(write(self.loaded.model, self.loaded.framing, prompts, settings, options))
+        return self.computed(write(self.loaded.model, self.loaded.framing, prompts, settings, options))
 
     def completions(
         self,
@@ -50,7 +50,8 @@ class Writer:
         """The texts alone; see `completions`."""
         return [completion.text for completion in self.completions(prompts, settings, **changes)]
 
-    def _computed(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
+    def computed(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
+        """The pieces, computed in the precision of the model."""
         while True:
             with self.loaded.compute.autocast():  # not while the caller runs
                 try:

@@ -218,6 +218,23 @@ class DecodeState:
         )
         return replace(state, layers=layers)
 
+    def upto(self, n: int) -> Self | None:
+        """The state after the first n positions, of rows without padding; None where it was not kept.
+
+        KV caches hold all positions, recurrent states only the last one.
+        """
+        if n == self.length:
+            return self
+        layers: list[LayerState] = []
+        for layer in self.layers:
+            if isinstance(layer, KeyValue) and layer.k_BNSH.shape[2] == self.length:
+                layers.append(KeyValue(layer.k_BNSH[:, :, :n], layer.v_BNSH[:, :, :n]))
+            elif not layer:
+                layers.append(layer)
+            else:
+                return None
+        return replace(self, length=n, layers=tuple(layers))
+
     def longer(self, n: int) -> Self:
         """The state advanced by n positions, whose layers do not contain these yet."""
         branches = None if self.branches is None else self.branches.longer(n, self.length)

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple, Self, TypedDict
 
 from tokenizers import AddedToken
@@ -16,7 +17,7 @@ from tokenizers import Tokenizer as Inner
 
 from lmtool.errors import CheckpointError, DataError
 from lmtool.printable import plain
-from lmtool.text.template import Refusal, Template
+from lmtool.text.template import Refusal, SandboxedTemplate
 from lmtool.text.tokenizer import Tokenizer, without_surrogates
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -29,8 +30,8 @@ PLAIN = (
     "{{ message.content }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ sep_token }}{% endif %}"
 )
-"""[BOS] question [SEP] answer [EOS] question [SEP] answer [EOS], for tokenizers trained here, which have these tokens. A
-system message stands before the first question, and an empty line between."""
+"""[BOS] question [SEP] answer [EOS] question [SEP] answer [EOS], for tokenizers trained here, which have these tokens.
+A system message stands before the first question, with an empty line between."""
 
 PLAIN_TEXT = (
     "{{ opening }}{% for message in messages %}"
@@ -81,7 +82,7 @@ class ChatFormat:
         self._tokenizer = tokenizer
         self._key = str(secrets.randbits(64))  # texts cannot hold what they cannot guess
         try:
-            self._template = Template(source, now)
+            self._template = SandboxedTemplate(source, now)
         except Exception as error:
             raise _failure("cannot be read", error) from error
 
@@ -118,7 +119,7 @@ class ChatFormat:
         """
         text, spans = self._marked(messages) if self._template.marks_generation else self._compared(messages)
         cuts = [0, *(at for span in spans for at in span), len(text)]
-        parts = [text[start:stop] for start, stop in zip(cuts, cuts[1:], strict=False)]
+        parts = [text[start:stop] for start, stop in pairwise(cuts)]
         sizes = [len(self._spelled(part)) for part in parts]
         ids, starts = self._encode(parts)
         is_own = [False] * len(ids)
@@ -143,10 +144,10 @@ class ChatFormat:
         """The ids that end a turn: the tokenizer's, and the one that the template writes behind the assistant's."""
         user, answer = Message(role="user", content="a"), Message(role="assistant", content="yes")
         try:
-            before, text = self._render([user], asks=True), self._render([user, answer])
+            _, answered, behind = self._render([user, answer]).rpartition(answer["content"])
         except (CheckpointError, RefusedMessages):
             return self._own_ends
-        found = self._special.search(text, max(text.rfind("yes"), len(before)))
+        found = self._special.search(behind) if answered else None
         return self._own_ends if found is None else self._own_ends | {self._ids_of_names[found[0]]}
 
     def check(self, messages: Sequence[Message]) -> None:
@@ -252,7 +253,8 @@ class ChatFormat:
             hidden = self._hidden(i)
             inner.add_special_tokens([_added(hidden, added.get(name, {}))])
             given[hidden] = i
-        return inner, {inner.token_to_id(name): i for name, i in given.items()}
+        found = ((inner.token_to_id(name), i) for name, i in given.items())
+        return inner, {other: i for other, i in found if other is not None}
 
     def _encode(self, parts: Sequence[str]) -> _Encoded:
         """Parts of a rendered text as one text."""

@@ -60,7 +60,7 @@ class Refusal(TemplateError):
     """The template itself refuses its input, by `raise_exception`."""
 
 
-class Template:
+class SandboxedTemplate:
     """A compiled template. Raises what Jinja raises, SecurityError for what is refused, and MemoryError."""
 
     def __init__(self, source: str, now: Callable[[], datetime] = datetime.now) -> None:
@@ -226,7 +226,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     def wrap_str_format(self, value: Any) -> None:
         """No formatting: it takes any width."""
 
-    def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
         owner = getattr(obj, "__self__", None)
         if isinstance(owner, str):
             _take(len(owner) + _product(owner, obj.__name__, args))

@@ -206,17 +206,17 @@ class Tokenizer:
         return rows
 
     def encode(self, text: str) -> list[int]:
-        """tuple[int, ...] of `text`, without [BOS] or [EOS]. Lone surrogates count as U+FFFD."""
+        """Ids of `text`, without [BOS] or [EOS]. Lone surrogates count as U+FFFD."""
         ids: list[int] = self._inner.encode(without_surrogates(text), add_special_tokens=False).ids
         return ids
 
     def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """tuple[int, ...] of `text` as by `encode`, and their character offsets in it (start, stop)."""
+        """Ids of `text` as by `encode`, and their character offsets in it (start, stop)."""
         encoding = self._inner.encode(without_surrogates(text), add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
     def encode_many(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """tuple[int, ...] of all `texts` in one array, and the number of each text; several times faster than `encode`."""
+        """Ids of all `texts` in one array, and the number of each text; several times faster than `encode`."""
         return self._encoder(texts)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -374,7 +374,7 @@ def _template(inner: Inner) -> RowTemplate:
 
 
 def iter_sentinels(inner: Inner) -> Iterator[int]:
-    """tuple[int, ...] of <extra_id_0>, <extra_id_1>..."""
+    """Ids of <extra_id_0>, <extra_id_1>..."""
     n = 0
     while (found := inner.token_to_id(f"<extra_id_{n}>")) is not None:
         yield found

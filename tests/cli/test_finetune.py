@@ -4,6 +4,7 @@ import csv
 import json
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -219,7 +220,6 @@ def test_a_language_model_learns_another_text_by_adapters(folder: Path, base: Pa
 
 
 def test_answers_are_learnt_by_adapters(folder: Path, base: Path) -> None:
-    """A decoder's weights, loaded as those of a prefix LM."""
     train = pairs(folder / "train.tsv", 60, 0)
     out = run("finetune", train, "--from", base, "--lora-rank", "2", "--epochs", "1", "-o", folder / "run")
     assert "bleu" in out
@@ -385,14 +385,57 @@ def pretrained(folder: Path) -> Path:
     return folder / "base"
 
 
-def test_a_decoder_writes_answers_as_a_prefix_lm(folder: Path, pretrained: Path) -> None:
-    train = pairs(folder / "train.tsv", 60, 0)
-    out = run("finetune", train, "--from", pretrained, "--epochs", "1", "-o", folder / "run")
-    assert "bleu" in out
-    recipe = (folder / "run/recipe.yaml").read_text()
-    assert "shape: prefix" in recipe
-    assert "kind: seq2seq" in recipe
-    assert run("generate", "the cat", "--run", folder / "run", "--max-new-tokens", "5") is not None
+FORMS: dict[str, Callable[[str, str], dict[str, object]]] = {
+    "pairs": lambda asked, answer: {"prompt": asked, "completion": answer},
+    "instructions": lambda asked, answer: {"instruction": asked, "input": "", "output": answer},
+    "conversations": lambda asked, answer: {
+        "messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+    },
+}
+SAYS = {"the cat": "good", "bad dog": "ran"}
+
+
+def questions(path: Path, form: str, n: int = 60) -> Path:
+    rows = [FORMS[form](asked, answer) for asked, answer in SAYS.items()]
+    path.write_text("".join(json.dumps(rows[i % 2] | {"id": i}) + "\n" for i in range(n)))
+    return path
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_decoder_learns_answers(folder: Path, pretrained: Path, form: str) -> None:
+    """Asked on the command line as in the table, alone as in a batch; and it stays a decoder."""
+    train = questions(folder / "train.jsonl", form)
+    fast = ("-s", "optimizer.lr=0.02", "-s", "training.batch_size=10", "-s", "evaluation.every=20", "--epochs", "10")
+    out = run("finetune", train, "--valid", train, "--from", pretrained, *fast, "-o", folder / "run")
+    assert "exact 1.0000" in out
+    recipe = load(folder / "run/recipe.yaml").recipe
+    assert (recipe.model.title, recipe.objective.kind) == ("transformer decoder", "seq2seq")
+    for asked, answer in SAYS.items():
+        assert run("generate", asked, "--run", folder / "run", "--strategy", "greedy").strip() == answer
+    assert json.loads(run("eval", folder / "run", train, "--json"))["exact"] == 1
+    rows = list(csv.DictReader(run("predict", folder / "run", train).splitlines()))
+    assert [row["predicted"] for row in rows] == [*SAYS.values()] * 30
+
+
+def test_a_stopped_run_on_conversations_goes_on_as_if_never_stopped(folder: Path, pretrained: Path) -> None:
+    train = questions(folder / "train.jsonl", "conversations")
+    short = ("-s", "training.epochs=null", "-s", "training.steps=6", "-s", "checkpoint.every=3")
+    short += ("-s", "evaluation.every=3", "-s", "checkpoint.keep_last=2")
+    run("finetune", train, "--from", pretrained, *short, "-o", folder / "whole")
+    shutil.copytree(folder / "whole", folder / "half")
+    shutil.rmtree(folder / "half/checkpoints/step-000006")
+    run("resume", folder / "half")
+    whole, half = (folder / name / "checkpoints/step-000006/model.safetensors" for name in ("whole", "half"))
+    assert whole.read_bytes() == half.read_bytes()
+
+
+def test_conversations_are_for_decoders(folder: Path, pretrained: Path) -> None:
+    recipe = folder / "pairs.yaml"
+    recipe.write_text(PAIRS)
+    train = questions(folder / "train.jsonl", "conversations")
+    assert "does not read conversations" in refusal("finetune", train, "--recipe", recipe)
+    assert "not for tasks" in refusal("finetune", "--task", f"a:{train}", "--from", pretrained)
+    assert "no column" in refusal("finetune", train, "--from", pretrained, "--messages-column", "talk")
 
 
 def test_several_tasks_are_learnt_as_text(folder: Path, pretrained: Path) -> None:

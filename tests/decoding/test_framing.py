@@ -1,5 +1,6 @@
 """Special tokens around texts: each family has the same format as in training, in all uses."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ from hypothesis import strategies as st
 from lmtool.decoding.framing import Framing, fit
 from lmtool.decoding.reader import Prompt
 from lmtool.recipe.spec import CharTokenizer, Recipe
+from lmtool.text.chat import Message
 from lmtool.text.tokenizer import Tokenizer
+from tests.text import chat_templates
 
 TOKENIZER = Tokenizer.train(CharTokenizer(kind="char"), ["abcdefgh "])
 BOS, EOS, SEP, CLS = TOKENIZER.bos_id, TOKENIZER.eos_id, TOKENIZER.sep_id, TOKENIZER.cls_id
@@ -73,6 +76,7 @@ ROWS = [
     ("prefix", "prefix", "slice", *OPEN),
     ("prefix", "span-corruption", "document", *CLOSED),
     ("prefix", "seq2seq", "auto", *OPEN),
+    ("decoder", "seq2seq", "auto", *OPEN),
     ("lstm", "causal", "document", *CLOSED),
     ("lstm", "causal", "slice", *OPEN),
     ("lstm", "classification", "auto", [BOS, *AB, CLS], [BOS, *AB, SEP, *CDE, CLS]),
@@ -97,6 +101,7 @@ def test_a_row_has_the_marks_of_its_family(
 
 
 ANSWERED = Prompt((BOS,), tuple(AB))
+CONTINUED, NOTHING = Prompt((BOS, *AB, SEP), asked=4), Prompt((BOS, SEP), asked=2)
 PROMPTS = [
     ("decoder", "causal", "document", Prompt((BOS, *AB)), Prompt((BOS,)), {EOS}),
     ("decoder", "causal", "slice", Prompt(tuple(AB)), Prompt((BOS,)), set()),
@@ -110,6 +115,8 @@ PROMPTS = [
     ("recurrent encoder-decoder", "seq2seq", "auto", ANSWERED, Prompt((BOS,), (EOS,)), {EOS}),
     ("prefix", "seq2seq", "auto", ANSWERED, Prompt((BOS,), (EOS,)), {EOS}),
     ("prefix", "span-corruption", "slice", ANSWERED, Prompt((BOS,), (EOS,)), {EOS}),
+    ("decoder", "seq2seq", "auto", CONTINUED, NOTHING, {EOS}),
+    ("lstm", "seq2seq", "auto", CONTINUED, NOTHING, {EOS}),
     # a prefix LM of texts continues its prefix, of which the last token is read from left to right
     ("prefix", "prefix", "document", Prompt((AB[1],), (BOS, AB[0]), True), Prompt((BOS,), (), True), {EOS}),
     ("prefix", "prefix", "slice", Prompt((AB[1],), (AB[0],), True), Prompt((BOS,), (), True), set()),
@@ -134,6 +141,7 @@ def test_what_is_written_may_have_begun(
     assert begun.text == (*prompt.text, *ids("cd"))
     assert begun.joined == prompt.joined
     assert begun.joined or begun.source == prompt.source
+    assert begun.begun == (*prompt.begun, *ids("cd"))
 
 
 @pytest.mark.parametrize(("split", "before", "after"), [("document", [BOS], [EOS]), ("slice", [], [])])
@@ -194,13 +202,14 @@ PAIRED = [
     ("prefix", "seq2seq"),
     ("recurrent encoder-decoder", "seq2seq"),
 ]
+CAUSAL = ("decoder", "lstm")
 
 
 def pair(made: Framing, source: str, answer: str | None) -> tuple[list[int], list[int] | None, bool]:
-    read, written, cut = made.pair(
+    found = made.pair(
         np.array(ids(source), dtype=np.int64), None if answer is None else np.array(ids(answer), dtype=np.int64)
     )
-    return read.tolist(), None if written is None else written.tolist(), cut
+    return found.source.tolist(), None if found.target is None else found.target.tolist(), found.cut
 
 
 @pytest.mark.parametrize(("model", "objective"), PAIRED)
@@ -241,3 +250,106 @@ def test_a_row_that_is_shared_keeps_room_for_an_answer(n_source: int) -> None:
     assert len(source) + made.room_to_answer(len(source)) == CONTEXT
     assert framing("encoder-decoder", "seq2seq").room_to_answer(len(source)) == CONTEXT
     assert framing("recurrent encoder-decoder", "seq2seq").room_to_answer(10) == 60
+
+
+# Decoders that learn answers
+
+
+@pytest.mark.parametrize("model", CAUSAL)
+def test_a_decoder_reads_a_pair_as_one_text(model: str) -> None:
+    made = framing(model, "seq2seq")
+    assert pair(made, "ab", "cde") == ([BOS, *AB, SEP], [*CDE, EOS], False)
+    assert pair(made, "", "a") == ([BOS, SEP], [*ids("a"), EOS], False)
+    source, _, _ = pair(made, "ab", None)
+    assert made.answer_to(source) == made.prompt("ab")
+    assert made.answer_to(source, CDE) == made.prompt("ab", "cde") == Prompt((BOS, *AB, SEP, *CDE), asked=4)
+
+
+def test_a_decoder_loses_the_beginning_of_a_long_source_and_the_end_of_a_long_answer() -> None:
+    made = framing("decoder", "seq2seq")
+    text, answer = "abcdefgh" * 5, "abc"
+    assert pair(made, text, answer) == ([BOS, *ids(text)[-18:], SEP], [*ids(answer), EOS], True)
+    assert pair(made, answer, text) == ([BOS, *ids(answer), SEP], ids(text)[:19], True)
+    asked, _, cut = pair(made, text, None)
+    assert (asked, cut) == ([BOS, *ids(text)[-10:], SEP], True)
+    assert len(asked) + made.room_to_answer(len(asked)) == CONTEXT
+    assert pair(framing("lstm", "seq2seq"), text, answer)[2] is False
+
+
+def published(folder: Path, name: str, context: int = 200, messages: str | None = None, **changes: Any) -> Framing:
+    recipe = {
+        "model": {**MODELS["decoder"], "context": context},
+        "objective": {"kind": "seq2seq"},
+        "data": {"messages_column": messages},
+        "training": {"steps": 1, "batch_size": 1},
+    }
+    return Framing.of(Recipe.model_validate(recipe), chat_templates.published(folder, name, **changes))
+
+
+def test_a_published_decoder_reads_its_chat_template(tmp_path: Path) -> None:
+    made = published(tmp_path, "smollm2")
+    assert made.chat is not None
+    asked = [Message(role="user", content="Who?")]
+    prompt = made.chat.prompt(asked)
+    assert made.prompt("Who?") == Prompt(tuple(prompt), asked=len(prompt))
+    assert made.prompt("Who?", "Tom").begun == tuple(made.tokenizer.encode("Tom"))
+    assert made.end_ids == set(made.chat.ends)
+    found = made.exchange([*asked, Message(role="assistant", content="Tom.")])
+    assert found.source.tolist() == prompt
+    assert found.target is not None
+    assert found.target.tolist() == [*made.tokenizer.encode("Tom."), made.tokenizer.eos_id]
+    assert (found.cut, found.learned) == (False, None)
+    assert made.exchange(asked).source.tolist() == prompt
+    assert made.exchange(asked).target is None
+
+
+@pytest.mark.parametrize(("name", "begins"), [("llama3", True), ("qwen", False)])
+def test_a_published_decoder_without_a_template_continues_the_source(tmp_path: Path, name: str, begins: bool) -> None:
+    made = published(tmp_path / name, name, chat_template=None)
+    t = made.tokenizer
+    before = [t.bos_id] if begins else []
+    source, target = t.encode("Who?"), t.encode(" Tom.")
+    found = made.pair(np.array(source), np.array(target))
+    assert found.source.tolist() == [*before, *source]
+    assert found.target is not None
+    assert found.target.tolist() == [*target, t.eos_id]
+    assert made.pair(np.array([], dtype=np.int64), np.array(target)).source.tolist() == (before or [t.eos_id])
+
+
+def test_a_conversation_learns_all_turns_of_the_assistant(tmp_path: Path) -> None:
+    made = published(tmp_path, "llama3")
+    assert made.chat is not None
+    texts = ("Who saw it?", "Tom saw it.", "Sure?", "Yes, Tom.")
+    messages = [Message(role=("user", "assistant")[i % 2], content=text) for i, text in enumerate(texts)]
+    found = made.exchange(messages)
+    assert found.target is not None
+    assert found.learned is not None
+    assert made.tokenizer.decode(found.target) == "Yes, Tom."
+    assert made.tokenizer.decode(found.source[found.learned]) == "Tom saw it."
+    assert found.source.tolist() == made.chat.prompt(messages[:-1])
+    assert {int(found.target[-1]), int(found.source[found.learned][-1])} == made.chat.ends - {made.tokenizer.eos_id}
+    short = published(tmp_path, "llama3", context=50).exchange(messages)
+    assert short.target is not None
+    assert short.learned is not None
+    assert short.cut
+    assert short.target.tolist() == found.target.tolist(), "the shorter one stays whole"
+    assert len(short.source) + len(short.target) == 50
+    assert short.source[0] == found.source[0] == made.tokenizer.bos_id
+    n = len(short.source) - 1
+    assert short.source[1:].tolist() == found.source[-n:].tolist()
+    assert short.learned[1:].tolist() == found.learned[-n:].tolist()
+
+
+def test_a_template_that_never_ends_a_turn_is_given_an_end(tmp_path: Path) -> None:
+    open_ended = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    made = published(tmp_path, "qwen", chat_template=open_ended + "{% if add_generation_prompt %}assistant:{% endif %}")
+    messages = [Message(role="user", content="Who?"), Message(role="assistant", content="Tom")]
+    target = made.exchange(messages).target
+    assert target is not None
+    assert target[-1] == made.tokenizer.eos_id
+    assert made.tokenizer.decode(target).strip() == "Tom"
+
+
+def test_the_date_in_prompts_does_not_depend_on_the_day(tmp_path: Path) -> None:
+    made = published(tmp_path, "llama3")
+    assert "26 Jul 2024" in made.tokenizer.decode(made.prompt("Who?").tokens)

@@ -165,3 +165,36 @@ def test_a_source_without_a_target_is_no_example(form: str) -> None:
     own = Seq2SeqObjective(Seq2Seq(kind="seq2seq"), VOCABULARY, form == "prefix")
     with pytest.raises(ValueError, match="without a target"):
         own.collate([example(text(3))])
+
+
+DECODERS = ("transformer", "lstm", "lstm with a memory")
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("family", DECODERS)
+def test_a_decoder_predicts_answers_as_it_decodes_them(family: str, smoothing: float) -> None:
+    """Each target given all before it in its row, by cached decoding alone, without batches or padding."""
+    own = Seq2SeqObjective(Seq2Seq(kind="seq2seq", label_smoothing=smoothing), VOCABULARY, False, is_causal=True)
+    changes = {} if family == "transformer" else tiny.FAMILIES[family]
+    model = tiny.model(vocab_size=V, **changes)
+    examples, expected, count = [], 0.0, 0
+    for i, (n_source, n_target) in enumerate(SIZES):
+        source, target = text(n_source, i), np.append(text(n_target, i + 9), EOS)
+        learned = np.arange(n_source) % 4 == 2  # as earlier answers are
+        examples.append(Example(source, np.random.default_rng(0), other=target, learned=learned if i != 2 else None))
+        row = [*source.tolist(), *target.tolist()]
+        wanted = [t for t in range(1, len(row)) if t >= n_source or (i != 2 and learned[t])]
+        state = model.start(Batch(torch.tensor([row[:1]])))
+        logits = []
+        for t in range(1, len(row)):
+            hidden, state = model.advance(torch.tensor([[row[t - 1]]]), state)
+            if t in wanted:
+                logits.append(model.logits(hidden)[0, 0].detach().numpy())
+        expected += losses.cross_entropy(np.array(logits), [row[t] for t in wanted], smoothing)
+        count += len(wanted)
+    batch = own.collate(examples)
+    assert batch.prefix_B is None
+    assert batch.source_BS is None
+    found = own.loss(model, batch)
+    assert int(found.count) == own.count(batch) == count
+    assert float(found.total.detach()) == pytest.approx(expected, rel=1e-9)

@@ -1,5 +1,6 @@
 """The columns that are read: given ones, conventional ones, and errors when they cannot be inferred."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,11 @@ def table(path: Path, header: str) -> Table:
         ("de,en", ["de"], None, "en"),
         ("id,English,German", ["English"], None, "German"),
         ("article,summary", ["article"], None, "summary"),
+        ("prompt,completion", ["prompt"], None, "completion"),
+        ("id,prompt,response", ["prompt"], None, "response"),
+        ("question,answer", ["question"], None, "answer"),
+        # Conversations are in cells that hold lists
+        ("messages,label", ["messages"], "label", None),
         # The conventional name of a label implies classes
         ("text,target", ["text"], "target", None),
         ("de,en,label,text", ["text"], "label", None),
@@ -121,3 +127,55 @@ def test_what_cannot_be_told(header: str, given: dict[str, Any], parts: list[str
 def test_contradictions(given: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message):
         choose_columns(table(tmp_path, "a,b,c"), **given)
+
+
+@pytest.mark.parametrize(
+    ("header", "given", "labelled", "expected"),
+    [
+        ("instruction,input,output", {}, True, ("instruction", "output", "input", True)),
+        ("instruction,context,response,category", {}, True, ("instruction", "response", "context", True)),
+        ("instruction,output", {}, True, ("instruction", "output", None, True)),
+        ("instruction,input", {}, False, ("instruction", None, "input", True)),
+        (
+            "instruction,input,output",
+            {"source_column": "input", "target_column": "output"},
+            True,
+            ("input", "output", None, False),
+        ),
+        (
+            "a,b,c",
+            {"source_column": "a", "target_column": "c", "input_column": "b"},
+            True,
+            ("a", "c", "b", False),
+        ),
+        ("instruction,more,output", {"input_column": "more"}, True, ("instruction", "output", "more", True)),
+    ],
+)
+def test_an_instruction_may_have_an_input(
+    header: str, given: dict[str, Any], labelled: bool, expected: tuple[Any, ...], tmp_path: Path
+) -> None:
+    found = choose_columns(table(tmp_path, header), **given, labelled=labelled)
+    assert (*found.texts, found.target, found.input, found.found) == expected
+    assert found.label is None
+    assert found.writes == labelled
+
+
+@pytest.mark.parametrize("name", ["messages", "Conversations", "conversation"])
+def test_conversations_are_found_by_their_names(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"prompt": "x", "label": "y", name: [{"role": "user", "content": "a"}]}) + "\n")
+    found = choose_columns(open_table(str(path), cache=tmp_path))
+    assert found == Columns((), found=True, messages=name)
+    assert found.writes
+    assert found.describe() == f"columns: messages '{name}' (inferred from their names)"
+    named = choose_columns(open_table(str(path), cache=tmp_path), messages_column=name)
+    assert named == Columns((), messages=name)
+    labelled = choose_columns(open_table(str(path), cache=tmp_path), source_column="prompt", target_column="label")
+    assert labelled.messages is None
+
+
+def test_conversations_are_read_alone(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="hold source and target"):
+        choose_columns(table(tmp_path, "a,b"), messages_column="a", source_column="b")
+    with pytest.raises(DataError, match="no column 'c'"):
+        choose_columns(table(tmp_path, "a,b"), messages_column="c")

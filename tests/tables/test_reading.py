@@ -19,7 +19,7 @@ from tests.tables.labelled import labelled, read
 
 def test_examples_are_texts_labels_and_row_numbers(tmp_path: Path) -> None:
     found = read(tmp_path / "a.csv", "premise,hypothesis,label\na,b, yes \nc,d,no\ne,f,yes\ng,h,no\n")
-    assert [tuple(item) for item in found.items] == [
+    assert [tuple(item)[:4] for item in found.items] == [
         (("a", "b"), "yes", None, 1),
         (("c", "d"), "no", None, 2),
         (("e", "f"), "yes", None, 3),

@@ -50,6 +50,10 @@ MODELS = {
     "bahdanau": BODY
     | {"kind": "recurrent", "shape": "encoder-decoder", "attention": {"score": "additive", "feed": "input"}},
 }
+DECODERS = {
+    "decoder": BODY | {"kind": "transformer", "shape": "decoder", "n_heads": 2},
+    "lstm": BODY | {"kind": "recurrent", "shape": "decoder"},
+}
 ENCODER = BODY | {"kind": "transformer", "shape": "encoder", "n_heads": 2}
 
 
@@ -262,12 +266,12 @@ def answer_task(recipe: Recipe) -> AnswerTask:
     return task
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MODELS | DECODERS)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_answers_are_those_of_each_source_alone(name: str, precision: str) -> None:
-    greedy, beams = (a_recipe(MODELS[name], {"kind": "seq2seq"}, num_beams) for num_beams in (1, 3))
+    greedy, beams = (a_recipe((MODELS | DECODERS)[name], {"kind": "seq2seq"}, num_beams) for num_beams in (1, 3))
     model, task = a_model(greedy, precision), answer_task(greedy)
-    sources = ["abc", "", "h", "abcdefgh", "ab ab ab ab", "abcdefgh" * 4]
+    sources = ["abc", "", "h", "abcdefgh", "ab ab ab", "abcdefgh" * 4]
     rows = pairs(task, sources)
     found = task.write(model, rows)
     assert len(found) == len(sources)

@@ -40,6 +40,8 @@ ON_TABLES: dict[str, Sequence[str]] = {
     "seq2seq": (f"model={{{PAIRS}}}", "objective.kind=seq2seq"),
     "luong": (f"model={{{PAIRS}, attention: {{score: bilinear}}}}", "objective.kind=seq2seq"),
     "bahdanau": (f"model={{{PAIRS}, attention: {{score: additive, feed: input}}}}", "objective.kind=seq2seq"),
+    "answers of a decoder": (f"model={{{TRANSFORMER}}}", "objective.kind=seq2seq"),
+    "answers of an lstm": (f"model={{{RECURRENT}}}", "objective.kind=seq2seq"),
     "classes of an encoder": (f"model={{{TRANSFORMER}, shape: encoder}}", *CLASSES),
     "classes of a mix of layers": (f"model={{{RECURRENT}, shape: bidirectional}}", *CLASSES, "objective.layers=mix"),
     "classes of means": ("model={kind: averaging, d_model: 8, word_dropout: 0.1}", *CLASSES),

@@ -1,0 +1,280 @@
+"""Conversations with a decoder: messages in, answers out, the history within the context.
+
+Shapes: B rows, here 1; T new positions of a row, D model width.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from torch import Tensor
+
+from lmtool.decoding.settings import Greedy, Options, Sample, Settings
+from lmtool.decoding.text import Completion, Piece, write
+from lmtool.durable import write_new
+from lmtool.errors import ResourceError, UsageError
+from lmtool.inference.load import Loaded
+from lmtool.inference.writing import Writer
+from lmtool.model.language_model import DecodeState, LanguageModel, Wrapper
+from lmtool.printable import plain
+from lmtool.text.chat import ROLES, ChatFormat, Message
+
+LONGEST_ANSWER = 1024
+"""Maximum tokens of an answer by default."""
+
+
+@dataclass
+class Said:
+    """A message of a conversation. cut: it is an answer that was stopped before its end."""
+
+    role: str
+    content: str
+    cut: bool = False
+
+
+class Answer(Iterator[str]):
+    """An answer in pieces of text, as they are generated, without white space at its beginning.
+
+    What was generated when the iteration ends early, by an exception too, stays in the conversation as a cut answer. An
+    answer without text does not stay, nor do the messages that it answers.
+
+    n_left: how many more messages left the context for it. completion: None until the answer is complete.
+    """
+
+    def __init__(self, pieces: Iterator[Piece], asked: Sequence[Said], said: list[Said], n_left: int) -> None:
+        """said: the conversation, to which the messages that are answered and the answer are added."""
+        self.n_left = n_left
+        self.completion: Completion | None = None
+        self._pieces, self._asked, self._said = pieces, asked, said
+        self._own = Said("assistant", "", cut=True)
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return self._own.content
+
+    def __next__(self) -> str:
+        piece = next(self._pieces)
+        begins = not self._own.content
+        text = piece.text.lstrip() if begins else piece.text
+        self._own.content += text
+        if text and begins:
+            self._said += [*self._asked, self._own]
+        if piece.completion is not None:
+            self.completion = piece.completion
+            self._own.cut = piece.completion.finish_reason in ("length", "time")
+        return text
+
+
+class Conversation:
+    """A conversation with a model, by its own chat template or a plain format.
+
+    said: all messages but the system message, and the answers. n_left: how many of them, the first ones, have left the
+    context. is_plain: the model has no chat template, and was not trained on conversations here.
+    """
+
+    def __init__(self, writer: Writer, settings: Settings | None = None, *, stop: Sequence[str] = ()) -> None:
+        """settings: of all answers; by default `Sample`, with at most LONGEST_ANSWER tokens. stop: as in `Options`.
+
+        Raises UsageError when the model is no decoder, when it was trained on pairs of texts in another format than a
+        conversation has, and when the strategy is neither greedy nor sampling; CheckpointError when its chat template
+        cannot be read.
+        """
+        settings = Sample(max_new_tokens=LONGEST_ANSWER) if settings is None else settings
+        if not isinstance(settings, Greedy | Sample):
+            raise UsageError(f"{settings.name} is not for conversations", fix="choose greedy or sample")
+        self._settings, self._stop = settings, tuple(stop)
+        self._writer = writer
+        self._chat = _format(writer.loaded)
+        self._framing = replace(writer.loaded.framing, chat=self._chat)
+        self._model = _Remembering(writer.loaded.model)
+        self._asked: Counter[tuple[int, ...]] = Counter()
+        self._system = ""
+        self.is_plain = self._chat.name == "plain" and not writer.loaded.framing.answers
+        self.said: list[Said] = []
+        self.n_left = 0
+
+    @property
+    def system(self) -> str:
+        """The system message, which never leaves the context; empty for none.
+
+        Setting it raises RefusedMessages when the chat template takes none, and UsageError when it is not UTF-8.
+        """
+        return self._system
+
+    @system.setter
+    def system(self, text: str) -> None:
+        if text:
+            asked = [Message(role="system", content=text), Message(role="user", content="?")]
+            self._chat.check(_checked(asked))
+        self._system = text
+
+    def reset(self) -> None:
+        """Forget all messages but the system message."""
+        self.said, self.n_left = [], 0
+
+    def answer(self, messages: Sequence[Message]) -> Answer:
+        """Answer more messages, usually one of the user; a system message in front replaces that of the conversation.
+
+        The oldest turns leave the context until the answer has room for `max_new_tokens` or half of the context,
+        whichever is less. The answer is that of `generate` for the same ids: the same messages have the same answer,
+        and when asked again, the next sample. What the model has read already it does not read again, which may change
+        sums in their last bits.
+
+        Raises UsageError when the messages are none, have no text, or are longer than the context; and RefusedMessages
+        and CheckpointError as `ChatFormat.prompt` does.
+        """
+        messages = _checked(messages)
+        if messages[0]["role"] == "system":
+            self.system = messages[0]["content"]
+            messages = messages[1:]
+        if not messages or messages[-1]["role"] == "assistant":
+            raise UsageError("there is no message to answer", fix="end with a message of the user")
+        asked = [Said(**message) for message in messages]
+        ids, first, limit = self._fitted(asked)
+        key = tuple(ids)
+        settings = replace(
+            self._settings, max_new_tokens=limit, min_new_tokens=min(self._settings.min_new_tokens, limit)
+        )
+        pieces = write(
+            self._model,
+            self._framing,
+            [self._framing.answer_to(ids)],
+            settings,
+            Options(first=self._asked[key], stop=self._stop),
+        )
+        self._asked[key] += 1
+        n_left, self.n_left = first - self.n_left, first
+        return Answer(self._writer.computed(pieces), asked, self.said, n_left)
+
+    def _fitted(self, asked: Sequence[Said]) -> tuple[list[int], int, int]:
+        """The prompt, the index of the first message in it, and the maximum tokens of the answer."""
+        said, first = [*self.said, *asked], self.n_left
+        context, wanted = self._model.context, self._settings.max_new_tokens
+        while True:
+            ids = self._chat.prompt([*self._opening(), *map(_message, said[first:])])
+            if context is None or len(ids) + min(wanted, context // 2) <= context:
+                break
+            later = (i for i in range(first + 1, len(said)) if said[i].role == "user")
+            following = next(later, None)
+            if following is None:
+                if len(ids) < context:
+                    break
+                raise UsageError(
+                    f"the prompt has {len(ids)} tokens, but the model's context is {context}",
+                    fix="shorten the message, or the system message",
+                )
+            first = following
+        return ids, first, wanted if context is None else min(wanted, context - len(ids))
+
+    def save(self, path: Path) -> None:
+        """Write all messages to a new file, as one line of JSON that `lmtool finetune` reads.
+
+        Answers that were cut have `"cut": true`. Raises UsageError when there are none, or the file exists, and
+        ResourceError when it cannot be written.
+        """
+        if not self.said:
+            raise UsageError("there is nothing to save yet", fix="save after an answer")
+        messages = [dict(message) for message in self._opening()]
+        messages += [{**_message(one), **({"cut": True} if one.cut else {})} for one in self.said]
+        line = json.dumps({"messages": messages}, ensure_ascii=False) + "\n"
+        where = plain(str(path))
+        try:
+            write_new(path, [line.encode()])
+        except FileExistsError:
+            raise UsageError("the file exists", where=where, fix="save to a new file") from None
+        except OSError as error:
+            raise ResourceError(
+                f"the conversation cannot be saved: {error.strerror}", where=where, fix="name a new file elsewhere"
+            ) from None
+        except ValueError:
+            raise UsageError("this is no file name", where=where, fix="leave out the NUL character") from None
+
+    def _opening(self) -> list[Message]:
+        return [Message(role="system", content=self._system)] if self._system else []
+
+
+class _Remembering(Wrapper):
+    """A model that does not read again what it has just read: of a row, the part that the row before began with.
+
+    For one row at a time.
+    """
+
+    def __init__(self, body: LanguageModel) -> None:
+        super().__init__(body)
+        self.train(body.training)
+        self._read: tuple[list[int], DecodeState] | None = None  # replaced as one, so that an interrupt cannot part it
+
+    def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+        """As of the body; but where a row begins, the hidden states are only of the positions not read before."""
+        ids: list[int] = tokens_BT[0].tolist()
+        before: list[int] = []
+        if self._read is not None:
+            known, read = self._read
+            if state.length:
+                before = known
+            else:
+                same = _n_shared(known, ids[:-1])
+                kept = read.upto(same)
+                if kept is not None:
+                    before, state = known[:same], kept
+                    ids, tokens_BT = ids[same:], tokens_BT[:, same:]
+        hidden_BTD, after = self.body.advance(tokens_BT, state)
+        self._read = ([*before, *ids], after)
+        return hidden_BTD, after
+
+
+def _n_shared(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    pairs = zip(a, b, strict=False)
+    return next((i for i, (one, other) in enumerate(pairs) if one != other), min(len(a), len(b)))
+
+
+def _format(loaded: Loaded) -> ChatFormat:
+    framing, where = loaded.framing, plain(str(loaded.run_path))
+    if framing.reads != "past":
+        answers = framing.reads == "source"
+        raise UsageError(
+            f"only decoders hold conversations, and this model is not one: {loaded.model.describe()}",
+            where=where,
+            fix="answer single texts with lmtool generate" if answers else "name the run of a decoder",
+        )
+    if framing.chat is not None:
+        return framing.chat
+    if framing.answers and loaded.tokenizer.published is not None:
+        raise UsageError(
+            "the model was fine-tuned on pairs of texts, and has no chat template for conversations",
+            where=where,
+            fix="answer single texts with lmtool generate, or fine-tune it on a column of messages",
+        )
+    today = datetime.now()
+    return ChatFormat.of(loaded.tokenizer, lambda: today)
+
+
+def _message(said: Said) -> Message:
+    return Message(role=said.role, content=said.content)
+
+
+def _checked(messages: Sequence[Message]) -> list[Message]:
+    """The messages, as role and content alone. Raises UsageError."""
+    checked = []
+    for number, message in enumerate(messages, 1):
+        role, content = message.get("role"), message.get("content")
+        if role not in ROLES or not isinstance(content, str):
+            raise UsageError(
+                f"message {number} has no role or no content", fix=f"write text by one of {', '.join(ROLES)}"
+            )
+        try:
+            content.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                f"the message is not UTF-8 at character {error.start}",
+                fix="write it in UTF-8, or fix the terminal's locale",
+            ) from None
+        checked.append(Message(role=role, content=content))
+    if not checked:
+        raise UsageError("there is no message to answer", fix="end with a message of the user")
+    return checked

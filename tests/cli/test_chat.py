@@ -1,0 +1,379 @@
+"""`lmtool chat`: piped messages as a script, and a terminal with line editing."""
+
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from lmtool import Greedy, Sample, load
+from lmtool.printable import plain
+from lmtool.tables.conversations import as_messages
+from tests.inference import talkers
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def talker(tmp_path_factory):
+    """A published model with a chat template and a long context."""
+    return talkers.publish(tmp_path_factory.mktemp("published") / "talker", context=100_000)
+
+
+@pytest.fixture(scope="session")
+def forgetful(tmp_path_factory):
+    """The same with a short context."""
+    return talkers.publish(tmp_path_factory.mktemp("published") / "forgetful", context=90)
+
+
+@pytest.fixture
+def pipe(monkeypatch):
+    """Put bytes or text into standard input."""
+
+    def put(content):
+        content = content if isinstance(content, bytes) else content.encode()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="latin-1"))
+
+    return put
+
+
+@pytest.fixture
+def chat(lmtool, home, pipe):
+    """The outcome of a chat with piped messages."""
+
+    def run(stdin, *arguments):
+        pipe(stdin)
+        return lmtool("chat", *arguments)
+
+    return run
+
+
+def records(outcome):
+    return [json.loads(line) for line in outcome.out.splitlines()]
+
+
+def expected(folder, questions, settings, system=None):
+    """What the Python face answers to each question after the ones before."""
+    model, messages, answers = load(str(folder)), [], []
+    if system:
+        messages.append({"role": "system", "content": system})
+    for question in questions:
+        messages.append({"role": "user", "content": question})
+        answers.append(model.chat(messages, settings))
+        messages.append({"role": "assistant", "content": answers[-1]})
+    return answers
+
+
+def test_each_line_is_a_message_and_only_answers_are_on_stdout(chat, talker):
+    questions = ["Who saw the ball?", "é, sure?"]
+    answers = expected(talker, questions, Greedy(max_new_tokens=12))
+    outcome = chat("\n".join(questions) + "\n", talker, "--greedy", "--max-new-tokens", "12")
+    assert outcome.code == 0
+    assert outcome.out == "".join(f"{answer}\n" for answer in answers)
+    assert re.match(r".*, step 0, cpu, float32, seed \d+\n", outcome.err)
+
+
+def test_records(chat, talker):
+    settings = Sample(max_new_tokens=12, seed=3, temperature=0.9, top_k=30, top_p=0.95)
+    answers = expected(talker, ["Who?", "Sure?"], settings, "Be kind.")
+    options = "--seed 3 --temperature 0.9 --top-k 30 --top-p 0.95 --max-new-tokens 12 --json --quiet"
+    outcome = chat("Who?\r\n\n  \nSure?", talker, *options.split(), "--system", "Be kind.")
+    assert (outcome.code, outcome.err) == (0, "")
+    found = records(outcome)
+    assert [one["content"] for one in found] == answers
+    theirs = PreTrainedTokenizerFast.from_pretrained(talker)
+    for one in found:
+        assert one.keys() == {"role", "content", "tokens", "finish_reason"}
+        assert one["role"] == "assistant"
+        assert one["finish_reason"] == ("length" if len(one["tokens"]) == 12 else "end")
+        assert theirs.decode(one["tokens"], skip_special_tokens=True).lstrip() == one["content"]
+
+
+def test_the_same_seed_has_the_same_answers(chat, talker):
+    def said(*options):
+        return chat("Who?\n", talker, "--max-new-tokens", "12", *options).out
+
+    assert said("--seed", "5") == said("--seed", "5") != said("--seed", "6")
+
+
+def test_a_program_may_wait_for_each_answer(talker):
+    command = [sys.executable, "-m", "lmtool", "chat", talker, "--json", "-q", "--max-new-tokens", "3", "--seed", "1"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True) as process:
+        for _ in range(2):
+            process.stdin.write("Who?\n")
+            process.stdin.flush()
+            assert json.loads(process.stdout.readline())["role"] == "assistant"
+        process.stdin.close()
+        assert process.stdout.read() == ""
+        assert process.wait() == 0
+
+
+def test_commands(chat, talker, home):
+    script = "Who?\n/save a.jsonl\n/reset\n/system Be kind.\nSure?\n/save b c.jsonl\n/system\n/help\n/exit\nnever"
+    outcome = chat(script, talker, "--max-new-tokens", "12", "--min-new-tokens", "9", "--json", "--seed", "2")
+    assert outcome.code == 0
+    first, second = (one["content"] for one in records(outcome))
+    saved = [json.loads((home / name).read_text(encoding="utf-8"))["messages"] for name in ("a.jsonl", "b c.jsonl")]
+    assert [[one["content"] for one in messages] for messages in saved] == [
+        ["Who?", first],
+        ["Be kind.", "Sure?", second],
+    ]
+    assert all(as_messages(messages) for messages in saved)
+    for words in ("begins anew", "system message is set", "saved: b c.jsonl", "no system message now", "/save FILE"):
+        assert words in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("line", "words", "code"),
+    [
+        ("/frobnicate \x1b[31m", "there is no command /frobnicate", 2),
+        ("/", "there is no command /", 2),
+        ("/reset now", "there is no command /reset now", 2),
+        ("/save", "/save needs a file name", 2),
+        ("/save taken", "the file exists", 2),
+        ("/save .", "the file exists", 2),
+        ("/save none/x", "cannot be saved", 5),
+        ("/save ~nobody-here/x", "cannot be saved", 5),
+        ("/save a\0b", "no file name", 2),
+        ("/system refuse me", "no, thanks", 3),
+        ("/system \udce9", "not UTF-8", 2),
+        ("caf\udce9", "not UTF-8", 2),
+    ],
+)
+def test_what_is_wrong_is_told_and_the_chat_goes_on(chat, talker, home, line, words, code):
+    (home / "taken").write_text("mine")
+    stdin = f"Who?\n{line}\nSure?\n".encode(errors="surrogateescape")
+    outcome = chat(stdin, talker, "--max-new-tokens", "12", "--min-new-tokens", "9", "--json", "-q", "--seed", "2")
+    assert outcome.code == code
+    assert len(records(outcome)) == 2
+    assert words in outcome.err
+    assert 1 <= len(outcome.err.splitlines()) <= 3
+    assert all(one.isprintable() for one in outcome.err.splitlines())
+    assert (home / "taken").read_text() == "mine"
+    assert len(list(home.iterdir())) == 1
+
+
+def test_a_space_in_front_makes_a_message(chat, talker):
+    outcome = chat(" /reset\n", talker, "--max-new-tokens", "12", "--json", "-q", "--seed", "2")
+    assert len(records(outcome)) == 1
+
+
+def test_turns_that_leave_the_context_are_told(chat, forgetful):
+    outcome = chat("Who saw the ball?\n" * 6, forgetful, "--max-new-tokens", "20", "--json", "--seed", "2", "-q")
+    assert outcome.code == 0
+    assert len(records(outcome)) == 6
+    assert "the context is full: the model no longer reads the first 2 messages" in outcome.err
+
+
+def test_a_message_longer_than_the_context_is_told(chat, forgetful):
+    outcome = chat("é" * 200 + "\nWho?\n", forgetful, "--json", "--seed", "2", "-q")
+    assert outcome.code == 2
+    assert len(records(outcome)) == 1
+    assert "the model's context is 90" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words", "code"),
+    [
+        (["--greedy", "--top-k", "3"], "greedy contradicts top-k", 2),
+        (["--top-p", "0"], "top_p is 0", 2),
+        (["--system", "refuse me"], "no, thanks", 3),
+        (["--num-beams", "3"], "num-beams", 2),
+    ],
+)
+def test_what_cannot_be_is_refused(lmtool, home, talker, pipe, arguments, words, code):
+    pipe("Who?\n")
+    lmtool.refuses(code, "chat", talker, *arguments, words=[words])
+
+
+def test_a_model_without_a_template_is_told(lmtool, run, pipe):
+    pipe("The\n")
+    outcome = lmtool.succeeds("chat", "--seed", "1")
+    assert "the model has no chat template" in outcome.err
+    pipe("The\n")
+    assert "the model has no chat template" not in lmtool.succeeds("chat", "last", "--seed", "1", "--quiet").err
+
+
+def test_nothing_in_nothing_out(chat, talker, monkeypatch, lmtool):
+    assert chat("", talker, "-q").out == ""
+    monkeypatch.setattr(sys, "stdin", None)
+    assert lmtool.succeeds("chat", talker, "-q").out == ""
+
+
+class Screen(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_control_characters_are_escaped_on_a_terminal_only(chat, talker, monkeypatch):
+    arguments = [talker, "-q", "--seed", "1", "--min-new-tokens", "90", "--max-new-tokens", "90"]
+    raw = chat("Who?\n", *arguments).out
+    screen = Screen()
+    monkeypatch.setattr(sys, "stdout", screen)
+    chat("Who?\n", *arguments)
+    assert not all(character.isprintable() for character in raw.replace("\n", ""))
+    assert screen.getvalue() == plain(raw, lines=True)
+    assert "\\x" in screen.getvalue()
+
+
+# A terminal.
+
+UP, LEFT, ENTER, CTRL_C, CTRL_D = "\x1b[A", "\x1b[D", "\r", "\x03", "\x04"
+ON_TERMINAL = """
+import os, sys
+os.open(os.ttyname(0), os.O_RDWR)  # it controls this session, so that Ctrl-C is a signal
+os.execv(sys.executable, [sys.executable, "-m", "lmtool", *sys.argv[1:]])
+"""
+
+
+class Session:
+    """lmtool on a terminal of its own, typed to and read."""
+
+    def __init__(self, folder, *arguments, stdout=None):
+        self._terminal, theirs = pty.openpty()
+        termios.tcsetwinsize(theirs, (24, 80))
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", ON_TERMINAL, "chat", *map(str, arguments)],
+            stdin=theirs,
+            stdout=stdout or theirs,
+            stderr=theirs,
+            env=env,
+            cwd=folder,
+            start_new_session=True,
+        )
+        os.close(theirs)
+        self.seen = ""
+        self._n_read = 0
+
+    def type(self, text):
+        os.write(self._terminal, text.encode())
+
+    def wait_for(self, pattern, seconds=60):
+        """Read on to a pattern; returns what was before it."""
+        until = time.monotonic() + seconds
+        while not (found := re.compile(pattern).search(self.seen, self._n_read)):
+            assert time.monotonic() < until, (pattern, self.seen[self._n_read :])
+            if select.select([self._terminal], [], [], 1)[0]:
+                try:
+                    self.seen += os.read(self._terminal, 65536).decode(errors="replace")
+                except OSError:  # it was closed
+                    pytest.fail(f"no {pattern!r} in {self.seen[self._n_read :]!r}")
+        before, self._n_read = self.seen[self._n_read : found.start()], found.end()
+        return before
+
+    def ready(self):
+        """Wait for the prompt."""
+        self.wait_for(r"\x1b\[\?2004h[^>]*>.*?\x1b\[\?25h")
+
+    def echoes(self):
+        """Whether the terminal is as before."""
+        return bool(termios.tcgetattr(self._terminal)[3] & termios.ECHO)
+
+    def writes(self):
+        """Wait for some of an answer."""
+        self.wait_for(r"\x1b\[\?2004l")
+        self.wait_for(r"[^\x1b]{30}")
+
+    def end(self):
+        """The exit code."""
+        with suppress(OSError):
+            while select.select([self._terminal], [], [], 60)[0] and os.read(self._terminal, 65536):
+                pass
+        return self.process.wait(60)
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        os.close(self._terminal)
+
+
+@pytest.fixture
+def talk(home):
+    sessions = []
+
+    def begin(*arguments, **options):
+        sessions.append(Session(home, *arguments, **options))
+        return sessions[-1]
+
+    yield begin
+    for session in sessions:
+        session.close()
+
+
+def test_a_conversation_on_a_terminal(talk, talker, home):
+    session = talk(talker, "--seed", "1", "--min-new-tokens", "90000", "--max-new-tokens", "90000")
+    session.wait_for("Ctrl-D ends")
+    session.ready()
+    session.type("Who?" + ENTER)
+    session.writes()
+    session.type(CTRL_C)
+    session.wait_for("stopped")
+    session.ready()
+    session.type(UP)
+    session.wait_for(r"Who\?")
+    session.type(LEFT + "se" + ENTER)
+    session.writes()
+    session.type(CTRL_C)
+    session.wait_for("stopped")
+    session.ready()
+    session.type("half a message" + CTRL_C)
+    session.ready()
+    session.type(CTRL_C)
+    session.ready()
+    session.process.send_signal(signal.SIGINT)
+    session.ready()
+    session.type("/save talk.jsonl" + ENTER)
+    session.wait_for(r"saved: talk\.jsonl")
+    session.ready()
+    session.type(CTRL_D)
+    assert session.end() == 0
+    messages = json.loads((home / "talk.jsonl").read_text(encoding="utf-8"))["messages"]
+    assert [one["content"] for one in messages if one["role"] == "user"] == ["Who?", "Whose?"]
+    answers = [one for one in messages if one["role"] == "assistant"]
+    assert len(answers) == 2
+    assert all(one["cut"] for one in answers)
+
+
+def test_answers_alone_go_to_a_file(talk, talker, home):
+    with (home / "answers.txt").open("wb") as file:
+        session = talk(talker, "--greedy", "--max-new-tokens", "12", "-q", stdout=file)
+        session.ready()
+        session.type("Who?" + ENTER)
+        session.ready()
+        session.type("/exit" + ENTER)
+        assert session.end() == 0
+    (answer,) = expected(talker, ["Who?"], Greedy(max_new_tokens=12))
+    assert (home / "answers.txt").read_text(encoding="utf-8") == f"{answer}\n"
+
+
+def test_sigterm_ends_it(talk, talker):
+    session = talk(talker, "-q")
+    session.ready()
+    assert not session.echoes()
+    session.process.terminate()
+    assert session.end() == 143
+    assert session.echoes()
+
+
+def test_ctrl_c_ends_a_script(talker, home):
+    command = [sys.executable, "-m", "lmtool", "chat", talker, "--min-new-tokens", "90000", "--max-new-tokens", "90000"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, cwd=home) as process:
+        process.stdin.write(b"Who?\n")
+        process.stdin.flush()
+        assert process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130

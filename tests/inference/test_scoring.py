@@ -1,0 +1,110 @@
+"""Scores are the model's own log-probabilities, by a plain loop over the tokens of one text at a time."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmtool.batch import Batch
+from lmtool.errors import UsageError
+from lmtool.inference.load import Loaded, load_run
+from lmtool.inference.scoring import score
+from tests.training.tiny import Work
+
+TEXTS = ["a cat sat on the mat", "the dog", "naïve ran", "a"]
+SHAPES = {
+    "decoder": ("model.context=64",),
+    "stream": ("model.context=64", "data.split=slice"),
+    "recurrent": ("model={kind: recurrent, d_model: 16, context: 16}",),
+    "ngram": ("model={kind: ngram, order: 3}", "training.steps=1"),
+    "encoder": ("model.context=64", "model.shape=encoder", "objective={kind: masked}"),
+}
+ANSWERING = {
+    "encoder-decoder": (
+        "model.context=64",
+        "model.shape=encoder-decoder",
+        "objective={kind: span-corruption}",
+        "tokenizer.sentinels=20",
+    ),
+    "prefix": ("model.context=64", "model.shape=prefix", "objective={kind: span-corruption}", "tokenizer.sentinels=20"),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    work = Work(tmp_path_factory.mktemp("runs"))
+    for name, overrides in {**SHAPES, **ANSWERING}.items():
+        work.pretrain(*overrides, "training.steps=2", name=name)
+    return {name: work.run(name) for name in {**SHAPES, **ANSWERING}}
+
+
+def next_of(loaded: Loaded, row: list[int], source: list[int] | None = None) -> torch.Tensor:
+    """Log-probabilities (V) after a row."""
+    tokens_BT = torch.tensor([row])
+    if source is None:
+        batch = Batch(tokens_BT)
+    elif loaded.framing.shares_row:
+        batch = Batch(torch.tensor([[*source, *row]]), prefix_B=torch.tensor([len(source)]))
+    else:
+        batch = Batch(tokens_BT, source_BS=torch.tensor([source]))
+    with torch.no_grad():
+        return loaded.model.logits(loaded.model(batch).hidden_BTD[:, -1])[0].float().log_softmax(-1)
+
+
+@pytest.mark.parametrize("name", [name for name in SHAPES if name != "encoder"])
+def test_each_token_is_given_those_before_it(name: str, runs: dict[str, Path]) -> None:
+    loaded = load_run(str(runs[name]), device="cpu")
+    first = [] if name == "stream" else [loaded.tokenizer.bos_id]
+    for text, found in zip(TEXTS, score(loaded, TEXTS), strict=True):
+        ids = loaded.tokenizer.encode(text)
+        assert found.tokens == tuple(loaded.tokenizer.piece(i) for i in ids)
+        wanted = [
+            float(next_of(loaded, [*first, *ids[:i]])[token]) if first or i else None for i, token in enumerate(ids)
+        ]
+        assert [p is None for p in found.logprobs] == [p is None for p in wanted]
+        known = [(p, q) for p, q in zip(found.logprobs, wanted, strict=True) if p is not None and q is not None]
+        assert all(math.isclose(p, q, rel_tol=1e-4, abs_tol=1e-5) for p, q in known)
+        assert math.isclose(found.total, sum(q for _, q in known), rel_tol=1e-4, abs_tol=1e-4)
+
+
+def test_each_token_of_an_encoder_is_given_all_others(runs: dict[str, Path]) -> None:
+    loaded = load_run(str(runs["encoder"]), device="cpu")
+    t = loaded.tokenizer
+    for text, found in zip(TEXTS, score(loaded, TEXTS), strict=True):
+        ids = t.encode(text)
+        for i, token in enumerate(ids):
+            row = [t.cls_id, *ids[:i], t.mask_id, *ids[i + 1 :], t.sep_id]
+            with torch.no_grad():
+                hidden_D = loaded.model(Batch(torch.tensor([row]))).hidden_BTD[0, i + 1]
+                wanted = float(loaded.model.logits(hidden_D).float().log_softmax(-1)[token])
+            logprob = found.logprobs[i]
+            assert logprob is not None
+            assert math.isclose(logprob, wanted, rel_tol=1e-4, abs_tol=1e-5)
+
+
+@pytest.mark.parametrize("name", ANSWERING)
+def test_each_token_of_a_target_is_given_its_source(name: str, runs: dict[str, Path]) -> None:
+    loaded = load_run(str(runs[name]), device="cpu")
+    t, sources = loaded.tokenizer, ["a dog ran", "the", "home and away", "on"]
+    for text, source, found in zip(TEXTS, sources, score(loaded, TEXTS, sources), strict=True):
+        ids = t.encode(text)
+        for i, token in enumerate(ids):
+            wanted = float(next_of(loaded, [t.bos_id, *ids[:i]], t.encode(source))[token])
+            logprob = found.logprobs[i]
+            assert logprob is not None
+            assert math.isclose(logprob, wanted, rel_tol=1e-4, abs_tol=1e-5)
+
+
+def test_what_cannot_be_scored_is_refused(runs: dict[str, Path]) -> None:
+    decoder, pairs = (load_run(str(runs[name]), device="cpu") for name in ("decoder", "encoder-decoder"))
+    assert score(decoder, []) == []
+    assert score(decoder, [""])[0].total == 0
+    with pytest.raises(UsageError, match="give sources"):
+        score(pairs, ["a"])
+    with pytest.raises(UsageError, match="has no sources"):
+        score(decoder, ["a"], ["a"])
+    with pytest.raises(UsageError, match="2 texts, but 1 sources"):
+        score(pairs, ["a", "a"], ["a"])
+    with pytest.raises(UsageError, match="tokens, but the model reads"):
+        score(decoder, ["a cat " * 100])

@@ -1,0 +1,99 @@
+"""docs/python.md is true: its lines run, in their order; and what they return is what the command line prints."""
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lmtool import Greedy, api, load
+from lmtool.batch import Batch
+from lmtool.errors import CheckpointError, UsageError
+from lmtool.inference.load import load_run
+from lmtool.tables.predict import predict as predict_table
+from tests.interop.test_importing import CASES, PLAIN, peer_in, word_pieces
+from tests.training.tiny import Work, words
+
+PAGE = Path(__file__).parents[1] / "docs" / "python.md"
+
+
+@pytest.fixture
+def trained(work: Work, monkeypatch: pytest.MonkeyPatch) -> Work:
+    work.pretrain("model.context=64", name="runs/first")
+    work.finetune(source=work.run("runs/first"), name="runs/reviews")
+    work.pretrain("model.context=64", "tokenizer={kind: bpe, vocab_size: 300}", name="runs/second")
+    return work
+
+
+def test_the_lines_of_the_page_run(
+    trained: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a small random model in place of the one that would be downloaded."""
+    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
+    peer_in(tmp_path / "model", "llama")
+    monkeypatch.setattr("lmtool.interop.importing.download", lambda reference: (tmp_path / "model", "c0ffee"))
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.M | re.S)
+    assert len(blocks) > 5
+    exec("\n".join(blocks), {})
+    assert len(capsys.readouterr().out.splitlines()) >= 8
+
+
+def test_predictions_are_those_of_the_command(trained: Work, tmp_path: Path) -> None:
+    texts = [words(n, seed=n) for n in range(1, 9)]
+    table = tmp_path / "rows.csv"
+    table.write_text("\n".join(["text", *texts]) + "\n", encoding="utf-8")
+    told = predict_table(load_run("reviews", device="cpu"), str(table))
+    found = load("reviews", device="cpu").predict(texts)
+    for (_, cells), one in zip(told.rows, found, strict=True):
+        label, *shares = cells
+        assert one.label == label
+        assert list(one.probabilities) == ["a", "b"]
+        np.testing.assert_allclose(list(one.probabilities.values()), [float(str(p)) for p in shares], atol=1e-6)
+    assert load("reviews", device="cpu").predict([]) == []
+
+
+@pytest.mark.parametrize(("problem", "n"), [("multi_label_classification", 3), ("regression", 1)])
+def test_predictions_of_an_imported_classifier(
+    problem: str, n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
+    roles = CASES["bert classifier"][3]
+    settings = {**PLAIN, "num_labels": n, "problem_type": problem}
+    monkeypatch.setitem(CASES, "own", ("BertForSequenceClassification", settings, word_pieces(), roles))
+    peer_in(tmp_path / "model", "own")
+    lm = load(str(tmp_path / "model"), device="cpu")
+    loaded = load_run(str(api.run_of(str(tmp_path / "model"))), device="cpu")
+    texts = ["It rained.", "The boats stayed in the harbour."]
+    for text, found in zip(texts, lm.predict(texts), strict=True):
+        row, _, _ = loaded.framing.row([np.array(loaded.tokenizer.encode(text))])
+        with torch.no_grad():
+            scores_C = loaded.model.answer(Batch(torch.tensor(row)[None])).scores_BC[0].double()
+        if n == 1:
+            assert isinstance(found.label, float)
+            assert math.isclose(found.label, float(scores_C[0]), rel_tol=1e-4)
+        else:
+            wanted = scores_C.sigmoid().tolist()
+            np.testing.assert_allclose(list(found.probabilities.values()), wanted, rtol=1e-4)
+            assert found.label == tuple(f"LABEL_{i}" for i, p in enumerate(wanted) if p > 0.5)
+
+
+def test_a_source_gives_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
+    peer_in(tmp_path / "model", "t5")
+    lm = load(str(tmp_path / "model"), device="cpu")
+    (prediction,) = lm.predict(["Tom and Anna"])
+    assert isinstance(prediction.label, str)
+    assert prediction.probabilities == {}
+    assert lm.complete("Tom and Anna", Greedy(max_new_tokens=8))[0] in prediction.label
+
+
+def test_what_a_model_does_not_do_is_refused(trained: Work) -> None:
+    lm = load("second", device="cpu")
+    with pytest.raises(UsageError, match="not fine-tuned"):
+        lm.predict(["a"])
+    with pytest.raises(UsageError, match="vectors of words"):
+        lm.embed("a", pool="none")
+    with pytest.raises(CheckpointError, match="no run called"):
+        load("missing")
