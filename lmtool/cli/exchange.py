@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from lmtool.cli.arguments import OutputDir, Quiet, RunName
+from lmtool.errors import UsageError
 from lmtool.printable import plain
 
 
@@ -48,19 +49,27 @@ def export_run(
         Literal["f16", "q8_0"] | None,
         typer.Option("--gguf", help="Write a GGUF file with matrices of this type.", show_default=False),
     ] = None,
+    adapters: Annotated[
+        bool, typer.Option("--adapters", help="Write only adapters and head, as a directory for PEFT.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Write a run as a directory that Transformers opens, or as a GGUF file.
 
-    Adapters are merged into the weights. Prints the output.
+    Adapters are merged into the weights, unless only they are asked for. Prints the output.
     """
+    from lmtool.interop.adapters import export_adapters
     from lmtool.interop.exporting import export, export_gguf
     from lmtool.interop.reference import run_of
 
-    if gguf is None:
-        expressed = export(run_of(run), output, dtype=dtype, shard=round(shard_size * 1e9))
+    if adapters and gguf is not None:
+        raise UsageError("GGUF files hold whole models", where="--gguf", fix="omit --adapters, which are then merged")
+    if adapters:
+        exported = export_adapters(run_of(run), output, dtype)
+    elif gguf is None:
+        exported = export(run_of(run), output, dtype=dtype, shard=round(shard_size * 1e9))
     else:
-        expressed = export_gguf(run_of(run), output, gguf)
+        exported = export_gguf(run_of(run), output, gguf)
     if not quiet:
-        typer.echo(f"exported as {expressed.published.architecture}", err=True)
+        typer.echo(f"exported as {exported.published.architecture}", err=True)
     typer.echo(plain(str(output)))

@@ -1,6 +1,7 @@
 """The model card of an exported model: what it is, how it was made, and what was measured."""
 
 import json
+from collections.abc import Mapping, Sequence
 
 from lmtool import __version__
 from lmtool.inference.base import Base
@@ -9,33 +10,69 @@ from lmtool.recipe.dump import dump
 from lmtool.recipe.spec import Classification, Embedding, Masked, Recipe
 from lmtool.run.directory import RESULTS
 
+PLACEHOLDER = "BASE"
+"""Stands for the path of a base model that is not on the Hub."""
+
 PIPELINES = {"classification": "text-classification", "masked": "fill-mask", "embedding": "feature-extraction"}
 
 
 def model_card(base: Base, architecture: str) -> str:
     """README.md with the metadata that the Hugging Face Hub reads."""
+    auto = auto_class(base.recipe)
+    code = [
+        f"from transformers import {auto}, AutoTokenizer",
+        "",
+        'tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")',
+        f'model = {auto}.from_pretrained("DIRECTORY")  # {architecture}',
+    ]
+    return _card(base, ["library_name: transformers"], code, [])
+
+
+def adapter_card(base: Base, published: str | None, of: Base, labels: Mapping[str, str] | None) -> str:
+    """The same for adapters.
+
+    published: the name of their base on the Hub, if it is there. of: the run that they adapt. labels: by the number of
+    the score, of a classifier.
+    """
+    auto = auto_class(base.recipe)
+    more = "" if labels is None else f", num_labels={len(labels)}, id2label={json.dumps(labels, ensure_ascii=True)}"
+    code = [
+        "from peft import PeftModel",
+        f"from transformers import {auto}, AutoTokenizer",
+        "",
+        'tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")',
+        f'base = {auto}.from_pretrained("{published or PLACEHOLDER}"{more})',
+        'model = PeftModel.from_pretrained(base, "DIRECTORY")',
+    ]
+    metadata = ["library_name: peft"]
+    notes = [f"`{PLACEHOLDER}` is the base model: {plain(of.run.name)}, as `lmtool export` writes it.", ""]
+    if published is not None:
+        metadata.append(f"base_model: {published}")
+        notes = []
+    return _card(base, metadata, code, notes)
+
+
+def _card(base: Base, metadata: Sequence[str], code: Sequence[str], notes: Sequence[str]) -> str:
     run, recipe = base.run, base.recipe
     pipeline = PIPELINES.get(recipe.objective.kind, "text-generation")
     if recipe.model.reads == "source":
         pipeline = "text2text-generation"
     lines = [
         "---",
-        "library_name: transformers",
+        *metadata,
         f"pipeline_tag: {pipeline}",
         "tags: [lmtool]",
         "---",
         "",
         f"# {plain(run.name)}",
         "",
-        f"{plain(run.info['summary'])}; trained with lmtool {__version__}, exported after step {base.checkpoint.step}.",
+        f"{plain(run.info['summary'])}; exported at step {base.checkpoint.step} by lmtool {__version__}.",
         "",
         "```python",
-        f"from transformers import {_auto(recipe)}, AutoTokenizer",
-        "",
-        'tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")',
-        f'model = {_auto(recipe)}.from_pretrained("DIRECTORY")  # {architecture}',
+        *code,
         "```",
         "",
+        *notes,
         *_origin(base),
         *_data(base),
         *_measured(base),
@@ -49,7 +86,8 @@ def model_card(base: Base, architecture: str) -> str:
     return "\n".join(lines)
 
 
-def _auto(recipe: Recipe) -> str:
+def auto_class(recipe: Recipe) -> str:
+    """Transformers' class that opens a model of this recipe for its task."""
     match recipe.objective:
         case Classification():
             return "AutoModelForSequenceClassification"

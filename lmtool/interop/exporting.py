@@ -1,9 +1,12 @@
 """From a run to a directory that Transformers opens: configuration, weights, tokenizer and model card."""
 
 import json
+import os
 import secrets
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,17 +24,22 @@ from lmtool.inference.base import Base, open_base
 from lmtool.inference.load import weights_of
 from lmtool.interop.card import model_card
 from lmtool.interop.families import EVERY
-from lmtool.interop.family import Family, Inexpressible, Published
+from lmtool.interop.families.config import Inexpressible
+from lmtool.interop.families.family import Family, Published
+from lmtool.interop.families.layouts import Weight
 from lmtool.interop.gguf_files import Quantization, write_gguf
 from lmtool.recipe.spec import Classification, Recipe, Transformer
 from lmtool.run import tensors
+from lmtool.text.chat import PLAIN, own_template
 from lmtool.text.disk import refusing_disk
-from lmtool.text.tokenizer import TOKENIZER, Tokenizer
+from lmtool.text.tokenizer import TOKENIZER, TOKENIZER_CONFIG, Tokenizer
 
 TypeName = Literal["float32", "bfloat16", "float16"]
 
 SHARD = 5_000_000_000
 """Bytes of the largest file of weights, as Transformers has it."""
+
+CHAT = "chat_template.jinja"
 
 OWN_ROLES = {
     "pad": "[PAD]",
@@ -46,10 +54,10 @@ ROLES = tuple(f"{role}_token" for role in OWN_ROLES)
 
 
 @dataclass(frozen=True)
-class Expressed:
+class Exportable:
     """A run in the terms of a published family.
 
-    config: of config.json. recipe: without adapters.
+    recipe: without adapters. config: of config.json, with the ids of special tokens.
     """
 
     base: Base
@@ -58,106 +66,170 @@ class Expressed:
     published: Published
     config: dict[str, Any]
 
+    def weights(self) -> list[Weight]:
+        """How the family's tensors are made of the run's."""
+        return self.family.weights(self.model, self.recipe.objective)
+
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """All weights in the family's names."""
-        assert isinstance(self.recipe.model, Transformer)
+        """All tensors in the family's names."""
         own = weights_of(self.base)
-        for weight in self.family.weights(self.recipe.model, self.recipe.objective):
+        for weight in self.weights():
             yield from zip(weight.theirs, weight.layout.split(own[weight.ours]), strict=True)
+        yield from self.family.constants(self.model, self.recipe.objective).items()
+
+    @property
+    def model(self) -> Transformer:
+        assert isinstance(self.recipe.model, Transformer)
+        return self.recipe.model
+
+    @property
+    def generates(self) -> bool:
+        """Whether it writes text."""
+        return self.model.reads != "both" and not isinstance(self.recipe.objective, Classification)
+
+    def tokenizer_files(self) -> dict[str, bytes]:
+        """The tokenizer's files, whose template frames a text as in training."""
+        tokenizer, recipe = self.base.tokenizer, self.recipe
+        named = tokenizer.published
+        whole, chat = tokenizer.to_json(), own_template(tokenizer)
+        if named is None:
+            named = {f"{role}_token": name for role, name in OWN_ROLES.items()}
+            framing = Framing.of(recipe, tokenizer)
+            inner = Inner.from_str(whole)
+            if (template := _template(framing, recipe, inner)) is not None:
+                inner.post_processor = template
+            whole = inner.to_str(pretty=True)
+            if framing.answers and framing.reads == "past":
+                chat = PLAIN
+        tokens = {role: name.get("content") if isinstance(name, dict) else name for role, name in named.items()}
+        roles = {role: tokens[role] for role in ROLES if tokens.get(role) is not None}
+        settings = {**roles, "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        settings["model_max_length"] = self.model.longest_row
+        settings["model_input_names"] = [
+            *("input_ids", *(["token_type_ids"] if self.model.has_segments else []), "attention_mask")
+        ]
+        files = {
+            TOKENIZER: whole.encode(),
+            TOKENIZER_CONFIG: to_json(settings),
+            "special_tokens_map.json": to_json(roles),
+        }
+        return files if chat is None else files | {CHAT: chat.encode()}
 
 
-def express(reference: str) -> Expressed:
+def express(reference: str) -> Exportable:
     """The best checkpoint of a run, or a given one, in the terms of the first family that can express it.
 
     Raises UsageError, with the keys that stand in the way, when none can.
     """
     base = open_base(reference)
+    return expressed(base, (base.run.origin or {}).get("model_type"))
+
+
+def expressed(base: Base, preferred: str | None) -> Exportable:
+    """The same of an open checkpoint. preferred: the `model_type` to try first, such as that of an imported model."""
     recipe = base.recipe.model_copy(update={"tuning": base.recipe.tuning.model_copy(update={"lora": None})})
-    family, published = _family(base, recipe)
-    config = {
-        "architectures": [published.architecture],
-        "model_type": family.model_type,
-        **published.config,
-        **_token_ids(base.tokenizer, recipe),
-        **_labels(recipe),
-    }
-    return Expressed(base, recipe, family, published, config)
+    if isinstance(recipe.model, Transformer):
+        rows = base.tokenizer.embedding_rows(recipe.model.vocab_size)
+        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab_size": rows})})
+    family, published = _family(base, recipe, preferred)
+    return Exportable(base, recipe, family, published, published.config | _token_ids(base.tokenizer, recipe))
 
 
-def export(reference: str, folder: Path, *, dtype: TypeName = "float32", shard: int = SHARD) -> Expressed:
+def export(reference: str, folder: Path, *, dtype: TypeName = "float32", shard: int = SHARD) -> Exportable:
     """Write a run as a directory for Transformers. shard: most bytes of a file of weights.
 
-    Raises UsageError for a model that no family can express, and for a folder that is in use; ResourceError.
+    Raises UsageError for a model that no family can express, for weights that `dtype` cannot hold, and for a folder
+    that is in use; ResourceError.
     """
-    _refuse_used(folder)
-    expressed = express(reference)
-    element = getattr(torch, dtype)
-    expressed.config["dtype"] = dtype
-    files = {
-        "config.json": _json(expressed.config),
-        "generation_config.json": _json(_generation(expressed)),
-        **_tokenizer_files(expressed),
-        "README.md": model_card(expressed.base, expressed.published.architecture).encode(),
-    }
+    refuse_used(folder)
+    exportable = express(reference)
+    exportable.config["dtype"] = dtype
+    weights = {name: as_type(name, tensor, dtype) for name, tensor in exportable.tensors()}
+    files = {"config.json": to_json(exportable.config), **exportable.tokenizer_files()}
+    files["README.md"] = model_card(exportable.base, exportable.published.architecture).encode()
+    if exportable.generates:
+        files["generation_config.json"] = to_json(_generation(exportable))
+    with filling(folder) as place:
+        _write_weights(place, weights, shard)
+        for name, content in files.items():
+            durable.write_new(place / name, [content])
+    return exportable
+
+
+def refuse_used(folder: Path) -> None:
+    """Raise UsageError for a path that is no new or empty folder."""
+    with refusing_disk(folder):
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UsageError("the output folder is not empty", where=str(folder), fix="name a new one")
+
+
+@contextmanager
+def filling(folder: Path) -> Iterator[Path]:
+    """A hidden folder to write to, which becomes `folder` at the end; after an error nothing stays behind.
+
+    Raises ResourceError for all errors of the operating system.
+    """
+    folder = Path(os.path.realpath(folder))
     temporary = folder.with_name(f"{durable.TEMPORARY}{folder.name}-{secrets.token_hex(4)}")
     with refusing_disk(folder):
-        folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
         temporary.mkdir()
-    try:
-        with refusing_disk(folder):
-            _write_weights(temporary, {name: tensor.to(element) for name, tensor in expressed.tensors()}, shard)
-            for name, content in files.items():
-                durable.write_new(temporary / name, [content])
+        try:
+            yield temporary
             durable.sync_directory(temporary)
             temporary.rename(folder)
-            durable.sync_directory(folder.absolute().parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return expressed
+            durable.sync_directory(folder.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
-def export_gguf(reference: str, file: Path, quantization: Quantization) -> Expressed:
+def as_type(name: str, tensor: Tensor, dtype: TypeName) -> Tensor:
+    """A tensor in another type. Raises UsageError when its values are too large for it."""
+    converted = tensor.to(getattr(torch, dtype))
+    if not torch.isfinite(converted).all():
+        raise UsageError(f"{name} has values too large for {dtype}", where="--dtype", fix="take bfloat16")
+    return converted
+
+
+def export_gguf(reference: str, file: Path, quantization: Quantization) -> Exportable:
     """Write a run as a GGUF file.
 
     Raises UsageError for families that GGUF does not have, and for a file that exists; ResourceError.
     """
-    if file.exists():
+    if os.path.lexists(file):
         raise UsageError("the file exists already", where=str(file), fix="name another")
-    expressed = express(reference)
-    written = _tokenizer_files(expressed)
+    exportable = express(reference)
+    written = exportable.tokenizer_files()
+    settings = json.loads(written[TOKENIZER_CONFIG])
+    if (chat := written.get(CHAT)) is not None:
+        settings["chat_template"] = chat.decode()
     with refusing_disk(file):
         file.absolute().parent.mkdir(parents=True, exist_ok=True)
-    write_gguf(
-        file,
-        expressed.config,
-        {name: partial(_given, tensor) for name, tensor in expressed.tensors()},
-        written[TOKENIZER].decode(),
-        json.loads(written["tokenizer_config.json"]),
-        quantization,
-    )
-    return expressed
+        write_gguf(
+            file,
+            exportable.config | _generation(exportable),
+            {name: partial(_given, tensor) for name, tensor in exportable.tensors()},
+            written[TOKENIZER].decode(),
+            settings,
+            quantization,
+        )
+    return exportable
 
 
 def _given(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _refuse_used(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError("the output folder is not empty", where=str(folder), fix="name a new one")
-
-
-def _family(base: Base, recipe: Recipe) -> tuple[Family, Published]:
-    """The family of an imported model, or else the first that can express the recipe."""
+def _family(base: Base, recipe: Recipe, preferred: str | None) -> tuple[Family, Published]:
+    """The first family that can express the recipe."""
     if not isinstance(recipe.model, Transformer):
         raise UsageError(
             f"no published family is a {recipe.model.title}",
             where="model.kind",
             fix="Transformers can be exported: docs/interop.md lists them",
         )
-    first = (base.run.origin or {}).get("model_type")
-    obstacles = []
-    for family in sorted(EVERY, key=lambda family: family.model_type != first):
+    obstacles: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
+    for family in sorted(EVERY, key=lambda family: family.model_type != preferred):
         try:
             published = family.publish(recipe.model, recipe.objective)
             if published.config.get("pad_token_id") not in (None, base.tokenizer.pad_id):
@@ -165,25 +237,23 @@ def _family(base: Base, recipe: Recipe) -> tuple[Family, Published]:
             return family, published
         except Inexpressible as error:
             if error.key != "model.shape":
-                obstacles.append(f"{family.model_type}: {error.key} ({error.why})")
+                obstacles[error.key].append((family.model_type, error.why))
     raise UsageError(
         f"no published family can express this {recipe.model.title}",
-        where="; ".join(obstacles)[:400],
+        where=_listed(obstacles),
         fix="docs/interop.md lists what can be exported; the keys named here stand in the way",
     )
 
 
-def _labels(recipe: Recipe) -> dict[str, Any]:
-    spec = recipe.objective
-    if not isinstance(spec, Classification):
-        return {}
-    kinds = {"class": "single_label_classification", "multi": "multi_label_classification", "number": "regression"}
-    names = spec.labels if spec.task != "number" else ("number",)
-    return {
-        "problem_type": kinds[spec.task],
-        "id2label": {str(i): name for i, name in enumerate(names)},
-        "label2id": {name: i for i, name in enumerate(names)},
-    }
+def _listed(obstacles: Mapping[str, list[tuple[str, str]]]) -> str:
+    """Keys that stand in the way, with the families and what they agree on as the reason; the fewest families first."""
+    told = []
+    for key, found in sorted(obstacles.items(), key=lambda item: len(item[1])):
+        names = ", ".join(name for name, _ in found)
+        values = {why.partition(", where ")[0] for _, why in found}
+        why = found[0][1] if len(found) == 1 else ", ".join(values) if len(values) == 1 else ""
+        told.append(f"{names}: {key}" + f" ({why})" * bool(why))
+    return "; ".join(told)[:400] or "model.shape"
 
 
 def _token_ids(tokenizer: Tokenizer, recipe: Recipe) -> dict[str, Any]:
@@ -193,50 +263,28 @@ def _token_ids(tokenizer: Tokenizer, recipe: Recipe) -> dict[str, Any]:
     return ids
 
 
-def _generation(expressed: Expressed) -> dict[str, Any]:
+def _generation(exportable: Exportable) -> dict[str, Any]:
     """generation_config.json: what starts and ends a text."""
-    tokenizer = expressed.base.tokenizer
-    ids: dict[str, Any] = _token_ids(tokenizer, expressed.recipe)
+    tokenizer = exportable.base.tokenizer
+    ids: dict[str, Any] = _token_ids(tokenizer, exportable.recipe)
     if len(tokenizer.roles.ends) > 1:
         ids["eos_token_id"] = sorted(tokenizer.roles.ends, key=lambda i: (i != tokenizer.eos_id, i))
-    if len(tokenizer.roles.starts) > 1 and expressed.recipe.model.reads == "source":
+    if len(tokenizer.roles.starts) > 1 and exportable.recipe.model.reads == "source":
         ids["forced_bos_token_id"] = tokenizer.roles.starts[1]
     return ids
 
 
-def _tokenizer_files(expressed: Expressed) -> dict[str, bytes]:
-    """The tokenizer's files, whose template frames a text as in training."""
-    tokenizer, recipe = expressed.base.tokenizer, expressed.recipe
-    named = tokenizer.published
-    whole = tokenizer.to_json()
-    if named is None:
-        named = {f"{role}_token": name for role, name in OWN_ROLES.items()}
-        inner = Inner.from_str(whole)
-        frame = _template(recipe, tokenizer, inner)
-        if frame is not None:
-            inner.post_processor = frame
-        whole = inner.to_str(pretty=True)
-    roles = {role: name for role, name in named.items() if role in ROLES}
-    settings = {**roles, "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    if (context := recipe.model.longest_row) is not None:
-        settings["model_max_length"] = context
-    files = {TOKENIZER: whole.encode(), "special_tokens_map.json": _json(roles)}
-    if template := named.get("chat_template"):
-        files["chat_template.jinja"] = template.encode()
-    inputs = ["input_ids", *(["token_type_ids"] if recipe.model.has_segments else []), "attention_mask"]
-    return files | {"tokenizer_config.json": _json({**settings, "model_input_names": inputs})}
-
-
-def _template(recipe: Recipe, tokenizer: Tokenizer, inner: Inner) -> TemplateProcessing | None:
-    """The template of a tokenizer trained here: of rows of one text and of two, or of prompts.
+def _template(framing: Framing, recipe: Recipe, inner: Inner) -> TemplateProcessing | None:
+    """The template of a tokenizer trained here: of rows of one text and of two, of prompts, or of sources.
 
     None where texts stay as they are.
     """
-    framing = Framing.of(recipe, tokenizer)
     before, between, after = framing.before, framing.between, framing.after
-    if framing.reads == "past" and not isinstance(recipe.objective, Classification):
+    if framing.answers:
+        before, between, after = framing.around[0], (), framing.around[1]
+    elif framing.reads == "past" and not isinstance(recipe.objective, Classification):
         before, between, after = framing.opening, (), ()
-    if framing.answers or not (before or after):
+    if not (before or after):
         return None
     opened, closed = [*map(inner.id_to_token, before), "$A"], list(map(inner.id_to_token, after))
     return TemplateProcessing(
@@ -265,8 +313,9 @@ def _write_weights(folder: Path, weights: Mapping[str, Tensor], shard: int) -> N
         index = {tensor: name for name, group in zip(names, groups, strict=True) for tensor in group}
         total = sum(tensor.nbytes for tensor in weights.values())
         content = {"metadata": {"total_size": total}, "weight_map": index}
-        durable.write_new(folder / "model.safetensors.index.json", [_json(content)])
+        durable.write_new(folder / "model.safetensors.index.json", [to_json(content)])
 
 
-def _json(content: Mapping[str, Any]) -> bytes:
+def to_json(content: Mapping[str, Any]) -> bytes:
+    """The content of a JSON file."""
     return json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n"

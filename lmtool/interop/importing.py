@@ -21,7 +21,9 @@ from torch import Tensor
 from lmtool import durable
 from lmtool.errors import CheckpointError
 from lmtool.interop.families import FAMILIES
-from lmtool.interop.family import Config, Described, Family, Weight
+from lmtool.interop.families.config import Config
+from lmtool.interop.families.family import Described, Family
+from lmtool.interop.families.layouts import Weight
 from lmtool.interop.reference import HUB, parse_hub
 from lmtool.interop.sources import Source, digest, download, open_source
 from lmtool.model.classifier import Classifier

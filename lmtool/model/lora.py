@@ -44,6 +44,16 @@ class AdaptedLinear(JoinedLinear):
         """W + (alpha / rank) B A."""
         return self.weight + self.scale * self._joined(self.down_RI, 0)
 
+    def blocks(self, up_OR: Tensor) -> Tensor:
+        """B of all parts in one matrix (O, R of each): W changes by (alpha / rank) times its product with `down_RI`.
+
+        up_OR: of all adapted parts, as in `self.up_OR`.
+        """
+        joined = torch.block_diag(*torch.split(up_OR, self._chosen))  # type: ignore[no-untyped-call]
+        rows = iter(torch.split(joined, self._chosen))
+        parts = zip(self.widths, self.adapted, strict=True)
+        return torch.cat([next(rows) if has else joined.new_zeros(width, joined.shape[1]) for width, has in parts])
+
     def _joined(self, low: Tensor, dim: int) -> Tensor:
         """Each part's B times its rows of `low`, zeros for parts without an adapter; concatenated along `dim`."""
         lows, ups = iter(torch.split(low, self.rank, dim)), iter(torch.split(self.up_OR, self._chosen))

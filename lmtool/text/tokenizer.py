@@ -144,9 +144,7 @@ class Tokenizer:
         companion = file.with_name(TOKENIZER_CONFIG)
         try:
             inner = Inner.from_str(file.read_text(encoding="utf-8"))
-            if tuple(_names_of(inner)[: len(SPECIALS)]) == SPECIALS or not companion.exists():
-                return cls(inner)
-            return cls(inner, json.loads(companion.read_bytes()))
+            return cls(inner, json.loads(companion.read_bytes()) if companion.exists() else None)
         except FileNotFoundError:
             raise CheckpointError(
                 "there is no tokenizer", where=str(file), fix="name a tokenizer.json, or a folder or run with one"

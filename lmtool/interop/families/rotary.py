@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lmtool.interop.family import Config, Inexpressible
+from lmtool.interop.families.config import Config, Inexpressible
 from lmtool.recipe.spec import (
     LinearScaling,
     Llama3Scaling,
@@ -70,7 +70,7 @@ def write_rotary(model: Transformer, family: str) -> tuple[RotaryPosition, dict[
     """
     position = model.position
     if not isinstance(position, RotaryPosition):
-        raise Inexpressible("position.kind", f"{position.kind}, and {family} has rotary")
+        raise Inexpressible("model.position.kind", f"{position.kind}, where {family} has rotary")
     scaling = _written(position.scaling)
     keys: dict[str, Any] = {"rope_theta": position.theta}
     keys["rope_parameters"] = {"rope_theta": position.theta, **scaling}

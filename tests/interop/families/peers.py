@@ -12,7 +12,8 @@ from pydantic import TypeAdapter
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from lmtool.interop.family import Config, Family
+from lmtool.interop.families.config import Config
+from lmtool.interop.families.family import Family
 from lmtool.model import LanguageModel, build
 from lmtool.recipe.spec import AnyObjective, Transformer
 
@@ -94,7 +95,7 @@ def published(
 ) -> Any:
     """A model of Transformers, from the files of an export. more: keys of config.json that an exporter adds."""
     made = family.publish(spec, objective)
-    theirs: dict[str, Tensor] = {}
+    theirs = family.constants(spec, objective)
     for weight in family.weights(spec, objective):
         split = weight.layout.split(ours[weight.ours].detach())
         theirs |= {name: tensor.contiguous() for name, tensor in zip(weight.theirs, split, strict=True)}
@@ -102,6 +103,7 @@ def published(
     (folder / "config.json").write_text(json.dumps(made.config | more))
     save_file({name: tensor.clone() for name, tensor in theirs.items()}, folder / "model.safetensors", {"format": "pt"})
     loaded, found = getattr(transformers, made.architecture).from_pretrained(folder, output_loading_info=True)
+    assert not found["missing_keys"]
     assert not found["unexpected_keys"]
     assert not found["mismatched_keys"]
     return loaded.eval()

@@ -11,12 +11,17 @@ from torch.nn import functional as F
 
 from lmtool.batch import Batch
 from lmtool.errors import CheckpointError
-from lmtool.interop.encoders import ENCODERS, Bert, DistilBert, Electra, ModernBert, Roberta
-from lmtool.interop.family import Config, Family, Inexpressible, ZeroRow
+from lmtool.interop.families import EVERY
+from lmtool.interop.families.bert import Bert, DistilBert, Electra, Roberta
+from lmtool.interop.families.config import Config, Inexpressible
+from lmtool.interop.families.encoder import Encoder
+from lmtool.interop.families.family import Family
+from lmtool.interop.families.layouts import ZeroRow
+from lmtool.interop.families.modernbert import ModernBert
 from lmtool.model import build
 from lmtool.recipe.load import load
 from lmtool.recipe.spec import AnyObjective, Classification, Embedding, Masked, Transformer
-from tests.interop.peers import (
+from tests.interop.families.peers import (
     JUNK,
     VOCAB,
     Brought,
@@ -268,7 +273,7 @@ def first(spec: Transformer, objective: AnyObjective) -> Family:
             return False
         return True
 
-    return next(family for family in ENCODERS if can(family))
+    return next(family for family in EVERY if isinstance(family, Encoder) and can(family))
 
 
 def assert_published(family: Family, spec: Transformer, objective: AnyObjective, folder: Path) -> None:
@@ -715,7 +720,11 @@ def test_published_configurations(published_as: str) -> None:
         ("distilbert-base-uncased-finetuned-sst-2-english", {"id2label": {"1": "x", "2": "y"}}, "id2label"),
         ("distilbert-base-uncased-finetuned-sst-2-english", {"id2label": {}}, "id2label"),
         ("distilbert-base-uncased-finetuned-sst-2-english", {"id2label": {"0": 1, "1": 2}}, "id2label"),
-        ("distilbert-base-uncased-finetuned-sst-2-english", {"problem_type": "regression"}, "predicts 2 numbers"),
+        (
+            "distilbert-base-uncased-finetuned-sst-2-english",
+            {"problem_type": "regression"},
+            "problem_type is 'regression' of 2 numbers",
+        ),
         ("distilbert-base-uncased-finetuned-sst-2-english", {"problem_type": "ranking"}, "problem_type is 'ranking'"),
         ("answerdotai/ModernBERT-base", {"global_attn_every_n_layers": 0}, "global_attn_every_n_layers is 0"),
         ("answerdotai/ModernBERT-base", {"local_attention": 1}, "local_attention is 1"),

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lmtool.interop.family import Config, Inexpressible
+from lmtool.interop.families.config import Config, Inexpressible
 from lmtool.recipe.spec import Classification
 
 TASKS = {
@@ -12,6 +12,9 @@ TASKS = {
 }
 """Tasks by `problem_type`."""
 
+MOST = 10_000
+"""Labels that a configuration may ask for without naming them."""
+
 
 def read_task(config: Config) -> dict[str, Any]:
     """Task and labels of `objective` of a *ForSequenceClassification, which takes one label for regression by default.
@@ -19,8 +22,7 @@ def read_task(config: Config) -> dict[str, Any]:
     Raises CheckpointError when labels lack a name of their own, or when several numbers are predicted.
     """
     labels = _labels(config)
-    config.assume({"problem_type": None})
-    if config.values["problem_type"] is None:
+    if config.optional("problem_type", str) is None:
         task = "class" if len(labels) > 1 else "number"
     else:
         task = config.pick("problem_type", TASKS)
@@ -32,18 +34,33 @@ def read_task(config: Config) -> dict[str, Any]:
 
 
 def write_task(objective: Classification) -> dict[str, Any]:
-    """The key of the task. Raises Inexpressible when the scores are not what they are in Transformers."""
+    """The keys of task and labels. Raises Inexpressible when Transformers would take the labels for another task."""
+    labels = objective.labels
     if objective.task == "auto":
-        raise Inexpressible("objective.task", "auto, which training makes class, multi or number")
-    if objective.task == "number" and (objective.center, objective.scale) != (0.0, 1.0):
-        key = "center" if objective.center != 0.0 else "scale"
-        raise Inexpressible(f"objective.{key}", "scores in Transformers are the numbers themselves")
-    return {"problem_type": next(kind for kind, task in TASKS.items() if task == objective.task)}
+        raise Inexpressible("objective.task", "auto, which a labelled table decides")
+    if objective.task == "number":
+        labels = ("number",)
+    elif not labels:
+        raise Inexpressible("objective.labels", "none, which a labelled table decides")
+    elif objective.task == "class" and len(labels) == 1:
+        raise Inexpressible("objective.labels", "a single one, which Transformers takes for a number")
+    elif len(set(labels)) < len(labels):
+        raise Inexpressible("objective.labels", "two of the same name")
+    return {
+        "problem_type": next(kind for kind, task in TASKS.items() if task == objective.task),
+        "id2label": {str(i): name for i, name in enumerate(labels)},
+        "label2id": {name: i for i, name in enumerate(labels)},
+    }
 
 
 def _labels(config: Config) -> list[str]:
-    """The labels in the order of the scores; two without a name when none are given, as in Transformers."""
-    named = config.take("id2label", dict, {"0": "LABEL_0", "1": "LABEL_1"})
+    """The labels in the order of the scores; as many as Transformers makes up when none are named."""
+    named = config.optional("id2label", dict)
+    if named is None:
+        n_labels = config.positive("num_labels", int, 2)
+        if n_labels > MOST:
+            raise config.refusal(f"num_labels is {n_labels}")
+        return [f"LABEL_{i}" for i in range(n_labels)]
     config.expect("num_labels", len(named))
     by_id = {str(key): label for key, label in named.items()}
     labels = [by_id.get(str(i)) for i in range(len(named))]

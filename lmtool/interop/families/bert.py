@@ -1,0 +1,273 @@
+"""Encoders with learned positions and norms after each sublayer: BERT, RoBERTa, DistilBERT and ELECTRA."""
+
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar
+
+from lmtool.interop.families.config import Config, Inexpressible
+from lmtool.interop.families.encoder import Encoder
+from lmtool.interop.families.layouts import Weight
+from lmtool.interop.families.modules import Modules, parameters_of, read_activation, write_activation
+from lmtool.recipe.spec import AnyObjective, Classification, LearnedPosition, Masked, Transformer
+
+
+class PostNormEncoder(Encoder):
+    """An encoder with learned positions and norms after each sublayer.
+
+    keys: of the configuration, where they are not called as in BERT.
+    lm_gelu: the masked language model's head has the exact GELU, whatever the layers have.
+    """
+
+    keys: ClassVar[Mapping[str, str]] = {}
+    lm_gelu: ClassVar[bool] = False
+
+    def _model(self, config: Config, head: str) -> dict[str, Any]:
+        def key(name: str) -> str:
+            return self.keys.get(name, name)
+
+        config.expect("position_embedding_type", "absolute")
+        config.expect("is_decoder", False)
+        config.expect("add_cross_attention", False)
+        config.ignore(key("attention_probs_dropout_prob"))
+        if head == "masked" and self.lm_gelu:
+            config.expect(key("hidden_act"), "gelu")
+        size, offset = config.positive("max_position_embeddings", int, 512), self._offset(config)
+        if size <= offset:
+            raise config.refusal(f"max_position_embeddings {size} leaves no positions after the padding token's")
+        return {
+            "vocab_size": config.positive("vocab_size", int),
+            "n_layers": config.positive(key("num_hidden_layers"), int),
+            "d_model": config.positive(key("hidden_size"), int),
+            "n_heads": config.positive(key("num_attention_heads"), int),
+            "d_ff": config.positive(key("intermediate_size"), int),
+            "context": size - offset,
+            "activation": read_activation(config, key("hidden_act"), "gelu"),
+            "position": {"kind": "learned", "size": size, "offset": offset},
+            "norm": {"kind": "layer", "place": "post", "eps": self._eps(config), "embedding": True},
+            "n_segments": config.positive("type_vocab_size", int, 2) if self._has_segments() else 0,
+            "dropout": config.take(key("hidden_dropout_prob"), float, 0.1),
+        }
+
+    def _classifier(self, config: Config) -> dict[str, Any]:
+        dropout = config.optional(self.keys.get("classifier_dropout", "classifier_dropout"), float)
+        if dropout is None:
+            dropout = config.take(self.keys.get("hidden_dropout_prob", "hidden_dropout_prob"), float, 0.1)
+        return {**super()._classifier(config), "dropout": dropout}
+
+    def _offset(self, config: Config) -> int:
+        """The row of the first position."""
+        return 0
+
+    def _eps(self, config: Config) -> float:
+        return config.positive("layer_norm_eps", float, 1e-12)
+
+    def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
+        if not isinstance(model.position, LearnedPosition):
+            raise Inexpressible("model.position.kind", f"{model.position.kind}, where {self.model_type} has learned")
+        if isinstance(objective, Masked) and self.lm_gelu and model.activation != "gelu":
+            raise Inexpressible("model.activation", f"{model.activation}, where the head of {self.model_type} has gelu")
+        config = {
+            **super()._config(model, objective),
+            "num_hidden_layers": model.n_layers,
+            "hidden_size": model.d_model,
+            "num_attention_heads": model.n_heads,
+            "intermediate_size": model.d_ff or 4 * model.d_model,
+            "max_position_embeddings": model.position.size or model.context + model.position.offset,
+            "hidden_act": write_activation(model, self.model_type),
+            "hidden_dropout_prob": model.dropout,
+            "attention_probs_dropout_prob": model.dropout,
+        }
+        if isinstance(objective, Classification):
+            config["classifier_dropout"] = objective.dropout
+        # DistilBERT has neither
+        if self._has_segments():
+            config |= {"type_vocab_size": model.n_segments or 1, "layer_norm_eps": model.norm.eps}
+        return {self.keys.get(key, key): value for key, value in config.items()}
+
+
+def _bert_modules(body: str) -> Modules:
+    return {
+        "inputs.tokens": (f"{body}.embeddings.word_embeddings",),
+        "inputs.position.table": (f"{body}.embeddings.position_embeddings",),
+        "inputs.segments": (f"{body}.embeddings.token_type_embeddings",),
+        "inputs.norm": (f"{body}.embeddings.LayerNorm",),
+    }
+
+
+BERT_PARTS: Modules = {
+    "0.mixer.qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
+    "0.mixer.out": ("attention.output.dense",),
+    "0.norm": ("attention.output.LayerNorm",),
+    "1.mixer.up": ("intermediate.dense",),
+    "1.mixer.out": ("output.dense",),
+    "1.norm": ("output.LayerNorm",),
+}
+
+
+class Bert(PostNormEncoder):
+    """BERT (Devlin et al. 2019), with or without its next-sentence head."""
+
+    model_type = "bert"
+    prefix = "bert."
+    redundant = (
+        r"bert\.embeddings\.(position_ids|token_type_ids)",
+        r"bert\.pooler\.dense\.(weight|bias)",
+        r"cls\.predictions\.(bias|decoder\.weight|decoder\.bias)",
+    )
+    name = "Bert"
+    modules = _bert_modules("bert")
+    layer = "bert.encoder.layer.{}"
+    parts = BERT_PARTS
+    lm_dense = "cls.predictions.transform.dense"
+    lm_norm = "cls.predictions.transform.LayerNorm"
+    lm_output = "cls.predictions.decoder"
+    lm_bias = "cls.predictions.bias"
+    dense = pooler = "bert.pooler.dense"
+    dense_kind = "tanh"
+    scores = "classifier"
+    next_sentence: ClassVar[Modules] = {"pooler": ("bert.pooler.dense",), "next_sentence": ("cls.seq_relationship",)}
+
+    def _model(self, config: Config, head: str) -> dict[str, Any]:
+        # of the original code, whose pooler is as here
+        config.expect("directionality", "bidi")
+        config.expect("pooler_type", "first_token_transform")
+        config.ignore("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head")
+        return super()._model(config, head)
+
+    def _has_next_sentence(self, names: Collection[str]) -> bool:
+        return all(f"{theirs}.weight" in names for (theirs,) in self.next_sentence.values())
+
+    def _architecture(self, model: Transformer, objective: AnyObjective) -> str:
+        if isinstance(objective, Masked) and model.next_sentence_head:
+            return "BertForPreTraining"
+        return super()._architecture(model, objective)
+
+    def weights(self, model: Transformer, objective: AnyObjective) -> list[Weight]:
+        found = super().weights(model, objective)
+        if isinstance(objective, Masked) and model.next_sentence_head:
+            found += parameters_of(model, self.next_sentence)
+        return found
+
+
+class Roberta(PostNormEncoder):
+    """RoBERTa (Liu et al. 2019), whose positions start after the row of the padding token's id."""
+
+    model_type = "roberta"
+    prefix = "roberta."
+    redundant = (
+        r"roberta\.embeddings\.(position_ids|token_type_ids)",
+        r"roberta\.pooler\.dense\.(weight|bias)",
+        r"lm_head\.(bias|decoder\.weight|decoder\.bias)",
+    )
+    name = "Roberta"
+    modules = _bert_modules("roberta")
+    layer = "roberta.encoder.layer.{}"
+    parts = BERT_PARTS
+    lm_dense = "lm_head.dense"
+    lm_norm = "lm_head.layer_norm"
+    lm_output = "lm_head.decoder"
+    lm_bias = "lm_head.bias"
+    pooler = "roberta.pooler.dense"
+    lm_gelu = True
+    dense = "classifier.dense"
+    dense_kind = "tanh"
+    scores = "classifier.out_proj"
+
+    def _offset(self, config: Config) -> int:
+        padding = config.take("pad_token_id", int, 1)
+        if padding < 0:
+            raise config.refusal(f"pad_token_id is {padding}, and positions are counted from it")
+        return padding + 1
+
+    def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
+        config = super()._config(model, objective)
+        assert isinstance(model.position, LearnedPosition)
+        if not model.position.offset:
+            raise Inexpressible("model.position.offset", "0, where roberta's is the padding token's id and 1")
+        return {**config, "pad_token_id": model.position.offset - 1}
+
+
+class DistilBert(PostNormEncoder):
+    """DistilBERT (Sanh et al. 2019): BERT without segments."""
+
+    model_type = "distilbert"
+    prefix = "distilbert."
+    redundant = (r"distilbert\.embeddings\.position_ids", r"vocab_projector\.weight")
+    keys: ClassVar[Mapping[str, str]] = {
+        "num_hidden_layers": "n_layers",
+        "hidden_size": "dim",
+        "num_attention_heads": "n_heads",
+        "intermediate_size": "hidden_dim",
+        "hidden_act": "activation",
+        "hidden_dropout_prob": "dropout",
+        "attention_probs_dropout_prob": "attention_dropout",
+        "classifier_dropout": "seq_classif_dropout",
+    }
+    name = "DistilBert"
+    modules: ClassVar[Modules] = {
+        "inputs.tokens": ("distilbert.embeddings.word_embeddings",),
+        "inputs.position.table": ("distilbert.embeddings.position_embeddings",),
+        "inputs.norm": ("distilbert.embeddings.LayerNorm",),
+    }
+    layer = "distilbert.transformer.layer.{}"
+    parts: ClassVar[Modules] = {
+        "0.mixer.qkv": ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+        "0.mixer.out": ("attention.out_lin",),
+        "0.norm": ("sa_layer_norm",),
+        "1.mixer.up": ("ffn.lin1",),
+        "1.mixer.out": ("ffn.lin2",),
+        "1.norm": ("output_layer_norm",),
+    }
+    lm_dense = "vocab_transform"
+    lm_norm = "vocab_layer_norm"
+    lm_output = "vocab_projector"
+    dense = "pre_classifier"
+    dense_kind = "relu"
+    scores = "classifier"
+
+    def _model(self, config: Config, head: str) -> dict[str, Any]:
+        # sinusoidal positions are those at the start of training, kept in the file like any others
+        config.ignore("sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_weights_", "output_past")
+        return super()._model(config, head)
+
+    def _eps(self, config: Config) -> float:
+        return 1e-12
+
+
+class Electra(PostNormEncoder):
+    """ELECTRA (Clark et al. 2020): the generator fills masks; the discriminator is a body, without its own head."""
+
+    model_type = "electra"
+    prefix = "electra."
+    redundant = (
+        r"electra\.embeddings\.(position_ids|token_type_ids)",
+        r"discriminator_predictions\.(dense|dense_prediction)\.(weight|bias)",
+        r"generator_lm_head\.weight",
+    )
+    name = "Electra"
+    modules = _bert_modules("electra")
+    layer = "electra.encoder.layer.{}"
+    parts = BERT_PARTS
+    lm_dense = "generator_predictions.dense"
+    lm_norm = "generator_predictions.LayerNorm"
+    lm_output = "generator_lm_head"
+    lm_gelu = True
+    dense = "classifier.dense"
+    dense_kind = "gelu"
+    scores = "classifier.out_proj"
+
+    def _model(self, config: Config, head: str) -> dict[str, Any]:
+        # only its head for multiple choice has a summary
+        config.ignore("summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout")
+        model = super()._model(config, head)
+        width = config.positive("embedding_size", int, 128)
+        return {**model, "embedding_width": None if width == model["d_model"] else width}
+
+    def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
+        config = super()._config(model, objective)
+        return {**config, "embedding_size": model.embedding_width or model.d_model}
+
+    def _body(self, model: Transformer) -> list[Weight]:
+        found = super()._body(model)
+        if model.embedding_width is not None:
+            found += parameters_of(model, {"inputs.project": ("electra.embeddings_project",)})
+        return found

@@ -1,0 +1,150 @@
+"""Configurations of published models: values read from config.json, and what cannot be written to it."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+from lmtool.errors import CheckpointError
+from lmtool.printable import plain
+
+T = TypeVar("T")
+Number = TypeVar("Number", int, float)
+
+HARMLESS = frozenset(
+    (
+        *("_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "model_type"),
+        *("use_cache", "output_attentions", "output_hidden_states", "return_dict", "return_dict_in_generate"),
+        *("torchscript", "tf_legacy_loss", "use_bfloat16", "pruned_heads", "chunk_size_feed_forward", "problem_type"),
+        *("finetuning_task", "task_specific_params", "tokenizer_class", "prefix", "gradient_checkpointing"),
+        *("pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "decoder_start_token_id"),
+        *("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "begin_suppress_tokens", "suppress_tokens"),
+        *("do_sample", "num_beams", "num_beam_groups", "max_length", "min_length", "length_penalty", "early_stopping"),
+        *("temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "diversity_penalty"),
+        *("encoder_no_repeat_ngram_size", "num_return_sequences", "exponential_decay_length_penalty", "output_scores"),
+        *("remove_invalid_values", "id2label", "label2id", "num_labels", "initializer_range", "initializer_factor"),
+        *("no_repeat_ngram_size", "unk_token_id", "mask_token_id", "_num_labels", "transformers.js_config"),
+    )
+)
+"""Keys of any configuration that do not change the logits: names, labels and tokens read elsewhere, options of
+generation and training."""
+
+
+class Config:
+    """The values of a config.json. Remembers which ones were read, since an unread one could change the logits.
+
+    where: the file, for errors. inside: the key of the object that holds these values, if they are not the whole file.
+    """
+
+    def __init__(self, values: Mapping[str, Any], where: str, inside: str = "") -> None:
+        self.values = values
+        self.where = where
+        self._inside = f"{inside}." if inside else ""
+        self._read: set[str] = set()
+        self._sections: list[Config] = []
+
+    def assume(self, defaults: Mapping[str, Any]) -> None:
+        """Values of keys that are missing; a null stays."""
+        self.values = {**defaults, **self.values}
+
+    def rename(self, other: str, name: str) -> None:
+        """Read a key under another name. Raises CheckpointError when both are there and differ."""
+        value = self.values.get(other)
+        self._read.add(other)
+        if value is None:
+            return
+        self.assume({name: value})
+        if self.values[name] != value:
+            raise self.refusal(f"{self._inside}{other} and {self._inside}{name} differ")
+
+    def section(self, name: str) -> "Config":
+        """The object under a key, empty when it is missing or null. `check_all_read` of this one covers it as well."""
+        found = Config(self.take(name, dict, {}), self.where, f"{self._inside}{name}")
+        self._sections.append(found)
+        return found
+
+    def take(self, name: str, kind: type[T], default: T | None = None) -> T:
+        """The value of a key. Raises CheckpointError when it is of another type, or missing without a default."""
+        value = self.optional(name, kind)
+        if value is not None:
+            return value
+        if default is None:
+            raise self.refusal(f"{self._inside}{name} is missing")
+        return default
+
+    def optional(self, name: str, kind: type[T]) -> T | None:
+        """The value of a key; None when it is missing or null. Raises CheckpointError when it is of another type."""
+        self._read.add(name)
+        value = self.values.get(name)
+        if value is None:
+            return None
+        if type(value) is int and abs(value) >= 2**63:
+            raise self.refusal(f"{self._inside}{name} has more than 64 bits")
+        if kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not kind:
+            raise self.refusal(f"{self._inside}{name} is {self._shown(value)}, not of type {kind.__name__}")
+        found: T = value
+        return found
+
+    def positive(self, name: str, kind: type[Number], default: Number | None = None) -> Number:
+        """The number of a key, which must be above 0. Raises CheckpointError."""
+        value = self.take(name, kind, default)
+        if not 0 < value < math.inf:
+            raise self.refusal(f"{name} is {self._shown(value)}, not a positive number")
+        return value
+
+    def expect(self, name: str, *allowed: object) -> None:
+        """Read a key that must be missing, null, or one of these values. Raises CheckpointError."""
+        self._read.add(name)
+        value = self.values.get(name)
+        if value is not None and not any(type(value) is type(one) and value == one for one in allowed):
+            raise self.inexpressible(name)
+
+    def pick(self, name: str, choices: Mapping[str, T]) -> T:
+        """What a table has for the value of a key. Raises CheckpointError when it has nothing."""
+        value = self.take(name, str)
+        if value not in choices:
+            raise self.inexpressible(name)
+        return choices[value]
+
+    def ignore(self, *names: str) -> None:
+        """Keys of this family that do not change the logits, such as dropout in training."""
+        self._read.update(names)
+
+    def check_all_read(self) -> None:
+        """Raise CheckpointError when a key was not read and is not known to be harmless."""
+        unread = sorted(self._unread())
+        if unread:
+            raise self.refusal(f"unknown keys may change what it computes: {plain(', '.join(unread))[:160]}")
+
+    def _unread(self) -> Iterator[str]:
+        for key, value in self.values.items():
+            if key not in self._read and key not in HARMLESS and value is not None:
+                yield f"{self._inside}{key}"
+        for section in self._sections:
+            yield from section._unread()
+
+    def inexpressible(self, name: str) -> CheckpointError:
+        """An error about the value of a key."""
+        return self.refusal(f"{self._inside}{name} is {self._shown(self.values[name])}, which no recipe can express")
+
+    def refusal(self, what: str) -> CheckpointError:
+        """An error about this file."""
+        return CheckpointError(
+            f"this model cannot be imported: {what}",
+            where=self.where,
+            fix="docs/interop.md lists what can be imported",
+        )
+
+    @staticmethod
+    def _shown(value: object) -> str:
+        return plain(repr(value))[:60]
+
+
+class Inexpressible(Exception):
+    """A family cannot express a recipe. key: the key that stands in the way. why: in a few words."""
+
+    def __init__(self, key: str, why: str) -> None:
+        super().__init__(f"{key}: {why}")
+        self.key = key
+        self.why = why

@@ -1,0 +1,126 @@
+"""Decoders of Transformers, of which a family is what its class declares."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from lmtool.interop.families.config import Config, Inexpressible
+from lmtool.interop.families.family import Described, Family
+from lmtool.interop.families.layouts import Weight
+from lmtool.interop.families.modules import Modules, layers, parameters_of
+from lmtool.interop.families.tasks import read_task
+from lmtool.recipe.spec import AnyObjective, Classification, Transformer
+
+SEVERAL_PARTS: Mapping[str, tuple[object, ...]] = dict.fromkeys(
+    ("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder"), (False,)
+)
+"""Keys of a decoder beside an encoder, and their only values without one."""
+
+
+class Decoder(Family):
+    """What all decoders have in common.
+
+    name: of the classes. causal: what follows it in that of the language model. sizes: their keys of sizes in the
+    recipe. eps: their key of the epsilon of norms. defaults: values of keys that files omit, as in the class of the
+    configuration. others: other names of keys. expected: the only values of keys that a recipe expresses. ignored: keys
+    that change no logits. dropouts: keys of all dropouts. fixed: what all its models have in the recipe, `norm` apart.
+
+    top: their names of modules, below `prefix`. layer: their name of a layer, below `prefix`, with {} for its number.
+    parts: their names of the modules of a layer, ours with the number of the sublayer.
+    """
+
+    name: ClassVar[str]
+    causal: ClassVar[str] = "ForCausalLM"
+    sizes: ClassVar[Mapping[str, str]]
+    eps: ClassVar[str] = "layer_norm_epsilon"
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    others: ClassVar[Mapping[str, str]] = {}
+    expected: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+    ignored: ClassVar[tuple[str, ...]] = ()
+    dropouts: ClassVar[tuple[str, ...]] = ()
+    fixed: ClassVar[Mapping[str, Any]] = {}
+    norm: ClassVar[Mapping[str, Any]] = {"kind": "layer"}
+
+    shape = "decoder"
+    top: ClassVar[Mapping[str, str]]
+    layer: ClassVar[str]
+    parts: ClassVar[Modules]
+
+    def describe(self, config: Config, names: Collection[str]) -> Described:
+        model = self._model(config, len(names))
+        if "score.weight" not in names:
+            return Described(model, {"kind": "causal"})
+        # there is no matrix to predict tokens with
+        model["tie_embeddings"] = True
+        head = {"pool": "last", "dense": "none", "bias": False, "dropout": 0.0}
+        return Described(model, {"kind": "classification", **read_task(config), **head})
+
+    def _model(self, config: Config, most_layers: int) -> dict[str, Any]:
+        """`model` of the recipe, of not more layers than this."""
+        for other, name in self.others.items():
+            config.rename(other, name)
+        config.assume({"tie_word_embeddings": True, **self.defaults})
+        for key, allowed in {**SEVERAL_PARTS, **self.expected}.items():
+            config.expect(key, *allowed)
+        config.ignore("is_decoder", "cross_attention_hidden_size", *self.ignored, *self.dropouts)
+        sizes = {ours: config.take(theirs, int) for ours, theirs in self.sizes.items()}
+        if sizes["n_layers"] > most_layers:
+            raise config.refusal(f"{self.sizes['n_layers']} is {sizes['n_layers']}, more than there are tensors")
+        return {
+            "kind": "transformer",
+            "shape": "decoder",
+            **sizes,
+            **self.fixed,
+            "norm": {**self.norm, "eps": config.take(self.eps, float)},
+            "tie_embeddings": config.take("tie_word_embeddings", bool),
+            "dropout": self._dropout(config),
+            **self._own_model(config, sizes),
+        }
+
+    def _own_model(self, config: Config, sizes: Mapping[str, int]) -> dict[str, Any]:
+        """What of `model` this family does not declare. sizes: those of the recipe."""
+        return {}
+
+    def _dropout(self, config: Config) -> float:
+        """That of all places, when it is the same in all."""
+        rates = {config.optional(key, float) or 0.0 for key in self.dropouts}
+        return rates.pop() if len(rates) == 1 else 0.0
+
+    def _architecture(self, model: Transformer, objective: AnyObjective) -> str:
+        return self.name + ("ForSequenceClassification" if isinstance(objective, Classification) else self.causal)
+
+    def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
+        if isinstance(objective, Classification) and objective.task == "number":
+            for key, value in (("center", 0.0), ("scale", 1.0)):
+                if getattr(objective, key) != value:
+                    why = f"{getattr(objective, key)}, where {self.model_type} has scores without a bias"
+                    raise Inexpressible(f"objective.{key}", why)
+        values = {"d_ff": 4 * model.d_model, **model.model_dump(exclude_none=True)}
+        return {
+            **{theirs: values[ours] for ours, theirs in self.sizes.items()},
+            **dict.fromkeys(self.dropouts, model.dropout),
+            self.eps: model.norm.eps,
+            "tie_word_embeddings": model.tie_embeddings,
+            **self._own_config(model),
+        }
+
+    def _own_config(self, model: Transformer) -> dict[str, Any]:
+        """The inverse of `_own_model`. Raises Inexpressible."""
+        return {}
+
+    def weights(self, model: Transformer, objective: AnyObjective) -> list[Weight]:
+        modules = {
+            **{ours: (f"{self.prefix}{theirs}",) for ours, theirs in self.top.items()},
+            **layers(model, "stack", f"{self.prefix}{self.layer}", self.parts),
+        }
+        found = [self._laid_out(weight, model) for weight in parameters_of(model, modules)]
+        if isinstance(objective, Classification):
+            body = [replace(weight, ours=f"body.{weight.ours}") for weight in found]
+            return [*body, Weight("head.weight", ("score.weight",))]
+        if not model.tie_embeddings:
+            found.append(Weight("head.own", ("lm_head.weight",)))
+        return found
+
+    def _laid_out(self, weight: Weight, model: Transformer) -> Weight:
+        """A weight of the body with the layout that the family has for it."""
+        return weight

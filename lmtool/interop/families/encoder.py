@@ -1,0 +1,173 @@
+"""Encoders of Transformers, with a head of masked language modelling, of classification, or none."""
+
+import re
+from abc import abstractmethod
+from collections.abc import Collection
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from lmtool.interop.families.config import Config
+from lmtool.interop.families.family import Described, Family
+from lmtool.interop.families.layouts import SAME, Copied, Layout, Rescaled, Weight, ZeroRow
+from lmtool.interop.families.modules import Modules, layers, parameters_of
+from lmtool.interop.families.tasks import read_task
+from lmtool.printable import plain
+from lmtool.recipe.spec import AnyObjective, Classification, Embedding, Masked, Transformer
+
+UNSUPPORTED = ("ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice", "ForNextSentencePrediction")
+"""Ends of the names of architectures with heads that no recipe has, though their tensors may look like another's."""
+
+
+class Encoder(Family):
+    """An encoder, whose head is that of masked language modelling, of classification, or none.
+
+    name: of its classes, without `For...`.
+    modules: embeddings and final norm, ours and theirs. layer: their name of a layer, with {} for its number. parts: of
+        a layer, ours with the number of the sublayer.
+    lm_dense, lm_norm, lm_output: modules of the masked language model's head. lm_bias: the bias of a tied output
+        matrix, where it is not that of `lm_output`.
+    pooler: a module of the body that only its own heads read.
+    dense, dense_norm, scores: modules of the classifier; it has the nonlinearity `dense_kind`.
+    """
+
+    shape = "encoder"
+    name: ClassVar[str]
+    modules: ClassVar[Modules]
+    layer: ClassVar[str]
+    parts: ClassVar[Modules]
+    lm_dense: ClassVar[str]
+    lm_norm: ClassVar[str]
+    lm_output: ClassVar[str]
+    lm_bias: ClassVar[str | None] = None
+    pooler: ClassVar[str | None] = None
+    dense: ClassVar[str]
+    dense_norm: ClassVar[str | None] = None
+    dense_kind: ClassVar[Literal["tanh", "relu", "gelu"]]
+    scores: ClassVar[str]
+    renamed = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
+
+    def describe(self, config: Config, names: Collection[str]) -> Described:
+        head = self._head(config, names)
+        config.expect("is_encoder_decoder", False)
+        # the settings of sentence-transformers for what follows the scores
+        config.ignore("sentence_transformers")
+        model = {"shape": "encoder", **self._model(config, head)}
+        tied = config.take("tie_word_embeddings", bool, True)
+        objective: dict[str, Any] = {"kind": head}
+        if head == "classification":
+            objective |= self._classifier(config)
+        if head == "masked":
+            bias = model.pop("head_bias", True)
+            model |= {"head_transform": True, "head_bias": bias, "tie_embeddings": tied}
+            model["next_sentence_head"] = self._has_next_sentence(names)
+        return Described(model, objective)
+
+    def _head(self, config: Config, names: Collection[str]) -> Literal["masked", "classification", "embedding"]:
+        """Which head the tensors are of. Raises CheckpointError when it is another one."""
+        architectures = config.optional("architectures", list) or [""]
+        architecture = str(architectures[0])
+        if architecture.endswith(UNSUPPORTED):
+            raise config.refusal(f"a recipe has no head as {plain(architecture)[:60]}")
+        if f"{self.scores}.weight" in names and f"{self.dense}.weight" in names:
+            return "classification"
+        if f"{self.lm_dense}.weight" in names:
+            return "masked"
+        redundant = re.compile("|".join(self.redundant))
+        for name in sorted(names):
+            if not name.startswith(self.prefix) and not redundant.fullmatch(name):
+                raise config.refusal(f"a recipe has no head with a tensor {plain(name)[:60]}")
+        return "embedding"
+
+    def _has_next_sentence(self, names: Collection[str]) -> bool:
+        return False
+
+    def _classifier(self, config: Config) -> dict[str, Any]:
+        return {
+            **read_task(config),
+            "pool": "first",
+            "dense": self.dense_kind,
+            "dense_norm": self.dense_norm is not None,
+            "bias": True,
+        }
+
+    @abstractmethod
+    def _model(self, config: Config, head: str) -> dict[str, Any]:
+        """The recipe's `model` without what the head decides, except a `head_bias` that the output matrix lacks."""
+
+    def _architecture(self, model: Transformer, objective: AnyObjective) -> str:
+        match objective:
+            case Classification():
+                return f"{self.name}ForSequenceClassification"
+            case Masked():
+                return f"{self.name}ForMaskedLM"
+        return f"{self.name}Model"
+
+    def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
+        return {
+            "pad_token_id": None,
+            "tie_word_embeddings": model.tie_embeddings or not isinstance(objective, Masked),
+        }
+
+    def _alike(self, model: Transformer) -> dict[str, Any]:
+        # without segments, it is as with one that is all zeros
+        return {"n_segments": model.n_segments or 1} if self._has_segments() else {}
+
+    def _has_segments(self) -> bool:
+        return "inputs.segments" in self.modules
+
+    def weights(self, model: Transformer, objective: AnyObjective) -> list[Weight]:
+        found = [*self._body(model)]
+        if isinstance(objective, Classification):
+            return [
+                *(Weight(f"body.{one.ours}", one.theirs, one.layout) for one in found),
+                *self._classifier_weights(model, objective),
+            ]
+        if isinstance(objective, Masked):
+            found += parameters_of(model, {"head.dense": (self.lm_dense,), "head.norm": (self.lm_norm,)})
+            if not model.tie_embeddings:
+                found.append(Weight("head.own", (f"{self.lm_output}.weight",)))
+            if model.head_bias:
+                found.append(self._output_bias(model))
+        return found
+
+    def constants(self, model: Transformer, objective: AnyObjective) -> dict[str, Tensor]:
+        if self.pooler is None or not isinstance(objective, Embedding):
+            return {}
+        width = model.d_model
+        return {f"{self.pooler}.weight": torch.zeros(width, width), f"{self.pooler}.bias": torch.zeros(width)}
+
+    def _output_bias(self, model: Transformer) -> Weight:
+        own = f"{self.lm_output}.bias"
+        if self.lm_bias is None:
+            return Weight("head.bias", (own,))
+        if model.tie_embeddings:
+            return Weight("head.bias", (self.lm_bias,))
+        return Weight("head.bias", (own, self.lm_bias), Copied())
+
+    def _body(self, model: Transformer) -> list[Weight]:
+        modules = {**self.modules, **layers(model, "stack", self.layer, self.parts)}
+        if not model.norm.first:
+            del modules["stack.sublayers.0.norm"]
+        if model.n_segments or not self._has_segments():
+            return [*parameters_of(model, modules)]
+        (segments,) = modules.pop("inputs.segments")
+        (tokens,) = modules.pop("inputs.tokens")
+        both = Weight("inputs.tokens.weight", (f"{tokens}.weight", f"{segments}.weight"), ZeroRow())
+        return [both, *parameters_of(model, modules)]
+
+    def _classifier_weights(self, model: Transformer, objective: Classification) -> list[Weight]:
+        modules = {"dense": (self.dense,)}
+        if self.dense_norm is not None:
+            modules["dense_norm"] = (self.dense_norm,)
+        of_scores: Layout = SAME
+        of_bias: Layout = SAME
+        center, scale = objective.center or 0.0, objective.scale or 1.0
+        if objective.task == "number" and (center, scale) != (0.0, 1.0):
+            of_scores, of_bias = Rescaled(scale), Rescaled(scale, center)
+        return [
+            *parameters_of(model, modules),
+            Weight("head.weight", (f"{self.scores}.weight",), of_scores),
+            Weight("head.bias", (f"{self.scores}.bias",), of_bias),
+        ]

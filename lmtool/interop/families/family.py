@@ -1,0 +1,198 @@
+"""A published family of models, as the recipe language describes it: configuration and weights, in both directions."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
+
+from lmtool.errors import CheckpointError
+from lmtool.interop.families.config import Config, Inexpressible
+from lmtool.interop.families.layouts import Weight
+from lmtool.interop.families.tasks import write_task
+from lmtool.model.classifier import dense_activation, pooling, score_bias
+from lmtool.recipe.spec import (
+    AnyObjective,
+    Causal,
+    Classification,
+    Embedding,
+    LearnedPosition,
+    Prefix,
+    RotaryPosition,
+    Seq2Seq,
+    SpanCorruption,
+    Transformer,
+    WindowPattern,
+)
+
+
+@dataclass(frozen=True)
+class Described:
+    """Sections `model` and `objective` of the recipe of a published model, as plain values."""
+
+    model: dict[str, Any]
+    objective: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Published:
+    """The configuration of an exported model.
+
+    architecture: name of Transformers' class. config: content of config.json, without special tokens.
+    """
+
+    architecture: str
+    config: dict[str, Any]
+
+
+class Family(ABC):
+    """One `model_type` of Transformers.
+
+    shape: of its models. prefix: of the body in the names of a model with a head, which files of the body alone omit.
+    redundant: regular expressions of names of tensors that are not needed: buffers, and copies of tied ones.
+    renamed: parts of names in old files, with what they are called now.
+    """
+
+    model_type: ClassVar[str]
+    shape: ClassVar[Literal["decoder", "encoder", "encoder-decoder"]]
+    prefix: ClassVar[str] = ""
+    redundant: ClassVar[tuple[str, ...]] = ()
+    renamed: ClassVar[tuple[tuple[str, str], ...]] = ()
+
+    @abstractmethod
+    def describe(self, config: Config, names: Collection[str]) -> Described:
+        """The recipe of a model with this configuration.
+
+        names: of its tensors, as in a model with a head (with `prefix`), which tell the heads that it has.
+        Reads every key that changes the logits. Raises CheckpointError, as `Config` does, for what no recipe expresses.
+        """
+
+    def publish(self, model: Transformer, objective: AnyObjective) -> Published:
+        """The inverse of `describe`, for a model with a `vocab_size`.
+
+        What is published is described again, and compared in all keys that change the outputs: nothing is exported as
+        something else. Raises Inexpressible with the first key that stands in the way.
+        """
+        if model.shape != self.shape:
+            raise Inexpressible("model.shape", f"{model.shape}, where {self.model_type} has {self.shape}")
+        if model.vocab_size is None:
+            raise Inexpressible("model.vocab_size", "not given, and the tokenizer's is not known here")
+        architecture = self._architecture(model, objective)
+        config = {
+            "architectures": [architecture],
+            "model_type": self.model_type,
+            "vocab_size": model.vocab_size,
+            **(write_task(objective) if isinstance(objective, Classification) else {}),
+            **self._config(model, objective),
+        }
+        found, head = self._again(config, model, objective)
+        unread = OF_HEAD if isinstance(objective, Classification | Embedding) else frozenset()
+        wanted = model.model_copy(update=self._alike(model))
+        _compare(self.model_type, "model", _meaning(wanted, unread), _meaning(found, unread))
+        _compare(self.model_type, "objective", _meaning_of_head(wanted, objective), _meaning_of_head(found, head))
+        return Published(architecture, config)
+
+    @abstractmethod
+    def weights(self, model: Transformer, objective: AnyObjective) -> list[Weight]:
+        """All tensors that the objective reads; theirs are named with `prefix`.
+
+        A classifier has those of its head and, named `body.`, of its model, whose own head is not read.
+        """
+
+    def constants(self, model: Transformer, objective: AnyObjective) -> dict[str, Tensor]:
+        """Tensors that their files hold beside the weights: computed ones, and zeros for parts that nothing reads."""
+        return {}
+
+    @abstractmethod
+    def _architecture(self, model: Transformer, objective: AnyObjective) -> str:
+        """Name of Transformers' class."""
+
+    @abstractmethod
+    def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
+        """Its own keys of config.json. Raises Inexpressible where they have no value for the recipe's."""
+
+    def _alike(self, model: Transformer) -> dict[str, Any]:
+        """Values of the model's keys by which the family expresses it without a difference."""
+        return {}
+
+    def _again(
+        self, config: dict[str, Any], model: Transformer, objective: AnyObjective
+    ) -> tuple[Transformer, AnyObjective]:
+        """What a published configuration is described as."""
+        names = {name for weight in self.weights(model, objective) for name in weight.theirs}
+        try:
+            described = self.describe(Config(config, "config.json"), names)
+            found = Transformer.model_validate({"kind": "transformer", **described.model})
+            head: AnyObjective = TypeAdapter(AnyObjective).validate_python(described.objective)
+        except CheckpointError as error:
+            raise Inexpressible("model", error.what) from error
+        except ValidationError as error:
+            raise self._misfit(error) from error
+        return found, head
+
+    def _misfit(self, error: ValidationError) -> Inexpressible:
+        """An error about sizes that a family has no keys for, so that those of a recipe do not fit together there."""
+        first = error.errors()[0]
+        if first["type"] != "value_error":
+            return Inexpressible("model", f"{self.model_type} has no such sizes")
+        key, _, why = str(first["ctx"]["error"]).splitlines()[0].partition(" ")
+        return Inexpressible(f"model.{key}", f"{why}, as it must in {self.model_type}")
+
+
+IN_TRAINING = frozenset(("kind", "context", "dropout", "ffn_dropout", "init"))
+"""Keys of a Transformer that change no logits. The context does so by the size of the position table, which is one of
+its own."""
+
+OF_HEAD = frozenset(("head_transform", "head_bias", "next_sentence_head", "tie_embeddings", "scale_head"))
+"""Keys of a Transformer's own head, which classifiers and text embeddings do not use."""
+
+
+def _meaning(model: Transformer, unread: Collection[str]) -> dict[str, Any]:
+    """Values of the keys that change the logits, with all defaults filled in."""
+    values = model.model_dump(exclude={*IN_TRAINING, *unread})
+    values["head_width"] = model.head_width or model.d_model // model.n_heads
+    values["n_kv_heads"] = model.n_kv_heads or model.n_heads
+    values["d_ff"] = model.d_ff or 4 * model.d_model
+    values["qkv_bias"] = model.bias if model.qkv_bias is None else model.qkv_bias
+    if isinstance(model.position, LearnedPosition):
+        values["position"]["size"] = model.position.size or model.context + model.position.offset
+    if isinstance(model.pattern, WindowPattern):
+        values["pattern"]["full_layers"] = sorted(set(model.pattern.full_layers))
+    if isinstance(model.position, RotaryPosition) and model.position.window_theta == model.position.theta:
+        values["position"]["window_theta"] = None
+    return values
+
+
+def _meaning_of_head(model: Transformer, objective: AnyObjective) -> dict[str, Any]:
+    """What of an objective changes the outputs, with `auto` decided."""
+    if isinstance(objective, Causal | Seq2Seq | Prefix | SpanCorruption):
+        return {"kind": "causal"}
+    if not isinstance(objective, Classification):
+        return {"kind": objective.kind}
+    activation = dense_activation(objective, model)
+    return {
+        "kind": objective.kind,
+        "task": objective.task,
+        "layers": objective.layers,
+        "pool": pooling(objective, model),
+        "dense": activation or "none",
+        "dense_norm": objective.dense_norm,
+        "bias": score_bias(objective, model),
+    }
+
+
+def _compare(family: str, where: str, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    for key, value in wanted.items():
+        other = found.get(key)
+        if value == other:
+            continue
+        if isinstance(value, dict) and isinstance(other, dict):
+            _compare(family, f"{where}.{key}", value, other)
+            continue
+        raise Inexpressible(f"{where}.{key}", f"{_shown(value)}, where {family} has {_shown(other)}")
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool | None) else str(value)

@@ -1,0 +1,169 @@
+"""How tensors of published models become those of ours, and back."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+class Layout(ABC):
+    """How one tensor of ours is made of theirs. `join` and `split` are inverse, bit for bit.
+
+    `join` raises ValueError when theirs have other shapes than the layout says; it does not know all of them.
+    """
+
+    @abstractmethod
+    def join(self, theirs: Sequence[Tensor]) -> Tensor: ...
+
+    @abstractmethod
+    def split(self, ours: Tensor) -> list[Tensor]: ...
+
+    def split_product(self, up: Tensor, down: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """The same for a matrix `up @ down`: the two factors of each of theirs, as a map from (in) to (out)."""
+        return [(part, down) for part in self.split(up)]
+
+
+@dataclass(frozen=True)
+class Joined(Layout):
+    """Theirs follow one another in the first dimension, with these widths."""
+
+    widths: tuple[int, ...]
+
+    def join(self, theirs: Sequence[Tensor]) -> Tensor:
+        widths = [width for one in theirs for width in one.shape[:1]]
+        if widths != list(self.widths):
+            raise ValueError(f"widths {widths} instead of {list(self.widths)}")
+        return torch.cat(list(theirs))
+
+    def split(self, ours: Tensor) -> list[Tensor]:
+        return list(torch.split(ours, list(self.widths)))
+
+
+class Same(Layout):
+    """One tensor, as it is."""
+
+    def join(self, theirs: Sequence[Tensor]) -> Tensor:
+        (one,) = theirs
+        return one
+
+    def split(self, ours: Tensor) -> list[Tensor]:
+        return [ours]
+
+
+class Transposed(Same):
+    """A matrix as (in, out) (GPT-2's Conv1D); ours are (out, in)."""
+
+    def join(self, theirs: Sequence[Tensor]) -> Tensor:
+        one = super().join(theirs)
+        if one.ndim != 2:
+            raise ValueError(f"{one.ndim} dimensions instead of 2")
+        return one.T
+
+    def split(self, ours: Tensor) -> list[Tensor]:
+        return [ours.T]
+
+    def split_product(self, up: Tensor, down: Tensor) -> list[tuple[Tensor, Tensor]]:
+        return [(up, down)]
+
+
+@dataclass(frozen=True)
+class ByHead(Same):
+    """Query, key and value interleaved by head (GPT-NeoX, BLOOM); ours has all queries first."""
+
+    n_heads: int
+
+    def join(self, theirs: Sequence[Tensor]) -> Tensor:
+        one = super().join(theirs)
+        if not one.ndim or len(one) % (3 * self.n_heads):
+            raise ValueError(f"shape {list(one.shape)} is not divisible by 3 x {self.n_heads} heads")
+        return one.reshape(self.n_heads, 3, -1, *one.shape[1:]).transpose(0, 1).reshape(one.shape)
+
+    def split(self, ours: Tensor) -> list[Tensor]:
+        return [ours.reshape(3, self.n_heads, -1, *ours.shape[1:]).transpose(0, 1).reshape(ours.shape)]
+
+
+class AsRow(Same):
+    """A vector as a matrix of one row (the output bias of BART and Marian)."""
+
+    def join(self, theirs: Sequence[Tensor]) -> Tensor:
+        return super().join(theirs).squeeze(0)
+
+    def split(self, ours: Tensor) -> list[Tensor]:
+        return [ours[None]]
+
+
+class Copied(Layout):
+    """Theirs has the tensor twice, and reads the first one (the output biases of BERT, untied)."""
+
+    def join(self, theirs: Sequence[Tensor]) -> Tensor:
+        one, _ = theirs
+        return one
+
+    def split(self, ours: Tensor) -> list[Tensor]:
+        return [ours, ours]
+
+
+class ZeroRow(Layout):
+    """Theirs has a table of one row of zeros after the tensor (segments, of a recipe without any)."""
+
+    def join(self, theirs: Sequence[Tensor]) -> Tensor:
+        one, zeros = theirs
+        if zeros.any():
+            raise ValueError("a row that is not all zeros")
+        return one
+
+    def split(self, ours: Tensor) -> list[Tensor]:
+        return [ours, ours.new_zeros(1, *ours.shape[1:])]
+
+
+@dataclass(frozen=True)
+class Halves(Layout):
+    """The even entries of a dimension of ours come before the odd ones in theirs; otherwise as in `layout`."""
+
+    dim: int
+    layout: Layout
+
+    def join(self, theirs: Sequence[Tensor]) -> Tensor:
+        halves = torch.unflatten(self.layout.join(theirs), self.dim, (2, -1))
+        return halves.transpose(self.dim, self.dim + 1).flatten(self.dim, self.dim + 1)
+
+    def split(self, ours: Tensor) -> list[Tensor]:
+        return self.layout.split(self._parted(ours, self.dim))
+
+    def split_product(self, up: Tensor, down: Tensor) -> list[tuple[Tensor, Tensor]]:
+        if self.dim == 0:
+            return self.layout.split_product(self._parted(up, 0), down)
+        return self.layout.split_product(up, self._parted(down, 1))
+
+    @staticmethod
+    def _parted(ours: Tensor, dim: int) -> Tensor:
+        pairs = torch.unflatten(ours, dim, (-1, 2))
+        return pairs.transpose(dim, dim + 1).flatten(dim, dim + 1)
+
+
+@dataclass(frozen=True)
+class Rescaled(Same):
+    """Theirs is ours times `scale`, plus `shift`; `join` and `split` are inverse up to rounding."""
+
+    scale: float
+    shift: float = 0.0
+
+    def join(self, theirs: Sequence[Tensor]) -> Tensor:
+        return (super().join(theirs) - self.shift) / self.scale
+
+    def split(self, ours: Tensor) -> list[Tensor]:
+        return [ours * self.scale + self.shift]
+
+
+SAME = Same()
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A tensor of ours, the names of theirs that it is made of, and how."""
+
+    ours: str
+    theirs: tuple[str, ...]
+    layout: Layout = SAME

@@ -1,0 +1,65 @@
+"""Runs with random weights, as training leaves them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lmtool.compute.device import resolve
+from lmtool.inference.base import open_base
+from lmtool.inference.load import learner
+from lmtool.model import lora
+from lmtool.recipe.dump import dump
+from lmtool.recipe.load import load
+from lmtool.recipe.spec import BpeTokenizer, Recipe, TokenizerSpec, WordPieceTokenizer
+from lmtool.run.directory import Run
+from lmtool.text.tokenizer import Tokenizer
+
+CORPUS = ["They waited for the rain to end, and then they walked home along the sea wall.", "Why? ¿Qué! 漢字 🙂"] * 20
+TEXTS = ["They waited, and then the rain!", "a", "home along the sea", "¿Qué? 🙂 they"]
+SMALL: dict[str, Any] = {"kind": "transformer", "n_layers": 2, "d_model": 16, "n_heads": 4, "d_ff": 24, "context": 40}
+
+
+def tokenizer_of(kind: str = "bpe", sentinels: int = 0) -> Tokenizer:
+    specs: dict[str, TokenizerSpec] = {
+        "bpe": BpeTokenizer(vocab_size=340, sentinels=sentinels),
+        "wordpiece": WordPieceTokenizer(kind="wordpiece", vocab_size=120),
+    }
+    return Tokenizer.train(specs[kind], CORPUS)
+
+
+def shipped(name: str) -> dict[str, Any]:
+    """The model of a shipped recipe, as plain values."""
+    return load(name).recipe.model.model_dump()
+
+
+def recipe_of(model: Mapping[str, Any], objective: Mapping[str, Any], **more: Any) -> Recipe:
+    return Recipe.model_validate(
+        {"model": model, "objective": objective, "training": {"steps": 1, "batch_size": 2}, **more}
+    )
+
+
+def made(folder: Path, recipe: Recipe, tokenizer: Tokenizer, base: Path | None = None, std: float = 0.3) -> Path:
+    """A run whose weights are random: all of them, or with adapters only these and the head."""
+    rows = tokenizer.embedding_rows(recipe.model.vocab_size)
+    recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab_size": rows})})
+    found = None if base is None else open_base(str(base))
+    lm, _ = learner(recipe, tokenizer, resolve("cpu", "float32"), lambda lm: None, found, False, None)
+    torch.manual_seed(2)
+    trained = lora.kept(lm)
+    with torch.no_grad():
+        for tensor in trained.values():
+            nn.init.normal_(tensor, std=std)
+    with Run.create(
+        folder,
+        name="small",
+        summary="a small model",
+        recipe=dump(recipe),
+        tokenizer=tokenizer.files(),
+        fingerprints={"data": "0" * 64, "tokenizer": tokenizer.fingerprint},
+        base=None if found is None else found.record(),
+    ) as run:
+        run.save(1, trained, {}, {"recipe": recipe.model_dump(mode="json")}, best_step=None, keep_last=1)
+    return folder
