@@ -27,7 +27,7 @@ from lmtool.interop.families import EVERY
 from lmtool.interop.families.config import Inexpressible
 from lmtool.interop.families.family import Family, Published
 from lmtool.interop.families.layouts import Weight
-from lmtool.interop.gguf_files import Quantization, write_gguf
+from lmtool.interop.gguf.files import Quantization, write_gguf
 from lmtool.recipe.spec import Classification, Recipe, Transformer
 from lmtool.run import tensors
 from lmtool.text.chat import PLAIN, own_template

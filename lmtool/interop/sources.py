@@ -12,9 +12,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lmtool.errors import CheckpointError, ResourceError
-from lmtool.interop.gguf_files import open_gguf
-from lmtool.interop.published_tokenizers import PublishedTokenizer, read_tokenizer
+from lmtool.interop.gguf.files import open_gguf
 from lmtool.interop.reference import CONFIG, MODULES, parse_hub
+from lmtool.interop.tokenization.reading import PublishedTokenizer, read_tokenizer
 from lmtool.printable import plain
 
 GENERATION = "generation_config.json"

@@ -18,9 +18,9 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto
 from tokenizers import Tokenizer
 
 from lmtool.errors import CheckpointError
-from lmtool.interop.published_tokenizers import PublishedTokenizer, read_tokenizer
-from lmtool.interop.sentencepiece_file import Algorithm, read_sentencepiece
-from tests.interop.hub_tokenizers import FORMS, GPT2_END, MARIAN_CODES, decoder_entry, texts
+from lmtool.interop.tokenization.reading import PublishedTokenizer, read_tokenizer
+from lmtool.interop.tokenization.sentencepiece import Algorithm, read_sentencepiece
+from tests.interop.tokenization.hub import FORMS, GPT2_END, MARIAN_CODES, decoder_entry, texts
 
 N_TEXTS = 2000
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

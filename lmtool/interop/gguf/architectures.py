@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-from lmtool.interop.family import SAME, ByHead, Layout, Same, Transposed
+from lmtool.interop.families.layouts import SAME, ByHead, Layout, Same, Transposed
 
 POSITIONS = "position_embd.weight"
 

@@ -13,10 +13,10 @@ from gguf.quants import quant_shape_to_byte_shape, quantize
 from torch import Tensor
 
 from lmtool import durable
-from lmtool.interop.gguf_configs import describe, express, inexpressible
-from lmtool.interop.gguf_container import Container
-from lmtool.interop.gguf_families import POSITIONS, TensorPair
-from lmtool.interop.gguf_tokenizers import express_tokenizer, read_tokenizer
+from lmtool.interop.gguf.architectures import POSITIONS, TensorPair
+from lmtool.interop.gguf.configs import describe, express, inexpressible
+from lmtool.interop.gguf.container import Container
+from lmtool.interop.gguf.vocabulary import express_tokenizer, read_tokenizer
 from lmtool.printable import plain
 
 Quantization = Literal["f16", "q8_0"]

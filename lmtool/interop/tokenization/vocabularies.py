@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from lmtool.interop.tokenizer_settings import read_json, read_text, refusal
+from lmtool.interop.tokenization.settings import read_json, read_text, refusal
 from lmtool.text.tokenizer import LARGEST_VOCABULARY
 
 _WHITE_SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029"

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from lmtool.errors import UsageError
-from lmtool.interop.family import HARMLESS, Config
-from lmtool.interop.gguf_container import Container
-from lmtool.interop.gguf_families import ARCHITECTURES, SIZE_KEYS, Architecture, Sizes, TensorPair
+from lmtool.interop.families.config import HARMLESS, Config
+from lmtool.interop.gguf.architectures import ARCHITECTURES, SIZE_KEYS, Architecture, Sizes, TensorPair
+from lmtool.interop.gguf.container import Container
 from lmtool.printable import plain
 
 T = TypeVar("T")

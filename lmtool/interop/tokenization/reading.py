@@ -15,8 +15,8 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from lmtool.errors import CheckpointError, LmtoolError
-from lmtool.interop.marian_tokenizer import marian_tokenizer
-from lmtool.interop.sentencepiece_file import (
+from lmtool.interop.tokenization.marian import marian_tokenizer
+from lmtool.interop.tokenization.sentencepiece import (
     SPACE,
     Algorithm,
     PieceRole,
@@ -24,7 +24,7 @@ from lmtool.interop.sentencepiece_file import (
     check_charsmap,
     read_sentencepiece,
 )
-from lmtool.interop.tokenizer_settings import (
+from lmtool.interop.tokenization.settings import (
     ROLES,
     Kind,
     TokenizerSettings,
@@ -33,7 +33,7 @@ from lmtool.interop.tokenizer_settings import (
     read_text,
     refusal,
 )
-from lmtool.interop.vocabulary_files import read_merges, read_vocabulary, read_word_pieces, recover_merges
+from lmtool.interop.tokenization.vocabularies import read_merges, read_vocabulary, read_word_pieces, recover_merges
 from lmtool.printable import plain
 from lmtool.text.tokenizer import LARGEST_VOCABULARY
 

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from lmtool.errors import CheckpointError, UsageError
-from lmtool.interop.gguf_files import open_gguf, write_gguf
+from lmtool.interop.gguf.files import open_gguf, write_gguf
 
 VOCAB = 320
 TEXT = "The cat sat on the mat. The dog didn't; 12 dogs ran 345 miles, and the cat saw them all in the end."

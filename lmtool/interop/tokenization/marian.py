@@ -5,8 +5,8 @@ from itertools import islice
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
 
-from lmtool.interop.sentencepiece_file import SPACE, PieceRole, SentencePieceModel
-from lmtool.interop.tokenizer_settings import refusal
+from lmtool.interop.tokenization.sentencepiece import SPACE, PieceRole, SentencePieceModel
+from lmtool.interop.tokenization.settings import refusal
 from lmtool.printable import plain
 
 

@@ -17,9 +17,9 @@ import numpy as np
 from gguf import TokenType
 from tokenizers import Tokenizer
 
-from lmtool.interop.family import Config
-from lmtool.interop.gguf_configs import inexpressible
-from lmtool.interop.gguf_container import Container
+from lmtool.interop.families.config import Config
+from lmtool.interop.gguf.configs import inexpressible
+from lmtool.interop.gguf.container import Container
 from lmtool.printable import plain
 
 SPACE = "▁"
