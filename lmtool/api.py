@@ -20,9 +20,8 @@ from lmtool.decoding.text import Completion, Piece
 from lmtool.errors import UsageError
 from lmtool.inference.chatting import Conversation
 from lmtool.inference.embedding import PoolName, embed
-from lmtool.inference.load import load_packed
 from lmtool.inference.scoring import Scored, score
-from lmtool.inference.writing import Writer
+from lmtool.inference.writing import Writer, writer_of
 from lmtool.interop.reference import run_of
 from lmtool.recipe.spec import Classification, DeviceName, Recipe, Seq2Seq
 from lmtool.tables.columns import Columns
@@ -130,7 +129,7 @@ def load(run: str = "last", *, device: DeviceName = "auto", precision: Inference
     run: the name or directory of a run or checkpoint, `last`, hf:ORG/NAME[@REVISION], a Hugging Face directory, or a
     .gguf file. Raises CheckpointError when it is none of them.
     """
-    return TrainedModel(Writer(load_packed(run_of(run), device=device, precision=precision)))
+    return TrainedModel(writer_of(run_of(run), device=device, precision=precision))
 
 
 def _listed(texts: str | Sequence[str]) -> list[str]:

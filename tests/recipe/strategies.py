@@ -84,6 +84,9 @@ def _grown(spec: type[Spec], fields: dict[str, Any], others: dict[str, Any]) -> 
 def _recipes(draw: st.DrawFn) -> Recipe:
     fields = _fields(Recipe)
     model = draw(fields["model"])
+    if isinstance(model, Transformer) and model.embedding_width is not None:
+        # whether narrow embeddings may be tied depends on the objective
+        model = model.model_copy(update={"tie_embeddings": model.tie_embeddings and model.head_transform})
     objectives = parts(Recipe.model_fields["objective"])
     objective = objectives[draw(st.sampled_from(objectives_of(model)))]
     fits = {
