@@ -38,7 +38,7 @@ LLAMA = {
     "tie_embeddings": False,
 }
 ROOT = Path(__file__).parents[2]
-MPT = {**shipped("tiny"), "d_model": 16, "n_layers": 2, "context": 40, "bias": False}
+MPT = {**shipped("tiny"), "d_model": 16, "n_layers": 2, "context": 40}
 BERT = {**shipped("bert-base"), **SMALL, "n_segments": 2}
 ONE_TEXT = {**BERT, "next_sentence_head": False, "n_segments": 0}
 ROBERTA = {**shipped("roberta-tiny"), **SMALL, "position": {"kind": "learned", "offset": 1}}

@@ -107,6 +107,11 @@ class Config:
             raise self.inexpressible(name)
         return choices[value]
 
+    def architecture(self) -> str:
+        """Name of the class that it was saved from; empty when it is not given."""
+        listed = self.optional("architectures", list) or [""]
+        return str(listed[0])
+
     def ignore(self, *names: str) -> None:
         """Keys of this family that do not change the logits, such as dropout in training."""
         self._read.update(names)

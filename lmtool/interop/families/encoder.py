@@ -66,8 +66,7 @@ class Encoder(Family):
 
     def _head(self, config: Config, names: Collection[str]) -> Literal["masked", "classification", "embedding"]:
         """Which head the tensors are of. Raises CheckpointError when it is another one."""
-        architectures = config.optional("architectures", list) or [""]
-        architecture = str(architectures[0])
+        architecture = config.architecture()
         if architecture.endswith(UNSUPPORTED):
             raise config.refusal(f"a recipe has no head as {plain(architecture)[:60]}")
         if f"{self.scores}.weight" in names and f"{self.dense}.weight" in names:

@@ -5,7 +5,14 @@ from typing import Any, ClassVar
 
 from lmtool.interop.families.config import Config, Inexpressible
 from lmtool.interop.families.decoder import Decoder
-from lmtool.interop.families.modules import GATES, read_activation, write_activation
+from lmtool.interop.families.modules import (
+    GATES,
+    SLIDING,
+    read_activation,
+    read_full_layers,
+    write_activation,
+    write_layer_types,
+)
 from lmtool.interop.families.rotary import read_rotary, write_rotary
 from lmtool.recipe.spec import Transformer, WindowPattern
 
@@ -126,30 +133,23 @@ class Qwen2(LlamaLike):
         size, first = config.optional("sliding_window", int), config.take("max_window_layers", int, 28)
         if not config.take("use_sliding_window", bool, False):
             size = None
-        kinds = config.optional("layer_types", list)
-        full: Sequence[int]
-        if kinds is None:
+        full: Sequence[int] | None = read_full_layers(config, n_layers)
+        if full is None:
             full = range(n_layers if size is None else min(first, n_layers))
-        else:
-            full = [i for i, kind in enumerate(kinds) if kind == "full_attention"]
-            others = [kind for kind in kinds if kind != "full_attention"]
-            if len(kinds) != n_layers or any(kind != "sliding_attention" for kind in others):
-                raise config.refusal("layer_types does not name full_attention or sliding_attention for each layer")
-            if others and size is None:
-                raise config.refusal("layer_types has sliding_attention without a sliding_window")
+        elif size is None and len(full) < n_layers:
+            raise config.refusal("layer_types has sliding_attention without a sliding_window")
         if len(full) == n_layers:
             return {"kind": "full"}
         return {"kind": "window", "size": size, "full_layers": list(full)}
 
     def _write_pattern(self, model: Transformer) -> dict[str, Any]:
         windows = model.pattern if isinstance(model.pattern, WindowPattern) else None
-        full = range(model.n_layers) if windows is None else windows.full_layers
-        kinds = ["full_attention" if i in full else "sliding_attention" for i in range(model.n_layers)]
+        kinds = write_layer_types(model)
         return {
             "use_sliding_window": windows is not None,
             "sliding_window": None if windows is None else windows.size,
             # before layer_types, the first of these layers with a window
-            "max_window_layers": [*kinds, "sliding_attention"].index("sliding_attention"),
+            "max_window_layers": [*kinds, SLIDING].index(SLIDING),
             "layer_types": kinds,
         }
 

@@ -4,7 +4,14 @@ from typing import Any, ClassVar
 
 from lmtool.interop.families.config import Config, Inexpressible
 from lmtool.interop.families.encoder import Encoder
-from lmtool.interop.families.modules import GATES, Modules, read_activation, write_activation
+from lmtool.interop.families.modules import (
+    GATES,
+    Modules,
+    read_activation,
+    read_full_layers,
+    write_activation,
+    write_layer_types,
+)
 from lmtool.recipe.spec import AnyObjective, Classification, Masked, RotaryPosition, Transformer, WindowPattern
 
 MOST = 10_000
@@ -74,12 +81,9 @@ class ModernBert(Encoder):
     def _attention(self, config: Config, n_layers: int) -> dict[str, Any]:
         """Positions and pattern."""
         every = config.positive("global_attn_every_n_layers", int, 3)
-        kinds = config.optional("layer_types", list)
-        if kinds is None:
-            kinds = ["sliding_attention" if number % every else "full_attention" for number in range(n_layers)]
-        if len(kinds) != n_layers or not all(kind in ("full_attention", "sliding_attention") for kind in kinds):
-            raise config.refusal("layer_types does not name full_attention or sliding_attention for each layer")
-        full = [number for number, kind in enumerate(kinds) if kind == "full_attention"]
+        full = read_full_layers(config, n_layers)
+        if full is None:
+            full = [*range(0, n_layers, every)]
         window = config.take("local_attention", int, 128)
         if window < 2:
             raise config.refusal(f"local_attention is {window}, less than a neighbour on each side")
@@ -102,12 +106,11 @@ class ModernBert(Encoder):
         if not isinstance(model.position, RotaryPosition):
             raise Inexpressible("model.position.kind", f"{model.position.kind}, where modernbert has rotary")
         gate = write_activation(model, self.model_type, GATES)
-        kinds, window = ["full_attention"] * model.n_layers, 128
+        window = 128
         if isinstance(model.pattern, WindowPattern):
             if model.pattern.size < 2:
                 raise Inexpressible("model.pattern.size", "1, where modernbert sees a neighbour on each side")
-            full, window = model.pattern.full_layers, 2 * (model.pattern.size - 1)
-            kinds = ["full_attention" if n in full else "sliding_attention" for n in range(model.n_layers)]
+            window = 2 * (model.pattern.size - 1)
         narrow = model.position.window_theta or model.position.theta
         config = {
             **super()._config(model, objective),
@@ -119,7 +122,7 @@ class ModernBert(Encoder):
             "hidden_activation": gate,
             "classifier_activation": gate if isinstance(objective, Masked) else "gelu",
             "norm_eps": model.norm.eps,
-            "layer_types": kinds,
+            "layer_types": write_layer_types(model),
             "local_attention": window,
             "rope_parameters": {
                 "full_attention": {"rope_type": "default", "rope_theta": model.position.theta},

@@ -1,10 +1,10 @@
-"""What families share in both directions: names of nonlinearities, and of the layers that weights belong to."""
+"""What families share in both directions: nonlinearities, kinds of layers, and the modules that weights belong to."""
 
 from collections.abc import Iterator, Mapping
 
 from lmtool.interop.families.config import Config, Inexpressible
 from lmtool.interop.families.layouts import SAME, Joined, Layout, Weight
-from lmtool.recipe.spec import Transformer
+from lmtool.recipe.spec import Transformer, WindowPattern
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -50,6 +50,28 @@ def write_activation(model: Transformer, family: str, choices: Mapping[str, str]
 def is_gated(model: Transformer) -> bool:
     """Whether the activation of the feed-forward networks has a gate."""
     return model.activation in GATES.values()
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def read_full_layers(config: Config, n_layers: int) -> list[int] | None:
+    """The layers with full attention in `layer_types`, where all others have windows; None without the key.
+
+    Raises CheckpointError when it names other kinds of attention, or not that of each layer.
+    """
+    kinds = config.optional("layer_types", list)
+    if kinds is None:
+        return None
+    if len(kinds) != n_layers or not all(kind in (FULL, SLIDING) for kind in kinds):
+        raise config.refusal(f"layer_types does not name {FULL} or {SLIDING} for each layer")
+    return [i for i, kind in enumerate(kinds) if kind == FULL]
+
+
+def write_layer_types(model: Transformer) -> list[str]:
+    """The kind of attention of each layer."""
+    full = model.pattern.full_layers if isinstance(model.pattern, WindowPattern) else range(model.n_layers)
+    return [FULL if i in full else SLIDING for i in range(model.n_layers)]
 
 
 def layers(model: Transformer, stack: str, layer: str, parts: Modules) -> dict[str, tuple[str, ...]]:

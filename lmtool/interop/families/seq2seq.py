@@ -28,8 +28,7 @@ class EncoderDecoder(Family):
     stack: ClassVar[str]
 
     def describe(self, config: Config, names: Collection[str]) -> Described:
-        architectures = config.optional("architectures", list) or [""]
-        architecture = str(architectures[0])
+        architecture = config.architecture()
         others = [f"tensor {name}" for name in sorted(names) if name.startswith(OTHER_HEADS)]
         if architecture.endswith(UNSUPPORTED):
             others.insert(0, architecture)

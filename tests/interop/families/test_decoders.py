@@ -258,7 +258,7 @@ def first(model: Transformer, objective: AnyObjective) -> Published:
 
 
 def test_shipped_recipes() -> None:
-    """Those that a published family expresses; the default one without biases."""
+    """Those that a published family expresses."""
     expected = {
         "tiny": "mpt",
         "llama-tiny": "llama",
@@ -266,15 +266,14 @@ def test_shipped_recipes() -> None:
     }
     for name, family in expected.items():
         recipe = yaml.safe_load(Path(f"recipes/{name}.yaml").read_text(encoding="utf-8"))
-        changes = {"bias": False} if name == "tiny" else {}
-        model = Transformer.model_validate({"vocab_size": 2048, **recipe["model"], **changes})
+        model = Transformer.model_validate({"vocab_size": 2048, **recipe["model"]})
         assert first(model, Causal()).config["model_type"] == family, name
 
 
 def test_default_recipe() -> None:
-    """The default recipe without biases is an MPT, with the same logits."""
+    """The default recipe is an MPT, with the same logits."""
     recipe = yaml.safe_load(Path("recipes/tiny.yaml").read_text(encoding="utf-8"))
-    small = {"bias": False, "vocab_size": tiny.VOCAB, "d_model": 24, "n_heads": 6, "n_layers": 2}
+    small = {"vocab_size": tiny.VOCAB, "d_model": 24, "n_heads": 6, "n_layers": 2}
     model = Transformer.model_validate({**recipe["model"], **small})
     built = build(model, tiny.VOCAB).eval()
     found = FAMILIES["mpt"].publish(model, Causal())
