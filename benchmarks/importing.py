@@ -89,7 +89,9 @@ def main() -> None:
             for title, rounds in found.items():
                 seconds, megabytes = (statistics.median(values) for values in zip(*rounds, strict=True))
                 share = megabytes / (4 * n / 1e6)
-                print(f"{name:8}  {title:18}  {seconds:5.2f} s  {megabytes:6.0f} MB = {share:.2f} of the float32 weights")
+                print(
+                    f"{name:8}  {title:18}  {seconds:5.2f} s  {megabytes:6.0f} MB = {share:.2f} of the float32 weights"
+                )
 
 
 if __name__ == "__main__":

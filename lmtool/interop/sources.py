@@ -5,6 +5,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -133,11 +134,7 @@ class HuggingFaceDirectory:
 
     def _no_weights(self, here: Sequence[str]) -> CheckpointError:
         if any(name.startswith("pytorch_model") and name.endswith(".bin") for name in here):
-            return CheckpointError(
-                "pytorch_model.bin is a pickle, which can run code when it is read: it is not read",
-                where=str(self.path),
-                fix="convert it where you trust it: from_pretrained(DIR), then save_pretrained(DIR), with Transformers",
-            )
+            return _pickled(str(self.path))
         return CheckpointError(f"there is no {WEIGHTS}", where=str(self.path), fix=_FIX)
 
     def _open(self, file: str) -> Any:
@@ -274,27 +271,46 @@ def digest(path: Path) -> str:
 def download(reference: str) -> tuple[Path, str]:
     """The directory of a repository of the Hub in the cache of `huggingface_hub`, and its commit; downloaded if needed.
 
-    Raises CheckpointError when the Hub does not have it, or it cannot be reached and the cache does not have it.
+    Raises CheckpointError when the Hub does not have it, or it cannot be reached and the cache does not have it, and
+    when it holds no weights that can be read.
     """
     import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import RepositoryNotFoundError
 
     name, revision = parse_hub(reference)
+    where = plain(reference)[:120]
     try:
         path = Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=list(_READ)))
     except RepositoryNotFoundError as error:
         raise CheckpointError(
             f"the Hub has no model {name}, or it is not public",
-            where=plain(reference)[:120],
+            where=where,
             fix="check its name; for a private or gated one, log in with `hf auth login`",
         ) from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
+    except Exception as error:  # the library raises whatever its back ends raise
         told = plain(str(error).splitlines()[0] if str(error) else type(error).__name__)[:120]
         raise CheckpointError(
             f"cannot download the model: {told}",
-            where=plain(reference)[:120],
+            where=where,
             fix="check name, revision and network; what was downloaded before is used offline",
         ) from error
-    if not any(path.glob("*.safetensors")) and not (path / CONFIG).exists():
-        raise CheckpointError("the repository holds no model", where=plain(reference)[:120], fix="name another")
+    if not any(path.glob("*.safetensors")):
+        others: list[str] = []
+        with suppress(Exception):  # if the Hub can be reached, to say what it holds instead
+            others = huggingface_hub.list_repo_files(name, revision=revision)
+        if any(file.endswith(".bin") for file in others):
+            raise _pickled(where)
+        if any(file.endswith(".gguf") for file in others):
+            raise CheckpointError(
+                "the repository holds GGUF files", where=where, fix="download one of them, and name the file"
+            )
+        raise CheckpointError(f"the repository has no {WEIGHTS}", where=where, fix="name another model")
     return path, path.name
+
+
+def _pickled(where: str) -> CheckpointError:
+    return CheckpointError(
+        "pytorch_model.bin is a pickle, which can run code when it is read: it is not read",
+        where=where,
+        fix="convert it where you trust it: from_pretrained(DIR), then save_pretrained(DIR), with Transformers",
+    )

@@ -217,6 +217,10 @@ class _Asked:
             raise self.refusal(name)
         return value
 
+    def ignore(self, *names: str) -> None:
+        """Keys that repeat what others say."""
+        self._read.update(names)
+
     def has(self, name: str) -> bool:
         return name in self._values
 
@@ -313,9 +317,13 @@ def _sizes_of_config(architecture: Architecture, asked: _Asked, rotary_share: fl
 
 
 def _rope_of_config(asked: _Asked) -> tuple[_Asked, float]:
-    """The rotary parameters, and the share of a head that is rotated. Older files have them in several keys."""
+    """The rotary parameters, and the share of a head that is rotated.
+
+    Older files have them in several keys, which newer ones may repeat.
+    """
     if asked.has("rope_parameters"):
         rope = dict(asked.take("rope_parameters", dict))
+        asked.ignore("rope_scaling", "rope_theta", "rotary_emb_base", "rotary_pct")
     else:
         rope = dict(asked.take("rope_scaling", dict, {}))
         rope["rope_theta"] = asked.take("rope_theta", float, asked.take("rotary_emb_base", float, 10000.0))
