@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from lmtool.cli import main
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference.load import load_run
 from lmtool.interop.adapters import export_adapters
@@ -231,3 +233,23 @@ def test_a_base_of_another_family(tmp_path: Path) -> None:
     _, run = adapted_run(tmp_path, ONE_TEXT, MASKED, classes("a", "b"), ["query"])
     with pytest.raises(UsageError, match="exported as distilbert, which cannot express"):
         export_adapters(str(run), tmp_path / "out")
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    model, before, objective, targets = CASES["llama"]
+    _, run = adapted_run(tmp_path, model, before, objective, targets)
+
+    def command(*options: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["lmtool", "export", str(run), str(tmp_path / "out"), *options])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return int(end.value.code or 0)
+
+    assert command("--adapters", "--gguf", "f16") == 2
+    assert "GGUF files hold whole models" in capsys.readouterr().err
+    assert command("--adapters", "--dtype", "bfloat16") == 0
+    shown = capsys.readouterr()
+    assert shown.out == f"{tmp_path / 'out'}\n"
+    assert shown.err == "exported as LlamaForCausalLM\n"
+    assert (tmp_path / "out" / "adapter_config.json").exists()
+    assert command("--adapters") == 2
