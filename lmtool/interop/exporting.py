@@ -28,7 +28,9 @@ from lmtool.interop.families.config import Inexpressible
 from lmtool.interop.families.family import Family, Published
 from lmtool.interop.families.layouts import Weight
 from lmtool.interop.gguf.files import Quantization, write_gguf
-from lmtool.recipe.spec import Classification, Recipe, Transformer
+from lmtool.interop.reference import MODULES
+from lmtool.interop.sources import POOLING
+from lmtool.recipe.spec import Classification, Embedding, Recipe, Transformer
 from lmtool.run import tensors
 from lmtool.text.chat import PLAIN, own_template
 from lmtool.text.disk import refusing_disk
@@ -149,11 +151,29 @@ def export(reference: str, folder: Path, *, dtype: TypeName = "float32", shard: 
     files["README.md"] = model_card(exportable.base, exportable.published.architecture).encode()
     if exportable.generates:
         files["generation_config.json"] = to_json(_generation(exportable))
+    if isinstance(exportable.recipe.objective, Embedding):
+        files |= _modules(exportable.recipe.objective, exportable.model)
     with filling(folder) as place:
         _write_weights(place, weights, shard)
         for name, content in files.items():
+            (place / name).parent.mkdir(exist_ok=True)
             durable.write_new(place / name, [content])
     return exportable
+
+
+def _modules(spec: Embedding, model: Transformer) -> dict[str, bytes]:
+    """The files by which sentence-transformers pools as the model does."""
+    kinds = ["Transformer", "Pooling", *(["Normalize"] if spec.normalize else [])]
+    modules = [
+        {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.models.{kind}"}
+        for i, kind in enumerate(kinds)
+    ]
+    modes = {mode: ours == spec.pool for mode, ours in POOLING.items()}
+    return {
+        MODULES: json.dumps(modules, indent=2).encode() + b"\n",
+        "1_Pooling/config.json": to_json({"word_embedding_dimension": model.d_model, **modes}),
+        "sentence_bert_config.json": to_json({"max_seq_length": model.context, "do_lower_case": False}),
+    }
 
 
 def refuse_used(folder: Path) -> None:

@@ -31,12 +31,13 @@ _READ = (
 )
 """Patterns of the files of a repository that are read."""
 
-_POOLING = {
+POOLING = {
     "pooling_mode_cls_token": "first",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max",
     "pooling_mode_lasttoken": "last",
 }
+"""Keys of sentence-transformers, and the pooling that each sets."""
 _FIX = "download it again, or name another model"
 
 
@@ -198,7 +199,7 @@ class HuggingFaceDirectory:
         chosen = [name for name, value in settings.items() if name.startswith("pooling_mode") and value is True]
         if isinstance(mode := settings.get("pooling_mode"), str):
             chosen = [f"pooling_mode_{mode}"]
-        known = {**_POOLING, "pooling_mode_cls": "first", "pooling_mode_mean": "mean", "pooling_mode_max": "max"}
+        known = {**POOLING, "pooling_mode_cls": "first", "pooling_mode_mean": "mean", "pooling_mode_max": "max"}
         if len(chosen) != 1 or chosen[0] not in known:
             raise CheckpointError(
                 f"its pooling is {plain(', '.join(chosen))[:80] or 'none'}; first, last, mean and max are known",

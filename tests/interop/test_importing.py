@@ -20,6 +20,7 @@ from lmtool.errors import CheckpointError
 from lmtool.inference.embedding import embed
 from lmtool.inference.load import Loaded, load_run
 from lmtool.inference.writing import Writer
+from lmtool.interop.exporting import export
 from lmtool.interop.importing import import_run, imported
 from lmtool.interop.reference import is_published, run_of
 from lmtool.model.classifier import Classifier
@@ -297,6 +298,11 @@ def test_whole_texts_are_embedded_as_by_sentence_transformers(modules: list[str]
         wanted_D = {"cls_token": hidden_TD[0], "mean_tokens": hidden_TD.mean(0), "max_tokens": hidden_TD.amax(0)}[mode]
         wanted_D = wanted_D / wanted_D.norm() if len(modules) == 3 else wanted_D
         np.testing.assert_allclose(vector_D, wanted_D.numpy(), rtol=1e-4, atol=1e-5)
+    export(str(loaded.run_path), tmp_path / "exported")
+    again = brought(tmp_path / "exported")
+    assert again.recipe.objective == loaded.recipe.objective
+    assert again.recipe.model.context == 64
+    np.testing.assert_array_equal(np.concatenate([one.vectors for one in embed(again, TEXTS, -1, "own")]), found)
 
 
 def change(folder: Path, file: str, **values: Any) -> None:
