@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--top-k", type=int, default=40, metavar="K")
     parser.add_argument("--show", action="store_true", help="print the incoherent stories")
     given = parser.parse_args()
-    writer = writing.load(given.run)
+    writer = writing.writer_of(given.run)
     print("| temperature | stories | coherent |\n|---|---|---|", flush=True)
     for temperature in given.temperatures:
         settings = Sample(temperature=temperature, top_k=given.top_k, max_new_tokens=500)

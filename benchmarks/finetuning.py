@@ -24,7 +24,7 @@ from lmtool.compute.device import Compute, resolve
 from lmtool.compute.processes import World
 from lmtool.inference.load import build_model
 from lmtool.model.classifier import Classifier
-from lmtool.objective import ClassificationObjective, Vocabulary
+from lmtool.objective import ClassificationObjective, build_objective
 from lmtool.recipe.spec import (
     AdamW,
     Classification,
@@ -205,20 +205,8 @@ def main() -> None:
     assert isinstance(task, HeadTask)
     spec = recipe.objective
     assert isinstance(spec, Classification)
-    objective = ClassificationObjective(
-        spec,
-        Vocabulary(
-            tokenizer.vocab_size,
-            tokenizer.pad_id,
-            tokenizer.bos_id,
-            tokenizer.eos_id,
-            tokenizer.mask_id,
-            tokenizer.sep_id,
-            tokenizer.cls_id,
-            tokenizer.sentinel_ids,
-            tokenizer.n_specials,
-        ),
-    )
+    objective = build_objective(recipe, tokenizer)
+    assert isinstance(objective, ClassificationObjective)
     config = BertConfig(
         vocab_size=tokenizer.vocab_size,
         hidden_size=given.width,

@@ -3,12 +3,10 @@
 from lmtool.errors import UsageError
 from lmtool.recipe.spec import (
     AdamW,
-    AnyObjective,
     Averaging,
     Checkpointing,
     Classification,
     Data,
-    Embedding,
     Evaluation,
     Linear,
     Model,
@@ -48,7 +46,7 @@ def recipe_for_tables(base: Recipe, name: str, n_rows: int, writes: bool) -> Rec
         description=f"fine-tuned from {name}",
         seed=base.seed,
         model=model,
-        objective=_objective(model, base.objective, writes),
+        objective=_objective(model, writes),
         tokenizer=base.tokenizer,
         data=Data(),
         training=Training(
@@ -89,8 +87,7 @@ def recipe_for_text(base: Recipe, other: Recipe) -> Recipe:
     return other.model_copy(update={"model": base.model, "tokenizer": base.tokenizer, "data": data})
 
 
-def _objective(model: Model, before: AnyObjective, writes: bool) -> Classification | Seq2Seq:
-    """The objective for tables. before: that of the run, whose pooling a model of whole texts keeps."""
+def _objective(model: Model, writes: bool) -> Classification | Seq2Seq:
     learns = objectives_of(model)
     if "seq2seq" in learns and (writes or "classification" not in learns):
         return Seq2Seq(kind="seq2seq", label_smoothing=0.0 if model.reads == "past" else 0.1)
@@ -105,7 +102,6 @@ def _objective(model: Model, before: AnyObjective, writes: bool) -> Classificati
     return Classification(
         kind="classification",
         layers="mix" if _gives_features(model) else "last",
-        pool=before.pool if isinstance(before, Embedding) else "auto",
         dropout=0.0 if no_vector else Classification.model_fields["dropout"].default,
     )
 
