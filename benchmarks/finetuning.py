@@ -190,7 +190,7 @@ def main() -> None:
     wanted = Recipe(
         seed=given.seed,
         model=model_spec,
-        objective=Classification(kind="classification"),
+        objective=Classification(kind="classification", dense="none"),
         tokenizer=WordPieceTokenizer(kind="wordpiece"),
         # all rows are for training; the test table takes the place of a validation table
         data=Data(train=(str(given.train),), valid=(str(given.test),)),
