@@ -7,8 +7,9 @@ from typing import Any
 from lmtool.compute.device import InferenceName
 from lmtool.decoding.settings import MaskPredict, Options, Sample, Settings, StrategyName, choose
 from lmtool.decoding.text import Completion, Piece, complete, write
+from lmtool.errors import UsageError
 from lmtool.inference import load as build
-from lmtool.recipe.spec import DeviceName
+from lmtool.recipe.spec import DeviceName, Embedding
 
 
 class Writer:
@@ -29,8 +30,14 @@ class Writer:
         settings: by default `Sample()`, or `MaskPredict()` for a bidirectional model.
         changes: fields of `Options`, such as n=3 or stop=("\\n",).
 
-        Raises UsageError as `write` does.
+        Raises UsageError as `write` does, and for a model that only embeds texts.
         """
+        if isinstance(self.loaded.recipe.objective, Embedding):
+            raise UsageError(
+                "this model embeds texts, and predicts no tokens",
+                where=str(self.loaded.run_path),
+                fix="use lmtool embed --whole, or name a language model",
+            )
         prompts = [prompts] if isinstance(prompts, str) else prompts
         settings = settings or (MaskPredict() if self.loaded.model.reads == "both" else Sample())
         options = replace(options or Options(), **changes)

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lmtool.batch import Batch
 from lmtool.decoding.settings import Greedy
-from lmtool.errors import CheckpointError
+from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference.embedding import embed
 from lmtool.inference.load import Loaded, load_run
 from lmtool.inference.writing import Writer
@@ -298,6 +298,8 @@ def test_whole_texts_are_embedded_as_by_sentence_transformers(modules: list[str]
         wanted_D = {"cls_token": hidden_TD[0], "mean_tokens": hidden_TD.mean(0), "max_tokens": hidden_TD.amax(0)}[mode]
         wanted_D = wanted_D / wanted_D.norm() if len(modules) == 3 else wanted_D
         np.testing.assert_allclose(vector_D, wanted_D.numpy(), rtol=1e-4, atol=1e-5)
+    with pytest.raises(UsageError, match="predicts no tokens"):
+        Writer(loaded).completions("It [MASK].", mask="[MASK]")
     export(str(loaded.run_path), tmp_path / "exported")
     again = brought(tmp_path / "exported")
     assert again.recipe.objective == loaded.recipe.objective
