@@ -24,7 +24,7 @@ from lmtool.interop.families import FAMILIES
 from lmtool.interop.families.config import Config
 from lmtool.interop.families.family import Described, Family
 from lmtool.interop.families.layouts import Weight
-from lmtool.interop.reference import HUB, parse_hub
+from lmtool.interop.reference import HUB, imports_folder, known_run, noted, parse_hub, pointer_of
 from lmtool.interop.sources import Source, digest, download, open_source
 from lmtool.model.classifier import Classifier
 from lmtool.model.size import outline
@@ -35,7 +35,6 @@ from lmtool.run.directory import Run, check_folder, new_folder
 from lmtool.run.places import INFO, remember
 from lmtool.run.tensors import Deferred
 from lmtool.text.disk import locked, refusing_disk, write_file
-from lmtool.text.prepare import default_cache
 from lmtool.text.tokenizer import Tokenizer
 
 VERSION = 1
@@ -51,17 +50,14 @@ def imported(reference: str) -> Path:
     reference: hf:ORG/NAME[@REVISION], a Hugging Face directory, or a .gguf file. A name of the Hub that was imported
     before is not asked for again. Raises CheckpointError for what cannot be imported.
     """
-    cache = default_cache() / "imports"
-    if reference.startswith(HUB):
-        pointer = cache / "hub" / hashlib.sha256("@".join(filter(None, parse_hub(reference))).encode()).hexdigest()
-        known = cache / _line(pointer)
-        if _line(pointer) and (known / INFO).exists():
-            return known
-        path, commit = download(reference)
-        run = _cached(cache, open_source(path), reference, commit)
-        _note(pointer, run.name)
-        return run
-    return _cached(cache, open_source(Path(reference)), reference, None)
+    if not reference.startswith(HUB):
+        return _cached(open_source(Path(reference)), reference, None)
+    if (known := known_run(reference)) is not None:
+        return known
+    path, commit = download(reference)
+    run = _cached(open_source(path), reference, commit)
+    _note(pointer_of(reference), run.name)
+    return run
 
 
 def import_run(reference: str, output: Path | None, report: Report) -> Path:
@@ -70,18 +66,13 @@ def import_run(reference: str, output: Path | None, report: Report) -> Path:
     path = Path(reference)
     if reference.startswith(HUB):
         path, commit = download(reference)
+        with refusing_disk(imports_folder()):
+            pointer_of(reference).unlink(missing_ok=True)  # what was downloaded may be newer
     check_folder(output)
     source = open_source(path)
     run = _write(source, reference, commit, output or new_folder(_name(reference)), _digests(source), report)
     remember(run)
     return run
-
-
-def _line(file: Path) -> str:
-    try:
-        return file.read_text("ascii")
-    except (OSError, ValueError):
-        return ""
 
 
 def _name(reference: str) -> str:
@@ -90,12 +81,12 @@ def _name(reference: str) -> str:
     return re.sub(r"[^A-Za-z0-9._]+", "-", last).strip("-.")[:60] or "model"
 
 
-def _cached(cache: Path, source: Source, reference: str, commit: str | None) -> Path:
+def _cached(source: Source, reference: str, commit: str | None) -> Path:
     """The run of these files in the cache."""
     digests = _digests(source)
     key = hashlib.sha256(json.dumps([VERSION, sorted(digests.items())]).encode()).hexdigest()
-    run = cache / f"{_name(reference)}-{key[:12]}"
-    with locked(cache / "locks" / key):
+    run = imports_folder() / f"{_name(reference)}-{key[:12]}"
+    with locked(imports_folder() / "locks" / key):
         if not (run / INFO).exists():
             with refusing_disk(run):
                 shutil.rmtree(run, ignore_errors=True)
@@ -110,17 +101,17 @@ def _digests(source: Source) -> dict[str, str]:
         real = file.resolve()
         entry = real.stat()
         state = [str(real), entry.st_size, entry.st_mtime_ns, entry.st_ino]
-        noted = default_cache() / "imports" / "digests" / hashlib.sha256(json.dumps(state).encode()).hexdigest()
-        sha = _line(noted)
+        note = imports_folder() / "digests" / hashlib.sha256(json.dumps(state).encode()).hexdigest()
+        sha = noted(note)
         if re.fullmatch("[0-9a-f]{64}", sha) is None:
             sha = digest(real)
-            _note(noted, sha)
+            _note(note, sha)
         found[str(file.relative_to(source.path)) if source.path.is_dir() else file.name] = sha
     return found
 
 
 def _note(file: Path, line: str) -> None:
-    """Write what `_line` reads, atomically."""
+    """Write what `noted` reads, atomically."""
     with refusing_disk(file):
         file.parent.mkdir(parents=True, exist_ok=True)
     write_file(file, line.encode("ascii"))

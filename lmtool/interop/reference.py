@@ -1,7 +1,9 @@
 """RUN arguments that name a published model instead of a run."""
 
+import hashlib
 import os
 import re
+from pathlib import Path
 
 from lmtool.errors import CheckpointError
 from lmtool.printable import plain
@@ -42,6 +44,36 @@ def run_of(reference: str) -> str:
     """
     if not is_published(reference):
         return reference
+    if reference.startswith(HUB) and (known := known_run(reference)) is not None:
+        return str(known)
     from lmtool.interop.importing import imported
 
     return str(imported(reference))
+
+
+def imports_folder() -> Path:
+    """The folder of the cache with the runs of published models."""
+    from lmtool.text.prepare import default_cache
+
+    return default_cache() / "imports"
+
+
+def pointer_of(reference: str) -> Path:
+    """The file that names the run of a name of the Hub. Raises CheckpointError for a wrong name."""
+    name = "@".join(filter(None, parse_hub(reference)))
+    return imports_folder() / "hub" / hashlib.sha256(name.encode()).hexdigest()
+
+
+def known_run(reference: str) -> Path | None:
+    """The run of a name of the Hub that was imported before; None when it was not."""
+    name = noted(pointer_of(reference))
+    run = imports_folder() / name
+    return run if name and (run / INFO).exists() else None
+
+
+def noted(file: Path) -> str:
+    """The line of a file of the cache; empty when it cannot be read."""
+    try:
+        return file.read_text("ascii")
+    except (OSError, ValueError):
+        return ""

@@ -416,3 +416,6 @@ def test_a_name_of_the_hub_is_not_asked_for_twice(tmp_path: Path, monkeypatch: p
     assert (origin["reference"], origin["revision"]) == ("hf:some/model", "c0ffee")
     assert imported("hf:some/model@v2") == first
     assert len(asked) == 2
+    import_run("hf:some/model", tmp_path / "own", lambda *_: None)
+    assert imported("hf:some/model") == first
+    assert len(asked) == 4
