@@ -25,6 +25,8 @@ from lmtool.interop.importing import import_run, imported
 from lmtool.interop.reference import is_published, run_of
 from lmtool.model.classifier import Classifier
 from lmtool.run.directory import Run
+from lmtool.text.encoder import is_plain
+from lmtool.text.tokenizer import Tokenizer as OurTokenizer
 
 TEXTS = ["Tom and Anna went to the old harbour.", "It rained; the boats stayed!  Why?", "a", "¿Qué? 漢字 🙂 <s> [MASK]"]
 CORPUS = [*TEXTS, "They waited for the rain to end, and then they walked home along the sea wall."] * 20
@@ -419,3 +421,26 @@ def test_a_name_of_the_hub_is_not_asked_for_twice(tmp_path: Path, monkeypatch: p
     import_run("hf:some/model", tmp_path / "own", lambda *_: None)
     assert imported("hf:some/model") == first
     assert len(asked) == 4
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_batches_of_texts_have_the_same_ids_as_single_ones(case: str) -> None:
+    """Where tiktoken is proven equal, as for GPT-2, and elsewhere."""
+    _, _, inner, roles = CASES[case]
+    tokenizer = OurTokenizer(Tokenizer.from_str(inner.to_str()), roles)
+    texts = [*TEXTS, "", "  two  spaces \n\n", "don't 123 'tis", "the the " * 50, *CORPUS[:5]]
+    ids, lengths = tokenizer.encode_many(texts)
+    assert [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])] == [tokenizer.encode(t) for t in texts]
+
+
+def test_tiktoken_is_used_where_ids_are_in_the_order_of_merges() -> None:
+    plain = json.loads(CASES["gpt2"][2].to_str())
+    assert is_plain(plain)
+    for key, value in (("add_prefix_space", True), ("use_regex", False)):
+        assert not is_plain({**plain, "pre_tokenizer": {**plain["pre_tokenizer"], key: value}})
+    vocabulary = dict(plain["model"]["vocab"])
+    first, second = ("".join(merge) for merge in plain["model"]["merges"][:2])
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    assert not is_plain({**plain, "model": {**plain["model"], "vocab": vocabulary}})
+    assert not is_plain({**plain, "normalizer": {"type": "NFC"}})
+    assert not is_plain({**plain, "added_tokens": [*plain["added_tokens"], {"special": False}]})
