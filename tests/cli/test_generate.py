@@ -22,6 +22,7 @@ from lmtool.decoding.settings import STRATEGIES, Beam, Greedy, Options, Sample, 
 from lmtool.decoding.text import complete, write
 from lmtool.errors import CheckpointError, DataError, UsageError
 from lmtool.inference import load as build
+from lmtool.recipe.spec import Causal
 from tests.decoding.models import AnswerModel, HistoryModel, SidesModel
 from tests.decoding.test_text import ByteTokenizer, ScriptModel
 
@@ -40,6 +41,7 @@ def load(monkeypatch):
             return SimpleNamespace(
                 model=model,
                 tokenizer=ByteTokenizer(),
+                recipe=SimpleNamespace(objective=Causal()),
                 framing=Framing(
                     ByteTokenizer(), model.reads, opening=(1,) * (not answers), documents=not answers, answers=answers
                 ),
