@@ -6,22 +6,22 @@ lm = load("last")
 print(lm.complete("Once upon a time"))
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.compute.device import InferenceName
 from lmtool.compute.processes import World
-from lmtool.decoding.settings import Options, Settings
-from lmtool.decoding.text import Completion, Piece
+from lmtool.decoding.settings import Settings
 from lmtool.errors import UsageError
+from lmtool.inference import load as build
 from lmtool.inference.chatting import Conversation
 from lmtool.inference.embedding import PoolName, embed
 from lmtool.inference.scoring import Scored, score
-from lmtool.inference.writing import Writer, writer_of
+from lmtool.inference.writing import Writer
 from lmtool.interop.reference import run_of
 from lmtool.recipe.spec import Classification, DeviceName, Recipe, Seq2Seq
 from lmtool.tables.columns import Columns
@@ -42,47 +42,20 @@ class Prediction:
     probabilities: Mapping[str, float]
 
 
-class TrainedModel:
+class TrainedModel(Writer):
     """A trained model, made by `load`. All its methods raise errors of `lmtool.errors`, as the command line shows."""
-
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
 
     @property
     def recipe(self) -> Recipe:
         """The recipe that the model was trained with."""
-        return self._writer.loaded.recipe
-
-    def generate(
-        self,
-        prompts: str | Sequence[str],
-        settings: Settings | None = None,
-        options: Options | None = None,
-        **changes: Any,
-    ) -> Iterator[Piece]:
-        """Pieces of text as they are generated, the last one of each prompt with its completion; see `generate`.
-
-        settings: `Greedy`, `Sample`, `Beam` or `MaskPredict`; by default `Sample()`, or `MaskPredict()` for a
-        bidirectional model. changes: fields of `Options`, such as n=3 or stop=("\\n",).
-        """
-        return self._writer.generate(prompts, settings, options, **changes)
-
-    def completions(
-        self, prompts: str | Sequence[str], settings: Settings | None = None, **changes: Any
-    ) -> Iterator[Completion]:
-        """Completions with tokens and log-probabilities, in the order of the prompts and of their samples."""
-        return self._writer.completions(prompts, settings, **changes)
-
-    def complete(self, prompts: str | Sequence[str], settings: Settings | None = None, **changes: Any) -> list[str]:
-        """The generated texts alone, without the prompts."""
-        return self._writer.complete(prompts, settings, **changes)
+        return self.loaded.recipe
 
     def score(self, texts: str | Sequence[str], sources: str | Sequence[str] | None = None) -> list[Scored]:
         """The log-probability of each token of given texts. sources: one for each, for a model of sources and targets.
 
         A bidirectional model predicts each token from all others (Salazar et al. 2020).
         """
-        return score(self._writer.loaded, _listed(texts), None if sources is None else _listed(sources))
+        return score(self.loaded, _listed(texts), None if sources is None else _listed(sources))
 
     def embed(
         self, texts: str | Sequence[str], *, layer: int = -1, pool: PoolName = "own", truncate: bool = False
@@ -92,12 +65,12 @@ class TrainedModel:
             raise UsageError(
                 "vectors of words are written by lmtool embed", fix="pool each text: mean, max, first, last"
             )
-        found = embed(self._writer.loaded, _listed(texts), layer, pool, truncate=truncate)
+        found = embed(self.loaded, _listed(texts), layer, pool, truncate=truncate)
         return np.concatenate([one.vectors for one in found])
 
     def predict(self, rows: Sequence[str | tuple[str, ...]]) -> list[Prediction]:
         """The label, number or text that a fine-tuned model predicts for each row: a text, or a tuple of several."""
-        loaded = self._writer.loaded
+        loaded = self.loaded
         spec = loaded.recipe.objective
         if not isinstance(spec, Classification | Seq2Seq):
             raise UsageError(
@@ -120,7 +93,7 @@ class TrainedModel:
 
     def chat(self, messages: Sequence[Message], settings: Settings | None = None) -> str:
         """The assistant's answer to messages of "role" and "content", by the model's chat template."""
-        return "".join(Conversation(self._writer, settings).answer(messages))
+        return "".join(Conversation(self, settings).answer(messages))
 
 
 def load(run: str = "last", *, device: DeviceName = "auto", precision: InferenceName = "float32") -> TrainedModel:
@@ -129,7 +102,7 @@ def load(run: str = "last", *, device: DeviceName = "auto", precision: Inference
     run: the name or directory of a run or checkpoint, `last`, hf:ORG/NAME[@REVISION], a Hugging Face directory, or a
     .gguf file. Raises CheckpointError when it is none of them.
     """
-    return TrainedModel(writer_of(run_of(run), device=device, precision=precision))
+    return TrainedModel(build.load_packed(run_of(run), device=device, precision=precision))
 
 
 def _listed(texts: str | Sequence[str]) -> list[str]:

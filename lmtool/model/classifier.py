@@ -107,7 +107,7 @@ class Classifier(Wrapper):
                 with torch.no_grad():
                     n_layers = len(body.layers(_probe(body)))
                 self.mix = ScalarMix(n_layers)
-        self.activation = dense_activation(spec, model)
+        self.activation = None if spec.dense == "none" else spec.dense
         self.dense = self.dense_norm = None
         if self.activation is not None:
             bias = model.bias if isinstance(model, Transformer) else True
@@ -124,7 +124,7 @@ class Classifier(Wrapper):
                 )
             self.head: nn.Linear = RatioHead(width, n_scores)
         else:
-            self.head = new_linear(width, n_scores, score_bias(spec, model))
+            self.head = new_linear(width, n_scores, spec.bias)
         if self.pool is not None and not spec.lm_weight:
             for parameter in self._beside_states():
                 parameter.requires_grad_(False)
@@ -179,19 +179,6 @@ def new_linear(width_in: int, width_out: int, bias: bool) -> nn.Linear:
     if linear.bias is not None:
         nn.init.zeros_(linear.bias)
     return linear
-
-
-def dense_activation(spec: Classification, model: Model) -> str | None:
-    """The nonlinearity of a recipe's dense layer below the scores; None without one."""
-    if spec.dense != "auto":
-        return None if spec.dense == "none" else spec.dense
-    is_encoder = isinstance(model, Transformer) and model.shape == "encoder"
-    return "tanh" if is_encoder and pooling(spec, model) == "first" and spec.layers == "last" else None
-
-
-def score_bias(spec: Classification, model: Model) -> bool:
-    """Whether scores have a bias."""
-    return not (isinstance(model, Transformer) and model.shape == "decoder") if spec.bias is None else spec.bias
 
 
 def pooling(spec: Classification, model: Model) -> Pooling:

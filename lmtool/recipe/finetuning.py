@@ -14,6 +14,7 @@ from lmtool.recipe.spec import (
     Recurrent,
     Seq2Seq,
     Training,
+    Transformer,
     Tuning,
     objectives_of,
 )
@@ -102,6 +103,9 @@ def _objective(model: Model, writes: bool) -> Classification | Seq2Seq:
     return Classification(
         kind="classification",
         layers="mix" if _gives_features(model) else "last",
+        # as in the papers, and so in the published families
+        dense="tanh" if isinstance(model, Transformer) and model.shape == "encoder" else "none",
+        bias=not (isinstance(model, Transformer) and model.shape == "decoder"),
         dropout=0.0 if no_vector else Classification.model_fields["dropout"].default,
     )
 

@@ -777,13 +777,12 @@ class Classification(Spec):
     pool: Literal["auto", "first", "last", "mean", "max", "attention"] = "auto"
     """Pooling of a text to one vector; auto takes the first position of an encoder, the last of a decoder, and the mean
     of all others."""
-    dense: Literal["auto", "none", "tanh", "relu", "gelu"] = "auto"
-    """Nonlinearity of a dense layer between the pooled vector and the scores, if any; auto takes tanh on the first
-    position of an encoder, BERT's pooler, and none elsewhere."""
+    dense: Literal["none", "tanh", "relu", "gelu"] = "none"
+    """Nonlinearity of a dense layer between the pooled vector and the scores, if any; tanh is BERT's pooler."""
     dense_norm: bool = False
     """Normalise the output of the dense layer (ModernBERT)."""
-    bias: bool | None = None
-    """A bias of each score; for all bodies but Transformer decoders by default (GPT-1 has none)."""
+    bias: bool = True
+    """A bias of each score (GPT-1 has none)."""
     dropout: Fraction = 0.1
     """Dropout of the pooled vector, and of the output of the dense layer."""
     lm_weight: NonNegativeFloat = 0.0
@@ -1241,7 +1240,7 @@ def _head_mistakes(model: Model, head: Classification) -> list[str]:
             mistakes.append(f"objective.pool {head.pool} has no effect: an averaging model already takes the mean")
         if head.layers != "last":
             mistakes.append(f"objective.layers {head.layers} has no effect: an averaging model has none below its mean")
-        if head.dense not in ("auto", "none") or head.dense_norm:
+        if head.dense != "none" or head.dense_norm:
             mistakes.append("objective.dense has no effect: an averaging model has model.n_layers")
         if model.one_hot and head.dropout:
             mistakes.append("objective.dropout is for vectors; with model.one_hot take 0, and model.word_dropout")

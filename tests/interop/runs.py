@@ -36,6 +36,10 @@ def shipped(name: str) -> dict[str, Any]:
 
 
 def recipe_of(model: Mapping[str, Any], objective: Mapping[str, Any], **more: Any) -> Recipe:
+    """A recipe; of a classifier, with the head that fine-tuning gives it where nothing else is asked."""
+    if objective["kind"] == "classification":
+        shape = model.get("shape", "decoder")
+        objective = {"dense": "tanh" if shape == "encoder" else "none", "bias": shape == "encoder", **objective}
     return Recipe.model_validate(
         {"model": model, "objective": objective, "training": {"steps": 1, "batch_size": 2}, **more}
     )

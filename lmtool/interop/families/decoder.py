@@ -33,6 +33,7 @@ class Decoder(Family):
     causal: ClassVar[str] = "ForCausalLM"
     sizes: ClassVar[Mapping[str, str]]
     eps: ClassVar[str] = "layer_norm_epsilon"
+    output: ClassVar[str] = "lm_head.weight"
     defaults: ClassVar[Mapping[str, Any]] = {}
     others: ClassVar[Mapping[str, str]] = {}
     expected: ClassVar[Mapping[str, tuple[object, ...]]] = {}
@@ -118,7 +119,7 @@ class Decoder(Family):
             body = [replace(weight, ours=f"body.{weight.ours}") for weight in found]
             return [*body, Weight("head.weight", ("score.weight",))]
         if not model.tie_embeddings:
-            found.append(Weight("head.own", ("lm_head.weight",)))
+            found.append(Weight("head.own", (self.output,)))
         return found
 
     def _laid_out(self, weight: Weight, model: Transformer) -> Weight:

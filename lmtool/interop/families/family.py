@@ -12,7 +12,7 @@ from lmtool.errors import CheckpointError
 from lmtool.interop.families.config import Config, Inexpressible
 from lmtool.interop.families.layouts import Weight
 from lmtool.interop.families.tasks import write_task
-from lmtool.model.classifier import dense_activation, pooling, score_bias
+from lmtool.model.classifier import pooling
 from lmtool.recipe.spec import (
     AnyObjective,
     Causal,
@@ -52,7 +52,7 @@ class Family(ABC):
 
     shape: of its models. prefix: of the body in the names of a model with a head, which files of the body alone omit.
     redundant: regular expressions of names of tensors that are not needed: buffers, and copies of tied ones.
-    renamed: parts of names in old files, with what they are called now.
+    renamed: parts of names in some files, with what they are called in most.
     """
 
     model_type: ClassVar[str]
@@ -171,15 +171,14 @@ def _meaning_of_head(model: Transformer, objective: AnyObjective) -> dict[str, A
         return {"kind": "causal"}
     if not isinstance(objective, Classification):
         return {"kind": objective.kind}
-    activation = dense_activation(objective, model)
     return {
         "kind": objective.kind,
         "task": objective.task,
         "layers": objective.layers,
         "pool": pooling(objective, model),
-        "dense": activation or "none",
+        "dense": objective.dense,
         "dense_norm": objective.dense_norm,
-        "bias": score_bias(objective, model),
+        "bias": objective.bias,
     }
 
 

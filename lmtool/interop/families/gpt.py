@@ -105,8 +105,10 @@ class GptNeoX(ByHeads):
     redundant = (
         r"gpt_neox\.layers\.\d+\.attention\.((masked_)?bias|rotary_emb\.inv_freq)",
         r"gpt_neox\.rotary_emb\.inv_freq",
-        r"lm_head\.weight",
+        r"embed_out\.weight",
     )
+    output = "embed_out.weight"
+    renamed = (("lm_head.", "embed_out."),)
     name = "GPTNeoX"
     sizes = LlamaLike.sizes
     eps = "layer_norm_eps"

@@ -401,7 +401,7 @@ def test_what_a_family_cannot_express(family: Family, changes: dict[str, Any], k
 def test_heads_that_a_family_cannot_express(changes: dict[str, Any], key: str) -> None:
     spec = Transformer.model_validate({**SIZES, "norm": POST})
     head = Classification.model_validate(
-        {"kind": "classification", "task": "class", "labels": ("a", "b")} | changes, strict=False
+        {"kind": "classification", "task": "class", "labels": ("a", "b"), "dense": "tanh"} | changes, strict=False
     )
     with pytest.raises(Inexpressible) as refusal:
         Bert().publish(spec, head)
