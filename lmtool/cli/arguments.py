@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-DEFAULT_RECIPE = "tiny"
+DEFAULT_RECIPE = "default"
 TEXT_HELP = "Files, folders or globs (.txt .jsonl .csv .parquet, also .gz), or hf:NAME."
 
 Text = Annotated[list[str], typer.Argument(metavar="TEXT", help=TEXT_HELP, show_default=False)]

@@ -17,6 +17,14 @@ def pretrain(
         typer.Option(metavar="FILE", help="Validation text, instead of part of TEXT. May be repeated."),
     ] = None,
     column: Column = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(metavar="N", help="Train so many steps that the run takes N minutes here.", show_default=False),
+    ] = None,
+    epochs: Annotated[
+        float | None, typer.Option(metavar="N", help="Passes over the training text.", show_default=False)
+    ] = None,
+    tokens: Annotated[int | None, typer.Option(metavar="N", help="Tokens to train on.", show_default=False)] = None,
     source: Annotated[
         str | None,
         typer.Option(
@@ -33,15 +41,26 @@ def pretrain(
 
     Prints the run directory at the end. Ctrl-C saves and stops; `lmtool resume` continues.
     """
-    from lmtool.recipe.load import Setting, load
+    from lmtool.recipe.load import Resolved, Setting, load
+    from lmtool.recipe.pretraining import DefaultRecipe
 
     flags = [Setting("data.train", text, "TEXT")]
     if valid:
         flags.append(Setting("data.valid", valid, "--valid"))
-    if column is not None:
-        flags.append(Setting("data.column", column, "--column"))
-    if source is None:
-        resolved, base = load(recipe or DEFAULT_RECIPE, overrides or (), flags), None
+    for key, value in (
+        ("data.column", column),
+        ("training.minutes", minutes),
+        ("training.epochs", epochs),
+        ("training.tokens", tokens),
+    ):
+        if value is not None:
+            flags.append(Setting(key, value, f"--{key.partition('.')[2]}"))
+    resolved: Resolved | DefaultRecipe
+    base = None
+    if source is None and recipe in (None, DEFAULT_RECIPE):
+        resolved = DefaultRecipe.of(overrides or (), flags)
+    elif source is None:
+        resolved = load(str(recipe), overrides or (), flags)
     else:
         from lmtool.interop.reference import run_of
         from lmtool.training.start import to_continue

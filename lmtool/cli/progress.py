@@ -70,6 +70,7 @@ class Display:
 
     def show(self, event: "Event") -> None:
         from lmtool.training import events
+        from lmtool.training.comparison import TextResults
 
         match event:
             case events.Started():
@@ -91,6 +92,8 @@ class Display:
             case events.Ended():
                 self._close_bar()
                 self._say(_ended(event, time.monotonic() - self._began))
+            case TextResults():
+                self._say(*event.lines())
 
     def _say(self, *lines: str) -> None:
         if not self._quiet:
@@ -220,6 +223,8 @@ def _ended(event: "Ended", seconds: float) -> str:
     best = ""
     if event.best_value is not None:
         best = f"; best valid {event.metric} {event.best_value:.4f} at step {event.best_step}"
+    if event.is_overfitted:
+        best += "; trained on the same text for too long: more text, more model.dropout or fewer passes would help"
     match event.reason:
         case "finished":
             return f"finished at step {event.step} after {_clock(seconds)}{best}"

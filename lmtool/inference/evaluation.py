@@ -16,7 +16,7 @@ from lmtool.compute.device import Compute
 from lmtool.compute.processes import World
 from lmtool.model import LanguageModel
 from lmtool.objective import Loss
-from lmtool.text.prepare import Report
+from lmtool.text.survey import Report
 
 BATCH_TOKENS = 16_384
 """Positions computed at once."""

@@ -24,8 +24,9 @@ from lmtool.run.order import hash_key, permute
 from lmtool.text import bundled
 from lmtool.text.files import find_files
 from lmtool.text.hub import PREFIX
-from lmtool.text.prepare import Report, default_cache, encode_files
+from lmtool.text.prepare import default_cache, encode_files
 from lmtool.text.store import TokenStore
+from lmtool.text.survey import Report
 from lmtool.text.tokenizer import Tokenizer
 
 Spans = Sequence[tuple[NDArray[np.int64], int]]
@@ -303,11 +304,11 @@ def _measure(
     result = perplexity(
         loaded.model, store, loaded.tokenizer, loaded.objective, loaded.compute, context, stride, world, report
     )
-    return Measured(result, loaded, _limit(sources, data))
+    return Measured(result, loaded, limit(sources, data))
 
 
-def _limit(sources: Sequence[str], data: Data) -> float | None:
-    """The limit of bundled texts, for models trained on documents, which also predict the ends of documents."""
+def limit(sources: Sequence[str], data: Data) -> float | None:
+    """The limit of bundled texts in bits per byte, for models of documents, which also predict their ends."""
     if data.split != "document" or any(source.startswith(PREFIX) for source in sources):
         return None
     return bundled.limit([file for source in sources for file in find_files(source)])

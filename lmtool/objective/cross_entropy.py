@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.model import LanguageModel, Output
+from lmtool.model.language_model import CountingModel
 from lmtool.objective.base import Loss
 
 CHUNK_SCALE = 2.0**10
@@ -165,6 +166,9 @@ def with_auxiliary(loss: Loss, auxiliary_B: Tensor | None, targets_BT: Tensor | 
 
 def loss_of_hidden(model: LanguageModel, hidden_MD: Tensor, targets_M: Tensor, label_smoothing: float = 0.0) -> Loss:
     """The cross-entropy of all targets, from given hidden states."""
+    if isinstance(model, CountingModel) and not label_smoothing:
+        scored_M = targets_M != IGNORE
+        return Loss(-model.log_p(hidden_MD[scored_M], targets_M[scored_M]).sum(), scored_M.sum())
     total = chunked_cross_entropy(
         model.logits,
         model.head_parameters(),

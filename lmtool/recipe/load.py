@@ -79,10 +79,16 @@ def find(name: str | Path) -> Path:
     raise UsageError(f"there is no recipe {shown(str(name))}", where=f"shipped recipes: {', '.join(known)}", fix=fix)
 
 
-def load(name: str | Path, overrides: Sequence[str] = (), flags: Sequence[Setting] = ()) -> Resolved:
+def load(
+    name: str | Path,
+    overrides: Sequence[str] = (),
+    flags: Sequence[Setting] = (),
+    chosen: Sequence[Setting] = (),
+) -> Resolved:
     """Read a recipe and apply overrides and flags.
 
     name: a shipped recipe or a path. overrides: `KEY=VALUE` texts of `-s`, VALUE being YAML; `KEY=+N` adds to a number.
+    chosen: values that follow from the data, in place of the recipe's.
     Raises: UsageError when there is no such recipe; RecipeError with one line for each mistake in it.
     """
     file = find(name)
@@ -93,7 +99,7 @@ def load(name: str | Path, overrides: Sequence[str] = (), flags: Sequence[Settin
     if not isinstance(document.value, dict):
         what = "is empty" if document.value is None else f"holds {shown(document.value)}"
         raise RecipeError([f"{source}: {what}; a recipe is a mapping of keys such as model and training"])
-    return _laid_over(document, source, file.stem, overrides, flags)
+    return _laid_over(document, source, file.stem, overrides, flags, chosen)
 
 
 def lay_over(
@@ -105,9 +111,16 @@ def lay_over(
 
 
 def _laid_over(
-    document: Document, source: str, name: str, overrides: Sequence[str], flags: Sequence[Setting]
+    document: Document,
+    source: str,
+    name: str,
+    overrides: Sequence[str],
+    flags: Sequence[Setting],
+    chosen: Sequence[Setting] = (),
 ) -> Resolved:
     layers = _Layers(document.value, document.origins, source)
+    for choice in chosen:
+        layers.choose(tuple(choice.key.split(".")), choice.value, Origin(choice.flag))
     for override in overrides:
         layers.override(override)
     for flag in flags:
@@ -158,6 +171,11 @@ class _Layers:
             if origin:
                 return origin
         return Origin(self._source, 1)
+
+    def choose(self, path: KeyPath, value: object, origin: Origin) -> None:
+        """Write a value at `path` as if the recipe had it."""
+        self.set(path, value, origin)
+        self._written[path] = self._set.pop(path)
 
     def override(self, argument: str) -> None:
         """Apply one `KEY=VALUE` override."""

@@ -416,7 +416,7 @@ class Transformer(ModelSpec):
         if self.separate_inputs and self.shape != "encoder-decoder":
             mistakes.append(f"separate_inputs is for shape encoder-decoder, not for shape {self.shape}")
         full_layers = self.pattern.full_layers if isinstance(self.pattern, WindowPattern) else ()
-        if isinstance(self.position, RotaryPosition):
+        if isinstance(self.position, RotaryPosition) and not mistakes:
             mistakes += self._rotary_mistakes(self.position, full_layers)
         if full_layers and max(full_layers) >= self.n_layers:
             mistakes.append(f"pattern.full_layers has layer {max(full_layers)}; n_layers {self.n_layers} count from 0")
@@ -935,7 +935,12 @@ class Training(Spec):
     steps: PositiveInt
     """Total optimizer steps."""
     epochs: PositiveFloat | None = None
-    """Epochs over a table, which then determine the steps; for objectives classification and seq2seq."""
+    """Epochs over the training data, which then determine the steps."""
+    tokens: PositiveInt | None = None
+    """Tokens of text to train on, which then determine the steps."""
+    minutes: PositiveFloat | None = None
+    """Wall-clock time of a run on text, which then determines the steps, by the speed that is measured at the start; of
+    epochs, tokens and minutes the one that ends first."""
     batch_size: PositiveInt
     """Sequences in one optimizer step, over all devices."""
     micro_batch: PositiveInt | Literal["auto"] = "auto"
@@ -953,6 +958,11 @@ class Training(Spec):
     """Carry the state of a recurrent decoder over from the previous step in each row, without its gradient."""
     compile: bool | Literal["auto"] = "auto"
     """Compile the model with torch.compile; auto does so for long runs on a GPU."""
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether the steps follow from something else."""
+        return not (self.epochs is self.tokens is self.minutes is None)
 
     def rows_at_once(self, n_processes: int) -> int:
         """The micro-batch of each process; `auto` begins with its whole share of the batch."""
@@ -1120,6 +1130,8 @@ class Evaluation(Spec):
     """Validation tokens scored each time, the same ones every time; null for all."""
     metric: Literal["loss", "accuracy", "macro-f1", "correlation"] = "loss"
     """Metric that selects the best checkpoint; all but loss are for objective classification."""
+    baseline: bool = False
+    """At the end, compare with a 5-gram model of the same text, in bits per byte; for causal language models."""
     num_beams: PositiveInt = 1
     """Beam width of the final evaluation on tables, for objective seq2seq; 1 is greedy."""
     patience: PositiveInt | None = None
@@ -1202,6 +1214,12 @@ class Recipe(Spec):
         if self.training.carry_state and self.data.isolate_documents:
             mistakes.append("training.carry_state carries the state across documents; data.isolate_documents does not")
         mistakes += _tuning_mistakes(self.model, self.objective, self.tuning)
+        mistakes += _length_mistakes(self.model, self.objective, self.training)
+        if self.evaluation.baseline and (self.model.counts or not isinstance(self.objective, Causal)):
+            mistakes.append(
+                "evaluation.baseline compares causal language models that are trained by gradients, not a "
+                f"{self.model.title} with objective {self.objective.kind}"
+            )
         if self.evaluation.prompts and self.model.reads == "words":
             mistakes.append(f"evaluation.prompts are for generative models, which {self.model.kind} models are not")
         if self.evaluation.prompts and self.model.reads == "both" and not isinstance(self.objective, Masked):
@@ -1224,6 +1242,17 @@ class Recipe(Spec):
         if mistakes:
             raise ValueError("\n".join(mistakes))
         return self
+
+
+def _length_mistakes(model: Model, objective: AnyObjective, training: Training) -> list[str]:
+    """Lengths that a run cannot have."""
+    if model.counts:
+        given = [key for key in ("epochs", "tokens", "minutes") if getattr(training, key) is not None]
+        return [f"training.{key} is for gradients; a model of kind {model.kind} reads a text once" for key in given]
+    if isinstance(objective, Classification | Seq2Seq):
+        given = [key for key in ("tokens", "minutes") if getattr(training, key) is not None]
+        return [f"training.{key} is for text; on tables take training.epochs" for key in given]
+    return []
 
 
 def _head_mistakes(model: Model, head: Classification) -> list[str]:

@@ -3,19 +3,18 @@
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from lmtool.errors import DataError
+from lmtool.text.division import Division, infer_division
 from lmtool.text.files import find_files, place, suffix, text_blocks
 from lmtool.text.hub import PREFIX, fetch
 from lmtool.text.rowfile import RowFile, not_text, open_rows
 
 CHUNK = 1 << 17
 """Approximate characters of a chunk: few enough for the encoders to stay in a CPU core's cache."""
-
-Division = Literal["whole", "blank-line", "line"]
 
 _NO_LIMIT = 1 << 40
 """Characters that a cell may have: unlimited."""
@@ -112,22 +111,8 @@ def open_corpus(
         files += found
         if len(found) == 1:
             named.add(found[0])
-    division = _auto_division(files) if documents == "auto" else documents
+    division = infer_division(files) if documents == "auto" else documents
     return Corpus(tuple(files), frozenset(named), column, division)
-
-
-def _auto_division(files: list[Path]) -> Division:
-    """blank-line when, in the first block of every text file, each paragraph is on one line; else whole."""
-    several = False
-    for path in files:
-        if suffix(path) != ".txt":
-            continue
-        head = next(text_blocks(path), "")
-        blank = [not line.strip() for line in head.split("\n")]
-        if any(not a and not b for a, b in pairwise(blank)):
-            return "whole"
-        several |= blank.count(False) > 1
-    return "blank-line" if several else "whole"
 
 
 def safe_cut(text: str) -> int:

@@ -4,13 +4,11 @@ The cache is content-addressed: its keys are hashes of the text, the tokenizer a
 gets stale tokens, and what two runs share is computed once.
 """
 
-import hashlib
-import json
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -22,18 +20,13 @@ from numpy.typing import NDArray
 
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec import CharTokenizer, Data, TokenizerFile, TokenizerSpec
-from lmtool.text.corpus import Chunk, Corpus, open_corpus, safe_cut
-from lmtool.text.disk import locked, refusing_disk, write_file
-from lmtool.text.files import content_hash, place
+from lmtool.text.corpus import Chunk, safe_cut
+from lmtool.text.disk import locked, refusing_disk
+from lmtool.text.files import place
 from lmtool.text.split import Everything, Part, choose_documents, cut_characters
 from lmtool.text.store import EncodedChunk, StoreWriter, TokenStore
+from lmtool.text.survey import Report, SurveyedText, cache_key, divide, read_corpus, size
 from lmtool.text.tokenizer import TOKENIZER, Tokenizer
-
-Report = Callable[[str, int, int], None]
-"""Called with the stage, and the amounts done and in total, here in characters; a total of 0 is unknown."""
-
-_VERSION = 1
-"""Part of every cache key: incremented when the same text would give other chunks, parts or tokens."""
 
 _IS_SPACE = bytes(chr(byte).isspace() for byte in range(256))
 
@@ -52,24 +45,6 @@ class Prepared:
     data: Data
     fingerprint: str
     seconds: float
-
-
-@dataclass(frozen=True)
-class _Survey:
-    """Counts of one pass over a corpus."""
-
-    documents: int
-    characters: int
-    bytes: int
-
-
-@dataclass(frozen=True)
-class _Surveyed:
-    """A corpus with its content hash and its survey."""
-
-    corpus: Corpus
-    content: str
-    survey: _Survey
 
 
 def default_cache() -> Path:
@@ -99,11 +74,7 @@ def prepare(
     """
     if not data.train:
         raise DataError("no text is named", where="data.train", fix="name a file, folder, glob or hf:NAME")
-    documents = "whole" if data.split == "slice" and data.documents == "auto" else data.documents
-    train = _open(data.train, data, documents, cache, report)
-    stream = data.split == "slice" or (data.split == "auto" and train.survey.documents == 1)
-    train = _streaming(train, cache, report) if stream else train
-    data = data.model_copy(update={"documents": train.corpus.documents, "split": "slice" if stream else "document"})
+    train, data = divide(data, cache=cache, report=report)
     valid, train_part, valid_part = _split(train, data, cache, seed, report)
 
     if isinstance(tokenizer, TokenizerSpec):
@@ -120,7 +91,7 @@ def prepare(
         valid=valid_store,
         tokenizer=tokenizer,
         data=data,
-        fingerprint=_key("prepared", train_store.fingerprint, valid_store.fingerprint),
+        fingerprint=cache_key("prepared", train_store.fingerprint, valid_store.fingerprint),
         seconds=perf_counter() - started if made or also_made else 0.0,
     )
 
@@ -134,54 +105,14 @@ def encode_files(
     report: Report = lambda stage, done, total: None,
 ) -> TokenStore:
     """The token store of all the text in `sources`, read by the resolved `data` of a run. Cached like `prepare`."""
-    opened = _open(sources, data, data.documents, cache, report)
-    opened = _streaming(opened, cache, report) if data.split == "slice" else opened
+    opened = read_corpus(sources, data, cache=cache, report=report)
     return _store(opened, Everything(), tokenizer, cache, None, report)[0]
 
 
-def _key(*parts: object) -> str:
-    """SHA-256 of JSON values."""
-    return hashlib.sha256(json.dumps([_VERSION, *parts]).encode()).hexdigest()
-
-
-def _open(sources: Sequence[str], data: Data, documents: Any, cache: Path, report: Report) -> _Surveyed:
-    corpus = open_corpus(sources, column=data.column, documents=documents, cache=cache)
-    return _survey(corpus, content_hash(corpus.files), cache, report)
-
-
-def _streaming(opened: _Surveyed, cache: Path, report: Report) -> _Surveyed:
-    """The same corpus, with its documents concatenated."""
-    corpus = replace(opened.corpus, stream=True)
-    return _survey(corpus, opened.content, cache, report) if corpus.adds_line_ends else replace(opened, corpus=corpus)
-
-
-def _survey(corpus: Corpus, content: str, cache: Path, report: Report) -> _Surveyed:
-    """Read the corpus once, which checks all of it; the counts are cached."""
-    key = _key("survey", content, corpus.column, corpus.documents, corpus.adds_line_ends)
-    path = cache / "surveys" / f"{key}.json"
-    with locked(path.with_suffix(".lock")):
-        if not path.exists():
-            write_file(path, json.dumps(asdict(_count(corpus, report))).encode())
-    return _Surveyed(corpus, content, _Survey(**json.loads(path.read_text(encoding="utf-8"))))
-
-
-def _count(corpus: Corpus, report: Report) -> _Survey:
-    documents = characters = n_bytes = 0
-    for chunk in corpus.chunks():
-        documents += chunk.n_ends
-        characters += chunk.size
-        n_bytes += int(_n_bytes(chunk.texts).sum())
-        report("reading", characters, 0)
-    if not documents:
-        raise DataError("there is no text", where=", ".join(map(place, corpus.files))[:200], fix="name files with text")
-    return _Survey(documents, characters, n_bytes)
-
-
-def _split(train: _Surveyed, data: Data, cache: Path, seed: int, report: Report) -> tuple[_Surveyed, Part, Part]:
+def _split(train: SurveyedText, data: Data, cache: Path, seed: int, report: Report) -> tuple[SurveyedText, Part, Part]:
     """The corpus of the validation text, and the parts of both."""
     if data.valid:
-        valid = _open(data.valid, data, data.documents, cache, report)
-        valid = _streaming(valid, cache, report) if data.split == "slice" else valid
+        valid = read_corpus(data.valid, data, cache=cache, report=report)
         return valid, Everything(), Everything()
     where = ", ".join(map(place, train.corpus.files))[:200]
     if data.split == "slice":
@@ -202,8 +133,8 @@ def _split(train: _Surveyed, data: Data, cache: Path, seed: int, report: Report)
     return train, *choose_documents(train.survey.documents, data.valid_fraction, seed)
 
 
-def _trained(spec: TokenizerSpec, text: _Surveyed, part: Part, cache: Path, report: Report) -> Tokenizer:
-    key = _key("tokenizer", _text_key(text, part), spec.model_dump())
+def _trained(spec: TokenizerSpec, text: SurveyedText, part: Part, cache: Path, report: Report) -> Tokenizer:
+    key = cache_key("tokenizer", _text_key(text, part), spec.model_dump())
     path = cache / "tokenizers" / f"{key}.json"
     with locked(path.with_suffix(".lock")):
         if not path.exists():
@@ -226,23 +157,23 @@ def spread_sample(texts: Iterable[str], n_bytes: int, budget: int) -> Iterator[s
         return
     seen = taken = 0
     for text in texts:
-        size = _size(text)
-        seen += size
+        n = size(text)
+        seen += n
         room = int(share * seen) - taken
-        if room < size:
-            text = text[: safe_cut(text[: room * len(text) // size])] if room > 0 and size else ""
-            size = _size(text)
+        if room < n:
+            text = text[: safe_cut(text[: room * len(text) // n])] if room > 0 and n else ""
+            n = size(text)
         if text:
-            taken += size
+            taken += n
             yield text
 
 
-def _text_key(text: _Surveyed, part: Part) -> list[Any]:
+def _text_key(text: SurveyedText, part: Part) -> list[Any]:
     corpus = text.corpus
     return [text.content, corpus.column, corpus.documents, corpus.stream, type(part).__name__, asdict(part)]
 
 
-def _reporting(text: _Surveyed, stage: str, report: Report) -> Iterator[Chunk]:
+def _reporting(text: SurveyedText, stage: str, report: Report) -> Iterator[Chunk]:
     """The chunks of a corpus; each is reported when the next one is requested."""
     done = 0
     for chunk in text.corpus.chunks():
@@ -262,12 +193,12 @@ def _keep_tokenizer(tokenizer: Tokenizer, out: Path) -> None:
 
 
 def _store(
-    text: _Surveyed, part: Part, tokenizer: Tokenizer, cache: Path, out: Path | None, report: Report
+    text: SurveyedText, part: Part, tokenizer: Tokenizer, cache: Path, out: Path | None, report: Report
 ) -> tuple[TokenStore, bool]:
     """The store of one part of a corpus, and whether it had to be created."""
-    key = _key("tokens", _text_key(text, part), tokenizer.fingerprint)
+    key = cache_key("tokens", _text_key(text, part), tokenizer.fingerprint)
     path = out or cache / "tokens" / key
-    with locked(cache / "locks" / f"{_key(str(path.absolute()))}.lock"):
+    with locked(cache / "locks" / f"{cache_key(str(path.absolute()))}.lock"):
         if not path.exists():
             return _write(text, part, tokenizer, path, key, report), True
     if out is not None and not (out / "store.json").exists():
@@ -278,7 +209,7 @@ def _store(
     return store, False
 
 
-def _write(text: _Surveyed, part: Part, tokenizer: Tokenizer, path: Path, key: str, report: Report) -> TokenStore:
+def _write(text: SurveyedText, part: Part, tokenizer: Tokenizer, path: Path, key: str, report: Report) -> TokenStore:
     with StoreWriter(path, fingerprint=key, vocab_size=tokenizer.vocab_size) as writer:
         chunks = islice(part.of(_reporting(text, "tokenizing", report)), writer.chunks_done, None)
         for chunk in _in_threads(partial(_encode, tokenizer=tokenizer, stream=text.corpus.stream), chunks):
@@ -331,13 +262,8 @@ def _with_ends(
     return tokens, lengths
 
 
-def _size(text: str) -> int:
-    """UTF-8 bytes."""
-    return len(text) if text.isascii() else len(text.encode())
-
-
 def _n_bytes(texts: Sequence[str]) -> NDArray[np.int64]:
-    return np.array([_size(text) for text in texts], dtype=np.int64)
+    return np.array([size(text) for text in texts], dtype=np.int64)
 
 
 def _n_words(texts: Sequence[str]) -> NDArray[np.int64]:

@@ -1,5 +1,6 @@
 """Training and validation data of a run. A text here; tables in `lmtool.tables.data`."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -10,13 +11,15 @@ from lmtool.compute.processes import World
 from lmtool.decoding.framing import Framing
 from lmtool.errors import DataError
 from lmtool.inference.evaluation import Validation, evaluate
-from lmtool.inference.perplexity import HeldOut
+from lmtool.inference.perplexity import HeldOut, limit, perplexity
 from lmtool.model import LanguageModel
 from lmtool.objective import Loss, Objective
 from lmtool.recipe.spec import Recipe
 from lmtool.tables.results import Results
-from lmtool.text.prepare import Prepared, Report, default_cache, prepare
+from lmtool.text.prepare import Prepared, default_cache, prepare
+from lmtool.text.survey import Report
 from lmtool.text.tokenizer import Tokenizer
+from lmtool.training.comparison import MOST_TOKENS, SECONDS, TextResults, ngram_bits
 from lmtool.training.windows import ExampleSource, Windows
 
 
@@ -67,15 +70,15 @@ class TrainingData(Protocol):
 
     def measure(
         self, lm: LanguageModel, objective: Objective, step: int, compute: Compute, world: World
-    ) -> list[Results]:
-        """Results of the best checkpoint, of this step, on the test rows or else on the validation rows."""
+    ) -> Sequence[Results | TextResults]:
+        """Results of the best checkpoint, of this step: on the test rows or else on the validation rows, or on the
+        validation text."""
 
 
 class TextData:
     """A text in token stores; see `TrainingData`."""
 
     unit = "token"
-    is_measured = False
     warnings: tuple[str, ...] = ()
     split = None
 
@@ -85,12 +88,21 @@ class TextData:
         self.recipe = recipe.model_copy(update={"model": model, "data": prepared.data})
         self.framing = Framing.of(self.recipe, prepared.tokenizer)
         self.fingerprint = prepared.fingerprint
+        self._prepared = prepared
         self._train, self._valid = prepared.train, prepared.valid
         self._held_out: HeldOut | None = None
         self._pairs: Windows | None = None
         self.batch_units = recipe.training.batch_size * recipe.model.context
         if recipe.model.counts:
             self.batch_units = len(self._train) // recipe.training.steps
+
+    @property
+    def is_measured(self) -> bool:
+        return self.recipe.evaluation.baseline
+
+    def with_recipe(self, recipe: Recipe) -> "TextData":
+        """The same text under a recipe that differs in its training and evaluation only."""
+        return TextData(self._prepared, recipe)
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -130,10 +142,31 @@ class TextData:
             self._held_out = HeldOut.of(self._valid, longest, wanted, self.recipe.seed)
         return Validation(self._held_out.loss(lm, objective, compute, world))
 
+    def seconds_after(self, validation: float) -> float:
+        """Estimate of the seconds that the last measurement takes, from those of a validation."""
+        if not self.is_measured:
+            return 0.0
+        sample = min(self.recipe.evaluation.tokens or len(self._valid), len(self._valid))
+        return validation * len(self._valid) / sample + SECONDS * min(len(self._train), MOST_TOKENS)
+
     def measure(
         self, lm: LanguageModel, objective: Objective, step: int, compute: Compute, world: World
-    ) -> list[Results]:
-        return []
+    ) -> list[TextResults]:
+        """Bits per byte of all validation text, computed by all processes, and in the main one of a 5-gram model."""
+        tokenizer, context = self.framing.tokenizer, self.recipe.model.context
+        found = perplexity(lm, self._valid, tokenizer, objective, compute, context, context, world)
+        data = self.recipe.data
+        named = data.valid or data.train
+        return [
+            TextResults(
+                step=step,
+                tokens=found.tokens,
+                loss=found.loss,
+                bits_per_byte=found.bits_per_byte,
+                ngram=ngram_bits(self.recipe, self._prepared) if world.is_main else None,
+                limit=limit(named, data),
+            )
+        ]
 
 
 def read_text(recipe: Recipe, tokenizer: Tokenizer | None, world: World, report: Report) -> TextData:

@@ -8,6 +8,7 @@ from lmtool.inference.evaluation import Validation
 from lmtool.recipe.spec import Recipe
 from lmtool.tables.results import Results
 from lmtool.text.tokenizer import Tokenizer
+from lmtool.training.comparison import TextResults
 from lmtool.training.fit import Step
 
 EndReason = Literal["finished", "early", "interrupted"]
@@ -90,13 +91,17 @@ class Warned:
 
 @dataclass(frozen=True)
 class Ended:
-    """The run is over: all steps done, stopped early by patience, or interrupted by a signal."""
+    """The run is over: all steps done, stopped early by patience, or interrupted by a signal.
+
+    is_overfitted: the validation loss of a text rose before the end.
+    """
 
     reason: EndReason
     step: int
     best_step: int | None
     best_value: float | None
     metric: str
+    is_overfitted: bool = False
 
 
-Event = Started | AlreadyFinished | Plan | Stepped | Sampled | Saved | Warned | Ended | Results
+Event = Started | AlreadyFinished | Plan | Stepped | Sampled | Saved | Warned | Ended | Results | TextResults

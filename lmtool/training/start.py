@@ -1,6 +1,7 @@
 """Starting and resuming: from a user's request to a locked run directory and the training in it."""
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -18,17 +19,20 @@ from lmtool.recipe.document import KeyPath, dotted
 from lmtool.recipe.dump import dump, leaves
 from lmtool.recipe.finetuning import recipe_for_tables, recipe_for_text, with_rate
 from lmtool.recipe.load import Resolved, Setting, lay_over, load
+from lmtool.recipe.pretraining import DefaultRecipe
 from lmtool.recipe.spec import Classification, Data, Recipe, Seq2Seq
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import RESULTS, SPLIT, Run, check_folder, describe_environment
 from lmtool.run.find import find
 from lmtool.tables.data import TaskTables, open_tables, read_tables
 from lmtool.text.disk import write_file
-from lmtool.text.prepare import Report
+from lmtool.text.prepare import default_cache
+from lmtool.text.survey import Report, divide
 from lmtool.text.tokenizer import Tokenizer
 from lmtool.training.data import TrainingData, read_text
 from lmtool.training.events import AlreadyFinished, Event, Started, Warned
 from lmtool.training.keeper import TrainingState
+from lmtool.training.length import with_length
 from lmtool.training.train import train
 
 CHANGEABLE = (
@@ -51,7 +55,7 @@ Files may have moved, since their content is compared.
 
 
 def pretrain(
-    resolved: Resolved,
+    resolved: Resolved | DefaultRecipe,
     base: Base | None,
     *,
     output: Path | None,
@@ -61,23 +65,41 @@ def pretrain(
 ) -> Iterator[Event]:
     """Prepare the text, create a run directory, and train.
 
-    base: another run for the initial weights and the tokenizer; from scratch when None. output: the run directory; a
+    resolved: a recipe, or the default one, which the text settles. base: another run for the initial weights and the
+    tokenizer; from scratch when None. output: the run directory; a
     new one under the runs directory when None. command: as typed, for run.json. report: called with the progress of
     preparing the text. stop: called after each step.
 
     Raises the errors of every part; nothing is created before recipe, folder and memory are checked.
     """
+    began = time.perf_counter()
+    choices: tuple[str, ...] = ()
+    if isinstance(resolved, DefaultRecipe):
+        check_folder(output)
+        text, _ = divide(resolved.data, cache=default_cache(), report=report)
+        resolved, choices = resolved.settle(text.shape)
     recipe = resolved.recipe
     if not recipe.data.train:
         raise UsageError("no text to train on", fix="name a file: lmtool pretrain TEXT")
+    if recipe.data.split == "slice" and recipe.data.documents in ("line", "blank-line"):
+        raise UsageError(
+            f"data.documents {recipe.data.documents} divides the text, but data.split slice makes one text of it",
+            where=", ".join(dict.fromkeys(resolved.origins[f"data.{key}"] for key in ("documents", "split"))),
+            fix="set data.split=document, or data.documents=whole",
+        )
     if _is_for_tables(recipe):
         raise UsageError(
             f"objective {recipe.objective.kind} is trained on a table, not on a text",
             fix=f"lmtool finetune TABLE --recipe {resolved.name}",
         )
 
-    def read(world: World) -> TrainingData:
-        return read_text(recipe, None if base is None else base.tokenizer, world, report)
+    def read(world: World, compute: Compute) -> tuple[TrainingData, tuple[str, ...]]:
+        data = read_text(recipe, None if base is None else base.tokenizer, world, report)
+        if not recipe.training.has_budget:
+            return data, choices
+        report("measuring the speed", 0, 0)
+        data, length = with_length(data, began, compute, world, base)
+        return data, (*choices, length)
 
     yield from _begin(resolved, read, base, output, command, stop)
 
@@ -121,9 +143,10 @@ class FineTuning:
     ) -> Iterator[Event]:
         """Read the tables, create a run directory, train, and evaluate the best checkpoint; see `pretrain`."""
 
-        def read(world: World) -> TrainingData:
+        def read(world: World, compute: Compute) -> tuple[TrainingData, tuple[str, ...]]:
             report("reading", 0, 0)
-            return read_tables(self.resolved.recipe, self.tables, None if self.base is None else self.base.tokenizer)
+            tokenizer = None if self.base is None else self.base.tokenizer
+            return read_tables(self.resolved.recipe, self.tables, tokenizer), ()
 
         yield from _begin(self.resolved, read, self.base, output, command, stop)
 
@@ -160,13 +183,13 @@ def plan_finetuning(
 
 def _begin(
     resolved: Resolved,
-    read: Callable[[World], TrainingData],
+    read: Callable[[World, Compute], tuple[TrainingData, tuple[str, ...]]],
     base: Base | None,
     output: Path | None,
     command: Sequence[str],
     stop: Callable[[], bool],
 ) -> Iterator[Event]:
-    """Create a run directory for the data of `read`, and train in it."""
+    """Create a run directory for the data of `read`, which also says what was chosen for them, and train in it."""
     recipe = resolved.recipe
     if base is None:
         _refuse_adapters_alone(recipe)
@@ -175,7 +198,7 @@ def _begin(
         _check(recipe, compute, world, resolved.origins)
         if world.is_main:
             check_folder(output)
-        data = read(world)
+        data, choices = read(world, compute)
         recipe = data.recipe
         run = None
         if world.is_main:
@@ -194,7 +217,7 @@ def _begin(
                 if data.split is not None:
                     write_file(run.path / SPLIT, json.dumps(data.split).encode())
                 run.start(step=0, command=command, environment=describe_environment(str(compute.device)))
-                yield Started(run.path, run.name, recipe, data.framing.tokenizer, data.lines)
+                yield Started(run.path, run.name, recipe, data.framing.tokenizer, (*data.lines, *choices))
             yield from map(Warned, data.warnings)
             same = base is not None and _labels(base.recipe) == _labels(recipe)
             yield from train(run, data, compute, world, base=base, same_labels=same, stop=stop)
@@ -263,7 +286,8 @@ def resume(
 
 def _is_over(run: Run, recipe: Recipe, checkpoint: Checkpoint, state: TrainingState) -> bool:
     """Whether the run is complete: all steps, the pending validation, and the final evaluation."""
-    is_measured = not _is_for_tables(recipe) or (run.path / RESULTS).exists()
+    measures = _is_for_tables(recipe) or recipe.evaluation.baseline
+    is_measured = not measures or (run.path / RESULTS).exists()
     trained = state.is_stale(recipe.evaluation) or recipe.training.steps <= checkpoint.step
     return trained and state.pending is None and is_measured
 

@@ -30,6 +30,12 @@ from lmtool.training.fit import Step, fit
 from lmtool.training.keeper import RunKeeper, TrainingState
 from lmtool.training.optimizer import Optimizers
 
+RISING = 2
+"""Validations of a text without a new best after which a rising loss is told."""
+
+TOLD = 1.005
+"""Ratio to the best from which it is."""
+
 LONG_RUN = 100_000_000
 """Tokens from which compiling the model pays off on a GPU."""
 
@@ -123,7 +129,8 @@ def train(
     keeper.close(reason)
     # when interrupted, torchrun treats the first process that ends as failed, and terminates the others
     world.wait()
-    yield Ended(reason, last, state.best_step, state.best_value, recipe.evaluation.metric)
+    is_overfitted = data.unit == "token" and reason != "interrupted" and state.stale >= RISING
+    yield Ended(reason, last, state.best_step, state.best_value, recipe.evaluation.metric, is_overfitted)
     if data.is_measured and reason != "interrupted":
         yield from _measure(trainee, data, run, compute, world)
 
@@ -190,6 +197,7 @@ def _validate(
     assert record is not None
     number = int(str(record["step"]))
     validation = data.validate(trainee.lm, trainee.objective, compute, world)
+    before = state.best_value
     is_best = state.update_best(number, validation, evaluation.metric)
     yield from keeper.log(record | {"valid_loss": validation.loss} | dict(validation.metrics))
     if step is not None:
@@ -197,6 +205,10 @@ def _validate(
     value = validation.loss if evaluation.metric == "loss" else validation.metrics[evaluation.metric]
     if not math.isfinite(value):
         yield Warned(f"the validation {evaluation.metric} of step {number} is {value}, which is never the best")
+    if data.unit == "token" and before is not None and state.stale == RISING and value > TOLD * before:
+        yield Warned(
+            f"the validation loss rises, {value:.4f} after {before:.4f} at step {state.best_step}; the best is kept"
+        )
     yield from _samples(keeper, trainee.lm, data.framing, data.recipe, number)
     # last, so that a run that is killed before repeats all of it
     yield from keeper.note_validation(number, state)

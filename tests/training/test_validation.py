@@ -127,7 +127,7 @@ def test_what_is_not_finite_is_never_the_best(work: Work, monkeypatch: pytest.Mo
     said = iter([bad, 2.0, bad, 3.0])
     monkeypatch.setattr(TextData, "validate", lambda *_: Validation(next(said)))
     told = work.pretrain("evaluation.every=3", "checkpoint.keep_last=1")
-    assert warnings_in(told) == [
+    assert [text for text in warnings_in(told) if "rises" not in text] == [
         f"the validation loss of step {step} is {bad}, which is never the best" for step in (3, 9)
     ]
     assert (ended(told).best_step, ended(told).best_value) == (6, 2.0)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from lmtool.recipe.load import Setting, load
 from lmtool.tables.results import Results
 from lmtool.training import events, start
+from lmtool.training.comparison import TextResults
 
 RECIPE = """\
 model: {kind: transformer, n_layers: 1, d_model: 16, n_heads: 2, context: 16, dropout: 0.1}
@@ -173,5 +174,5 @@ def warnings_in(told: Sequence[Any]) -> list[str]:
 def ended(told: Sequence[Any]) -> events.Ended:
     """How training ended; results of its best checkpoint may come after it."""
     (last,) = (event for event in told if isinstance(event, events.Ended))
-    assert all(isinstance(event, Results) for event in told[told.index(last) + 1 :])
+    assert all(isinstance(event, Results | TextResults) for event in told[told.index(last) + 1 :])
     return last

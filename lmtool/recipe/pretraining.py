@@ -1,0 +1,173 @@
+"""The default recipe of `lmtool pretrain`, chosen by the size and the shape of the text.
+
+All rules are here; docs/pretrain.md has them as a table.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lmtool.recipe.load import Resolved, Setting, load
+from lmtool.recipe.spec import Data
+
+NAME = "default"
+"""Name of the default recipe, in the names of runs."""
+
+INFERRED = "inferred from the text"
+"""Origin of the values that follow from the text."""
+
+LENGTHS = {"training.steps", "training.epochs", "training.tokens", "training.minutes"}
+"""Keys that set the length of training: who sets one sets the length."""
+
+USUAL_WIDTH = 192
+
+CLOSED = "tiny"
+"""The shipped recipe for text with a closed vocabulary."""
+
+MINUTES = 3.5
+"""Wall-clock limit of the default recipe, from reading the text to the last measurement."""
+
+CHARACTERS_MEAN = 40
+"""Mean characters of a document up to which a list is read by characters."""
+
+MOST_CHARACTERS = 512
+"""Distinct characters up to which there is a token for each."""
+
+NEW_WORDS = 1e-3
+"""Share of new words below which the vocabulary of a text is closed: natural text of a megabyte has 2 % and more."""
+
+LEAST_CLOSED = 300_000
+"""Characters from which a closed vocabulary can be told."""
+
+
+@dataclass(frozen=True)
+class TextShape:
+    """What the default recipe depends on: counts of the training text, in characters unless named otherwise.
+
+    is_list: a document a line. is_stream: one text, without documents. longest: of a document. alphabet: distinct
+    characters. new_words: share of the words in the last tenth of the text that are not in the text before it.
+    """
+
+    is_list: bool
+    is_stream: bool
+    documents: int
+    characters: int
+    n_bytes: int
+    longest: int
+    alphabet: int
+    new_words: float
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the vocabulary is closed, as in text that a program wrote."""
+        return self.characters >= LEAST_CLOSED and self.new_words < NEW_WORDS
+
+
+@dataclass(frozen=True)
+class Inferred:
+    """Settings that follow from the text.
+
+    values: by dotted key. topic, reason: what is told of them; nothing without a reason. owned: who sets one of these
+    keys, or a part of them, makes this choice; the first one by default.
+    """
+
+    topic: str
+    reason: str
+    values: Mapping[str, object]
+    owned: frozenset[str] = frozenset()
+
+    @property
+    def key(self) -> str:
+        """The setting that chooses otherwise."""
+        return next(iter(self.values))
+
+    def is_made(self, given: Sequence[str]) -> bool:
+        """Whether a person has made this choice with the keys that are given."""
+        owned = self.owned or {self.key}
+        return any(
+            own == key or own.startswith(f"{key}.") or key.startswith(f"{own}.") for key in given for own in owned
+        )
+
+    def __str__(self) -> str:
+        return f"{self.topic}: {self.reason} (-s {self.key})"
+
+
+@dataclass(frozen=True)
+class DefaultRecipe:
+    """The default recipe before the text is read, with what a person has set.
+
+    data: of the text, as far as it is set.
+    """
+
+    overrides: Sequence[str]
+    flags: Sequence[Setting]
+    data: Data
+
+    @classmethod
+    def of(cls, overrides: Sequence[str], flags: Sequence[Setting]) -> "DefaultRecipe":
+        """Raises RecipeError for settings that are mistakes whatever the text."""
+        layers = _of_width(_width_in(overrides) or USUAL_WIDTH)
+        settings = _settings([layers], _keys(overrides, flags))
+        return cls(overrides, flags, load(NAME, overrides, flags, settings).recipe.data)
+
+    def settle(self, shape: TextShape) -> tuple[Resolved, tuple[str, ...]]:
+        """The recipe for a text, and a line for each setting that follows from it, without those that a person made."""
+        if shape.is_closed:
+            reason = f"{100 * shape.new_words:.2g} % of the words in its last tenth are new"
+            return load(CLOSED, self.overrides, self.flags), (f"vocabulary: closed, {reason}; recipe {CLOSED} (-r)",)
+        given = _keys(self.overrides, self.flags)
+        inferred = [one for one in infer(shape, _width_in(self.overrides)) if not one.is_made(given)]
+        resolved = load(NAME, self.overrides, self.flags, _settings(inferred, given))
+        return resolved, tuple(str(one) for one in inferred if one.reason)
+
+
+def infer(shape: TextShape, width: int | None = None) -> list[Inferred]:
+    """The settings of the default recipe that depend on the text. width: of the model, where a person has set it."""
+    megabytes = shape.n_bytes / 1e6
+    inferred = [_tokens(shape, megabytes)]
+    if shape.is_list:
+        reason = f"{shape.documents:,} lines, each by itself"
+        inferred.append(Inferred("documents", reason, {"data.isolate_documents": True}))
+    if width is None:
+        width = 128 if megabytes < 0.5 else 192 if megabytes < 3 else 256
+        inferred.append(Inferred("model", f"{width} wide for {megabytes:.2g} MB", {"model.d_model": width}))
+    inferred.append(_of_width(width))
+    dropout = 0.3 if megabytes < 0.5 else 0.2 if megabytes < 2 else 0.1 if megabytes < 10 else 0.0
+    inferred.append(Inferred("dropout", f"{dropout} for {megabytes:.2g} MB", {"model.dropout": dropout}))
+    passes = 16 if megabytes < 3 else 8
+    length = {"training.minutes": MINUTES, "training.epochs": passes}
+    reason = f"{MINUTES:g} minutes, or {passes} passes over the text"
+    inferred.append(Inferred("length", reason, length, frozenset(LENGTHS)))
+    return inferred
+
+
+def _tokens(shape: TextShape, megabytes: float) -> Inferred:
+    """Characters for short lines, with a context that holds the longest; else pieces, the more the longer the text."""
+    mean = shape.characters / shape.documents
+    tokenizer = frozenset({"tokenizer"})
+    if shape.is_list and mean <= CHARACTERS_MEAN and shape.alphabet <= MOST_CHARACTERS:
+        context = min(256, 32 * -(-(shape.longest + 2) // 32))
+        values = {"tokenizer.kind": "char", "model.context": context, "training.batch_size": max(8, 2048 // context)}
+        return Inferred("tokens", f"characters, for lines of {mean:.0f} of them", values, tokenizer)
+    size = 2048 if megabytes < 3 else 4096 if megabytes < 30 else 8192
+    return Inferred("tokens", f"{size:,} pieces for {megabytes:.2g} MB", {"tokenizer.vocab_size": size}, tokenizer)
+
+
+def _of_width(width: int) -> Inferred:
+    """Heads of 64 or more, and a gated feed-forward network with as many weights as one of four times the width."""
+    heads = next((n for n in range(width // 64, 1, -1) if width % n == 0 and width // n % 2 == 0), 1)
+    return Inferred("layers", "", {"model.n_heads": heads, "model.d_ff": 32 * max(1, round(width / 12))})
+
+
+def _width_in(overrides: Sequence[str]) -> int | None:
+    """The width that a person has set."""
+    found = [value.strip() for key, _, value in (text.partition("=") for text in overrides) if key == "model.d_model"]
+    return int(found[-1]) if found and found[-1].isdecimal() and int(found[-1]) > 0 else None
+
+
+def _keys(overrides: Sequence[str], flags: Sequence[Setting]) -> list[str]:
+    """The keys that a person has set."""
+    return [text.partition("=")[0].strip() for text in overrides] + [flag.key for flag in flags]
+
+
+def _settings(inferred: Sequence[Inferred], given: Sequence[str]) -> list[Setting]:
+    return [Setting(key, value, INFERRED) for one in inferred for key, value in one.values.items() if key not in given]

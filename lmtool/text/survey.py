@@ -1,0 +1,160 @@
+"""One pass over a corpus, which checks all of it and counts; the counts are cached."""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from lmtool.errors import DataError
+from lmtool.recipe.pretraining import TextShape
+from lmtool.recipe.spec import Data
+from lmtool.text.corpus import Chunk, Corpus, open_corpus
+from lmtool.text.disk import locked, write_file
+from lmtool.text.files import content_hash, place
+
+Report = Callable[[str, int, int], None]
+"""Called with the stage, and the amounts done and in total, here in characters; a total of 0 is unknown."""
+
+_VERSION = 1
+"""Part of every cache key: incremented when the same text would give other chunks, parts or tokens."""
+
+_SAMPLE = 8_000_000
+"""Characters whose words and characters are collected."""
+
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Counts of one pass over a corpus.
+
+    longest: characters of the longest document. alphabet: distinct characters. new_words: the share of the words in the
+    last tenth that are not in the text before it. Both of the first _SAMPLE characters.
+    """
+
+    documents: int
+    characters: int
+    bytes: int
+    longest: int
+    alphabet: int
+    new_words: float
+
+
+@dataclass(frozen=True)
+class SurveyedText:
+    """A corpus with its content hash and its survey."""
+
+    corpus: Corpus
+    content: str
+    survey: Survey
+
+    @property
+    def shape(self) -> TextShape:
+        """What the default recipe depends on."""
+        found = self.survey
+        return TextShape(
+            is_list=self.corpus.documents == "line" and not self.corpus.stream,
+            is_stream=self.corpus.stream,
+            documents=found.documents,
+            characters=found.characters,
+            n_bytes=found.bytes,
+            longest=found.longest,
+            alphabet=found.alphabet,
+            new_words=found.new_words,
+        )
+
+
+def divide(data: Data, *, cache: Path, report: Report) -> tuple[SurveyedText, Data]:
+    """The training text, divided into documents, and the data spec with `documents` and `split` resolved."""
+    if data.split == "slice" and data.documents == "auto":
+        data = data.model_copy(update={"documents": "whole"})
+    text = _survey(_open(data.train, data, cache), cache, report)
+    is_stream = data.split == "slice" or (data.split == "auto" and text.survey.documents == 1)
+    if is_stream and data.documents == "auto" and text.corpus.documents != "whole":
+        # one text, however it is laid out
+        return divide(data.model_copy(update={"split": "slice"}), cache=cache, report=report)
+    text = _as_stream(text, cache, report) if is_stream else text
+    split = "slice" if is_stream else "document"
+    return text, data.model_copy(update={"documents": text.corpus.documents, "split": split})
+
+
+def read_corpus(sources: Sequence[str], data: Data, *, cache: Path, report: Report) -> SurveyedText:
+    """The text in `sources`, divided by resolved data."""
+    text = _survey(_open(sources, data, cache), cache, report)
+    return _as_stream(text, cache, report) if data.split == "slice" else text
+
+
+def cache_key(*parts: object) -> str:
+    """SHA-256 of JSON values."""
+    return hashlib.sha256(json.dumps([_VERSION, *parts]).encode()).hexdigest()
+
+
+def size(text: str) -> int:
+    """UTF-8 bytes."""
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def _open(sources: Sequence[str], data: Data, cache: Path) -> Corpus:
+    return open_corpus(sources, column=data.column, documents=data.documents, cache=cache)
+
+
+def _as_stream(text: SurveyedText, cache: Path, report: Report) -> SurveyedText:
+    """The same corpus, with its documents concatenated."""
+    corpus = replace(text.corpus, stream=True)
+    return _survey(corpus, cache, report, text.content) if corpus.adds_line_ends else replace(text, corpus=corpus)
+
+
+def _survey(corpus: Corpus, cache: Path, report: Report, content: str | None = None) -> SurveyedText:
+    """Read the corpus once. content: its hash, where that is known."""
+    content = content or content_hash(corpus.files)
+    key = cache_key("counts", content, corpus.column, corpus.documents, corpus.adds_line_ends)
+    path = cache / "surveys" / f"{key}.json"
+    with locked(path.with_suffix(".lock")):
+        if not path.exists():
+            write_file(path, json.dumps(asdict(_count(corpus, report))).encode())
+    return SurveyedText(corpus, content, Survey(**json.loads(path.read_text(encoding="utf-8"))))
+
+
+def _count(corpus: Corpus, report: Report) -> Survey:
+    documents = characters = n_bytes = longest = begun = 0
+    words = _Words()
+    for chunk in corpus.chunks():
+        documents += chunk.n_ends
+        lengths = [len(text) for text in chunk.texts]
+        lengths[0] += 0 if chunk.starts else begun
+        longest, begun = max(longest, *lengths), 0 if chunk.ends else lengths[-1]
+        characters += chunk.size
+        n_bytes += sum(map(size, chunk.texts))
+        if characters <= _SAMPLE:
+            words.add(chunk)
+        report("reading", characters, 0)
+    if not documents:
+        raise DataError("there is no text", where=", ".join(map(place, corpus.files))[:200], fix="name files with text")
+    return Survey(documents, characters, n_bytes, longest, len(words.alphabet), words.new_share())
+
+
+class _Words:
+    """The distinct words and characters of a text, and how many words of each chunk were new in it."""
+
+    def __init__(self) -> None:
+        self.alphabet: set[str] = set()
+        self._seen: set[str] = set()
+        self._new: list[tuple[int, int]] = []
+
+    def add(self, chunk: Chunk) -> None:
+        self.alphabet.update(*chunk.texts)
+        for text in chunk.texts:
+            words = _WORD.findall(text)
+            distinct = set(words) - self._seen
+            self._new.append((len(words), len(distinct)))
+            self._seen |= distinct
+
+    def new_share(self) -> float:
+        """The share of new words in the last tenth of the texts, or in the last one; 1 without words."""
+        n_words, n_new = np.array(self._new or [(0, 0)]).T
+        after = np.cumsum(n_words) > 0.9 * n_words.sum()
+        return float(n_new[after].sum() / n_words[after].sum()) if n_words.sum() else 1.0
