@@ -12,12 +12,12 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
+_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
 """Variables by which a person chooses how the threads of OpenMP wait."""
 
-if not any(name in os.environ for name in WAITING):
-    # read when torch is imported; docs/decisions/014-bounded-spinning.md
-    os.environ["GOMP_SPINCOUNT"] = "10000"
+if not any(name in os.environ for name in _WAITING):
+    # spins of libgomp, milliseconds of the others; read when torch is imported: docs/decisions/014-bounded-spinning.md
+    os.environ |= {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "1"}
 
 _HOMES = {
     "load": "lmtool.api",

@@ -16,7 +16,7 @@ from lmtool.inference import load as build
 from lmtool.model import LanguageModel
 from lmtool.recipe.spec import DeviceName, Embedding
 
-ONE_THREAD = 3_000_000
+ONE_THREAD = 4_000_000
 """Largest number of parameters of models that a CPU decodes with one thread."""
 
 
