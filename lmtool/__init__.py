@@ -6,10 +6,18 @@ for piece in load("last").generate(["Once upon a time"], Sample(temperature=0.8)
     print(piece.text, end="")
 """
 
+import os
 from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
+
+_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
+"""Variables by which a person chooses how the threads of OpenMP wait."""
+
+if not any(name in os.environ for name in _WAITING):
+    # spins of libgomp, milliseconds of the others; read when torch is imported: docs/decisions/014-bounded-spinning.md
+    os.environ |= {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "1"}
 
 _HOMES = {
     "load": "lmtool.api",

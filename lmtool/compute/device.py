@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 
+from lmtool.compute.cores import n_cores, threads_are_given
 from lmtool.errors import ResourceError
 from lmtool.recipe.spec import DeviceName, PrecisionName
 
@@ -14,6 +15,15 @@ InferenceName = PrecisionName | Literal["bf16", "int8"]
 """Precisions for inference: bf16 is short for bfloat16; int8 is weight quantization."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.float32}
+
+
+def limit_threads() -> None:
+    """Lower torch's number of threads to `n_cores`, unless a variable of the environment sets it."""
+    if not threads_are_given() and torch.get_num_threads() > n_cores():
+        torch.set_num_threads(n_cores())
+
+
+limit_threads()  # when torch is imported, so that programs may choose another number later
 
 
 @dataclass(frozen=True)

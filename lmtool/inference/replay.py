@@ -49,7 +49,7 @@ def record(writer: Writer, completion: Completion, settings: Settings, options: 
         "checkpoint": loaded.checkpoint_hash,
         "device": loaded.device.type,
         "precision": loaded.compute.precision,
-        "threads": torch.get_num_threads(),
+        "threads": writer.threads or torch.get_num_threads(),
         "version": lmtool.__version__,
         "torch": torch.__version__,
     }
@@ -120,6 +120,7 @@ def _load_recorded(record: Mapping[str, Any]) -> Writer:
         raise CheckpointError(
             "the checkpoint is not the one of the record", where=str(checkpoint), fix="restore that one"
         )
+    writer.threads = None  # those of the record, which `_repeat` sets
     return writer
 
 

@@ -1,22 +1,45 @@
 """Text generation with a trained model: continuation, source to target, and mask filling."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import torch
+
+from lmtool.compute.cores import threads_are_given
 from lmtool.compute.device import InferenceName
 from lmtool.decoding.settings import MaskPredict, Options, Sample, Settings, StrategyName, choose
 from lmtool.decoding.text import Completion, Piece, complete, write
 from lmtool.errors import UsageError
 from lmtool.inference import load as build
+from lmtool.model import LanguageModel
 from lmtool.recipe.spec import DeviceName, Embedding
+
+ONE_THREAD = 4_000_000
+"""Largest number of parameters of models that a CPU decodes with one thread."""
+
+
+def decoding_threads(model: LanguageModel) -> int | None:
+    """Fastest number of threads of a CPU for a decoding step: 1 for small models; None for all threads.
+
+    None as well where a variable of the environment sets their number, and for a bidirectional model, which computes
+    all positions at once. It does not depend on the load of the machine, so that the same seed gives the same text.
+    """
+    if threads_are_given() or model.reads == "both":
+        return None
+    return 1 if sum(parameter.numel() for parameter in model.parameters()) <= ONE_THREAD else None
 
 
 class Writer:
-    """A trained model that generates text: continuations, targets of sources, and filled masks."""
+    """A trained model that generates text: continuations, targets of sources, and filled masks.
+
+    threads: of a CPU, while it generates; None for all, see `decoding_threads`.
+    """
 
     def __init__(self, loaded: build.Loaded) -> None:
         self.loaded = loaded
+        self.threads = decoding_threads(loaded.model)
 
     def generate(
         self,
@@ -58,9 +81,9 @@ class Writer:
         return [completion.text for completion in self.completions(prompts, settings, **changes)]
 
     def computed(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
-        """The pieces, computed in the precision of the model."""
+        """The pieces, computed in the precision of the model, and with its number of threads."""
         while True:
-            with self.loaded.compute.autocast():  # not while the caller runs
+            with self.loaded.compute.autocast(), _on(self.threads):  # not while the caller runs
                 try:
                     piece = next(pieces)
                 except StopIteration:
@@ -75,6 +98,17 @@ class Writer:
         answers = self.loaded.framing.answers
         wanted = not answers if echo is None else echo
         return prompt + "\n" * answers if wanted and not isinstance(settings, MaskPredict) else ""
+
+
+@contextmanager
+def _on(threads: int | None) -> Iterator[None]:
+    """A context in which a CPU computes with that many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def writer_of(run: str = "last", *, device: DeviceName = "auto", precision: InferenceName = "float32") -> Writer:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lmtool.compute.cores import n_cores
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec import CharTokenizer, Data, TokenizerFile, TokenizerSpec
 from lmtool.text.corpus import Chunk, safe_cut
@@ -223,7 +224,7 @@ def _in_threads(encode: Callable[[Chunk], EncodedChunk], chunks: Iterator[Chunk]
     Threads, not processes: the encoders release the GIL, and threads start at once, share memory and cannot hang in a
     fork.
     """
-    n_threads = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
+    n_threads = min(n_cores(), 8)
     waiting: deque[Future[EncodedChunk]] = deque()
     pool = ThreadPoolExecutor(n_threads, thread_name_prefix="tokenize")
     try:

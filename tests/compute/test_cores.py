@@ -1,0 +1,109 @@
+"""How many CPU cores and threads a process takes, and how its threads wait."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmtool.compute import device
+from lmtool.compute.cores import n_cores
+
+
+def write(root: Path, **files: str) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A system without control groups, whose scheduler allows eight cores."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    return tmp_path
+
+
+def test_without_a_quota_the_cores_are_those_of_the_affinity(root, monkeypatch):
+    assert n_cores(root) == 8
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert n_cores(root) == 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "cores"),
+    [("max 100000", 8), ("150000 100000", 2), ("200000 100000", 2), ("5000 100000", 1), ("1600000 100000", 8)],
+)
+def test_a_quota_is_rounded_up(root, limit, cores):
+    write(root, **{"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/b/cpu.max": limit})
+    assert n_cores(root) == cores
+
+
+def test_the_lowest_quota_of_the_groups_above_holds(root):
+    write(root, **{"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/b/cpu.max": "max 100000"})
+    write(root, **{"sys/fs/cgroup/a/cpu.max": "300000 100000", "sys/fs/cgroup/cpu.max": "500000 100000"})
+    assert n_cores(root) == 3
+
+
+@pytest.mark.parametrize(
+    ("quota", "period", "cores"), [("-1", "100000", 8), ("250000", "100000", 3), ("1000", "50000", 1)]
+)
+def test_quotas_of_version_1(root, quota, period, cores):
+    """In a container, /proc names the group as the host sees it, and the topmost folder is that group."""
+    write(root, **{"proc/self/cgroup": "4:memory:/docker/x\n3:cpu,cpuacct:/docker/x\n0::/"})
+    write(
+        root,
+        **{
+            f"sys/fs/cgroup/cpu,cpuacct/cpu.cfs_{name}_us": text
+            for name, text in (("quota", quota), ("period", period))
+        },
+    )
+    assert n_cores(root) == cores
+
+
+@pytest.mark.parametrize(
+    ("variables", "cores", "threads"),
+    [({}, 1, 1), ({}, 8, 2), ({"OMP_NUM_THREADS": "2"}, 1, 2), ({"MKL_NUM_THREADS": "2"}, 1, 2)],
+)
+def test_torch_takes_no_more_threads_than_there_are_cores(monkeypatch, variables, cores, threads):
+    before = torch.get_num_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(device, "n_cores", lambda: cores)
+    try:
+        torch.set_num_threads(2)
+        device.limit_threads()
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+def start(arguments: list[str], **variables: str) -> str:
+    """What a new Python process prints, whose environment says of OpenMP only what is given."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "KMP_"))}
+    done = subprocess.run([sys.executable, *arguments], env=env | variables, capture_output=True, text=True)
+    return done.stdout + done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="torch has another OpenMP there")
+@pytest.mark.parametrize(
+    "arguments", [["-c", "import lmtool.api"], ["-m", "lmtool", "eval", "nowhere", __file__]], ids=["python", "command"]
+)
+def test_the_library_of_threads_reads_the_bound(arguments):
+    """As libgomp itself tells, when torch loads it."""
+    assert "GOMP_SPINCOUNT = '10000'" in start(arguments, OMP_DISPLAY_ENV="verbose")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "5"}, {"KMP_BLOCKTIME": "0"}, {"KMP_LIBRARY": "turnaround"}],
+)
+def test_a_choice_of_how_to_wait_is_kept(given):
+    told = "import os, lmtool; print({k: v for k, v in os.environ.items() if k.startswith(('OMP_', 'GOMP_', 'KMP_'))})"
+    assert start(["-c", told], **given) == f"{given}\n"
+    assert start(["-c", told]) == "{'GOMP_SPINCOUNT': '10000', 'KMP_BLOCKTIME': '1'}\n"
