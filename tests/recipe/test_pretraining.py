@@ -1,0 +1,131 @@
+"""The default recipe: what follows from a text, and that nothing a person has set is overruled."""
+
+from dataclasses import replace
+
+import pytest
+
+from lmtool.errors import RecipeError
+from lmtool.recipe.load import Setting, load
+from lmtool.recipe.pretraining import LENGTHS, DefaultRecipe, TextShape
+from lmtool.recipe.spec import CharTokenizer, Recipe
+
+PROSE = TextShape(
+    is_list=False,
+    is_stream=True,
+    documents=1,
+    characters=1_000_000,
+    n_bytes=1_000_000,
+    longest=1_000_000,
+    alphabet=90,
+    new_words=0.03,
+)
+NAMES = replace(PROSE, is_list=True, is_stream=False, documents=32_000, characters=200_000, n_bytes=200_000, longest=15)
+CAPTIONS = replace(PROSE, is_list=True, is_stream=False, documents=15_000, longest=200)
+STORIES = replace(PROSE, is_stream=False, documents=4000, new_words=0.0)
+SHAPES = {"prose": PROSE, "names": NAMES, "captions": CAPTIONS, "stories": STORIES}
+TEXT = Setting("data.train", ["a.txt"], "TEXT")
+
+
+def settled(shape: TextShape, *overrides: str, **flags: object) -> tuple[Recipe, str]:
+    given = [TEXT, *(Setting(f"training.{key}", value, f"--{key}") for key, value in flags.items())]
+    resolved, lines = DefaultRecipe.of(overrides, given).settle(shape)
+    return resolved.recipe, "\n".join(lines)
+
+
+def test_short_lines_are_read_by_characters_in_a_context_that_holds_the_longest() -> None:
+    recipe, told = settled(NAMES)
+    assert isinstance(recipe.tokenizer, CharTokenizer)
+    assert 15 + 2 <= recipe.model.context <= 64
+    assert recipe.data.isolate_documents
+    assert "tokenizer.kind" in told
+    assert "data.isolate_documents" in told
+
+
+def test_long_lines_and_large_alphabets_are_read_in_pieces() -> None:
+    for shape in (CAPTIONS, PROSE, replace(NAMES, alphabet=4000)):
+        recipe, told = settled(shape)
+        assert recipe.tokenizer.kind == "bpe"
+        assert "tokenizer.vocab_size" in told
+
+
+def test_a_closed_vocabulary_takes_the_recipe_for_it() -> None:
+    recipe, told = settled(STORIES)
+    assert recipe.model == load("tiny").recipe.model
+    assert "tiny" in told
+    assert settled(replace(STORIES, characters=10_000))[0].model != recipe.model
+
+
+def test_more_text_gives_more_pieces_more_width_less_dropout_and_fewer_passes() -> None:
+    sizes = [2**n * 10_000 for n in range(14)]
+    recipes = [settled(replace(PROSE, characters=size, n_bytes=size))[0] for size in sizes]
+    for figure in (
+        lambda recipe: recipe.tokenizer.vocab_size,
+        lambda recipe: recipe.model.d_model,
+        lambda recipe: -recipe.model.dropout,
+        lambda recipe: -recipe.training.epochs,
+    ):
+        found = [figure(recipe) for recipe in recipes]
+        assert found == sorted(found)
+        assert found[0] < found[-1]
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("tokenizer.kind=bpe", "bpe"),
+        ("tokenizer.kind=char", "char"),
+        ("tokenizer.vocab_size=777", 777),
+        ("model.context=48", 48),
+        ("model.d_model=60", 60),
+        ("model.n_heads=1", 1),
+        ("model.dropout=0.05", 0.05),
+        ("model.n_layers=3", 3),
+        ("training.batch_size=5", 5),
+        ("data.isolate_documents=false", False),
+        ("training.steps=77", 77),
+        ("evaluation.every=9", 9),
+    ],
+)
+def test_what_a_person_sets_stays(shape: TextShape, override: str, value: object) -> None:
+    recipe, told = settled(shape, override)
+    key = override.partition("=")[0]
+    found: object = recipe
+    for name in key.split("."):
+        found = getattr(found, name)
+    assert found == value
+    assert f"(-s {key})" not in told
+
+
+@pytest.mark.parametrize("key", sorted(LENGTHS))
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
+def test_who_sets_a_length_sets_it_alone(shape: TextShape, key: str) -> None:
+    recipe, told = settled(shape, f"{key}=5")
+    training = recipe.training
+    assert {name for name in ("epochs", "tokens", "minutes") if getattr(training, name) is not None} == (
+        {key.partition(".")[2]} - {"steps"}
+    )
+    assert "length" not in told
+    by_flag, _ = settled(shape, minutes=2.0)
+    assert (by_flag.training.minutes, by_flag.training.epochs) == (2.0, None)
+
+
+@pytest.mark.parametrize("width", range(2, 400, 2))
+def test_heads_divide_any_even_width(width: int) -> None:
+    model = settled(PROSE, f"model.d_model={width}")[0].model
+    assert model.d_model == width
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "skipgram"])
+def test_another_model_takes_what_it_has_of_it(kind: str) -> None:
+    objective = "skip-gram" if kind == "skipgram" else "causal"
+    recipe, _ = settled(
+        PROSE, f"model.kind={kind}", f"objective.kind={objective}", "evaluation.baseline=false", "tokenizer.kind=word"
+    )
+    assert recipe.model.kind == kind
+
+
+def test_mistakes_are_told_before_a_text_is_read() -> None:
+    for wrong in ("model.n_headss=2", "model.n_heads=5", "training.steps=0", "data.documents=page"):
+        with pytest.raises(RecipeError):
+            DefaultRecipe.of([wrong], [TEXT])

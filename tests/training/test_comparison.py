@@ -1,0 +1,105 @@
+"""The comparison at the end of a run: against an n-gram run of its own, and against `eval`."""
+
+import json
+import random
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from lmtool.cli import app
+from lmtool.training import comparison
+from lmtool.training.comparison import TextResults
+from tests.training.tiny import Work, documents, ended, words
+
+BASELINE = "evaluation.baseline=true"
+
+
+def results(work: Work, name: str = "run") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((work.run(name) / "metrics.json").read_text())
+    return found
+
+
+def evaluated(work: Work, name: str, text: str) -> dict[str, Any]:
+    (work.folder / "held-out.txt").write_text(text, encoding="utf-8")
+    asked = ["eval", str(work.run(name)), str(work.folder / "held-out.txt"), "--json"]
+    done = CliRunner().invoke(app, asked)
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("tokenizer", ["{kind: bpe, vocab_size: 320}", "{kind: char}"])
+def test_the_figures_are_those_of_eval_and_of_an_ngram_run(work: Work, tokenizer: str) -> None:
+    held_out = documents(30, seed=9)
+    (work.folder / "valid.txt").write_text(held_out, encoding="utf-8")
+    common = (f'data.valid=["{work.folder / "valid.txt"}"]', f"tokenizer={tokenizer}")
+    told = work.pretrain(*common, BASELINE)
+    found = results(work)
+    own = evaluated(work, "run", held_out)
+    assert found["bits_per_byte"] == pytest.approx(own["bits_per_byte"], rel=1e-4)
+    assert found["loss"] == pytest.approx(own["loss"], rel=1e-4)
+    assert found["step"] == ended(told).best_step
+
+    # characters of running text are counted in pieces
+    counted = "tokenizer={kind: bpe, vocab_size: 4096}" if "char" in tokenizer else f"tokenizer={tokenizer}"
+    model = "model={kind: ngram, order: 5, context: 1024}"
+    work.pretrain(common[0], counted, model, "optimizer={kind: adamw}", "training.steps=1", name="ngram")
+    assert found["ngram_bits_per_byte"] == pytest.approx(evaluated(work, "ngram", held_out)["bits_per_byte"], rel=1e-6)
+
+
+def test_a_list_is_counted_by_its_characters(work: Work) -> None:
+    rng = random.Random(3)
+    lines = ["".join(rng.choices("aeioulmn", k=rng.randint(3, 8))) for _ in range(400)]
+    work.text.write_text("\n".join(lines[:300]))
+    held_out = "\n".join(lines[300:])
+    (work.folder / "valid.txt").write_text(held_out, encoding="utf-8")
+    common = (f'data.valid=["{work.folder / "valid.txt"}"]', "tokenizer={kind: char}")
+    work.pretrain(*common, BASELINE)
+    model = "model={kind: ngram, order: 5, context: 1024}"
+    work.pretrain(*common, model, "optimizer={kind: adamw}", "training.steps=1", name="ngram")
+    expected = evaluated(work, "ngram", held_out)["bits_per_byte"]
+    assert results(work)["ngram_bits_per_byte"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_without_it_nothing_is_measured(work: Work) -> None:
+    assert not any(isinstance(event, TextResults) for event in work.pretrain())
+    assert not (work.run() / "metrics.json").exists()
+
+
+def test_a_run_that_was_killed_before_it_is_measured_when_resumed(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = work.pretrain(BASELINE, name="whole")[-1]
+    with monkeypatch.context() as patch:
+        patch.setattr("lmtool.training.data.perplexity", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            work.pretrain(BASELINE)
+    assert not (work.run() / "metrics.json").exists()
+    assert work.resume()[-1] == whole
+    assert results(work) == results(work, "whole")
+
+
+def test_a_very_long_text_is_not_counted(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "MOST_TOKENS", 10)
+    told = work.pretrain(BASELINE)[-1]
+    assert isinstance(told, TextResults)
+    assert told.ngram is None
+    assert "gram" not in "".join(told.lines())
+
+
+def test_who_loses_to_counting_is_told() -> None:
+    worse = TextResults(7, 100, 3.0, 2.5, 2.25, None)
+    first, second = worse.lines()
+    assert "2.500" in first
+    assert "2.250" in first
+    assert "step 7" in first
+    assert second.startswith("warning")
+    assert "--minutes" in second
+    (better,) = TextResults(7, 100, 3.0, 2.0, 2.25, 1.75).lines()
+    assert "1.750" in better
+
+
+def test_a_model_that_has_no_such_figure_is_refused(work: Work) -> None:
+    work.text.write_text(words(3000))
+    for model in ("model={kind: ngram}", "objective={kind: bidirectional}"):
+        with pytest.raises(Exception, match="baseline"):
+            work.pretrain(model, BASELINE)
