@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -44,6 +45,7 @@ def tokenize(
     With --show and --tokenizer no other text is needed.
     """
     from lmtool.recipe.load import Setting, load
+    from lmtool.recipe.pretraining import DefaultRecipe
 
     flags = [
         Setting(key, value, flag)
@@ -58,11 +60,12 @@ def tokenize(
     if tokenizer is not None:
         tokenizer = _tokenizer_file(tokenizer)
         flags += [Setting("tokenizer.kind", "file", "--tokenizer"), Setting("tokenizer.path", tokenizer, "--tokenizer")]
-    resolved = load(recipe, overrides or (), flags).recipe
+    planned = (DefaultRecipe.of if recipe == DEFAULT_RECIPE else partial(load, recipe))(overrides or (), flags)
 
     from lmtool.cli.progress import Display
     from lmtool.errors import UsageError
     from lmtool.text.prepare import default_cache, prepare
+    from lmtool.text.survey import settle
     from lmtool.text.tokenizer import Tokenizer
 
     if not text:
@@ -71,6 +74,7 @@ def tokenize(
         _show(Tokenizer.load(tokenizer), show, as_json)
         return
     with Display(shown=True, quiet=quiet) as display:
+        resolved = settle(planned, cache=default_cache(), report=display.report)[0].recipe
         prepared = prepare(
             resolved.data,
             resolved.tokenizer,

@@ -73,8 +73,6 @@ def prepare(
     Raises DataError for unusable text, ResourceError for errors of the system, UsageError when `out` already holds
     something else.
     """
-    if not data.train:
-        raise DataError("no text is named", where="data.train", fix="name a file, folder, glob or hf:NAME")
     train, data = divide(data, cache=cache, report=report)
     valid, train_part, valid_part = _split(train, data, cache, seed, report)
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from lmtool.errors import DataError
-from lmtool.recipe.pretraining import TextShape
+from lmtool.recipe.load import Resolved
+from lmtool.recipe.pretraining import DefaultRecipe, TextShape
 from lmtool.recipe.spec import Data
 from lmtool.text.corpus import Chunk, Corpus, open_corpus
 from lmtool.text.disk import locked, write_file
@@ -69,7 +70,12 @@ class SurveyedText:
 
 
 def divide(data: Data, *, cache: Path, report: Report) -> tuple[SurveyedText, Data]:
-    """The training text, divided into documents, and the data spec with `documents` and `split` resolved."""
+    """The training text, divided into documents, and the data spec with `documents` and `split` resolved.
+
+    Raises DataError for unusable text, ResourceError for errors of the system.
+    """
+    if not data.train:
+        raise DataError("no text is named", where="data.train", fix="name a file, folder, glob or hf:NAME")
     if data.split == "slice" and data.documents == "auto":
         data = data.model_copy(update={"documents": "whole"})
     text = _survey(_open(data.train, data, cache), cache, report)
@@ -80,6 +86,14 @@ def divide(data: Data, *, cache: Path, report: Report) -> tuple[SurveyedText, Da
     text = _as_stream(text, cache, report) if is_stream else text
     split = "slice" if is_stream else "document"
     return text, data.model_copy(update={"documents": text.corpus.documents, "split": split})
+
+
+def settle(recipe: Resolved | DefaultRecipe, *, cache: Path, report: Report) -> tuple[Resolved, tuple[str, ...]]:
+    """The recipe for a text, and a line for each setting that follows from the text; see `DefaultRecipe.settle`."""
+    if isinstance(recipe, Resolved):
+        return recipe, ()
+    text, _ = divide(recipe.data, cache=cache, report=report)
+    return recipe.settle(text.shape)
 
 
 def read_corpus(sources: Sequence[str], data: Data, *, cache: Path, report: Report) -> SurveyedText:

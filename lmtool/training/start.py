@@ -27,7 +27,7 @@ from lmtool.run.find import find
 from lmtool.tables.data import TaskTables, open_tables, read_tables
 from lmtool.text.disk import write_file
 from lmtool.text.prepare import default_cache
-from lmtool.text.survey import Report, divide
+from lmtool.text.survey import Report, settle
 from lmtool.text.tokenizer import Tokenizer
 from lmtool.training.data import TrainingData, read_text
 from lmtool.training.events import AlreadyFinished, Event, Started, Warned
@@ -73,11 +73,8 @@ def pretrain(
     Raises the errors of every part; nothing is created before recipe, folder and memory are checked.
     """
     began = time.perf_counter()
-    choices: tuple[str, ...] = ()
-    if isinstance(resolved, DefaultRecipe):
-        check_folder(output)
-        text, _ = divide(resolved.data, cache=default_cache(), report=report)
-        resolved, choices = resolved.settle(text.shape)
+    check_folder(output)
+    resolved, inferred = settle(resolved, cache=default_cache(), report=report)
     recipe = resolved.recipe
     if not recipe.data.train:
         raise UsageError("no text to train on", fix="name a file: lmtool pretrain TEXT")
@@ -96,10 +93,10 @@ def pretrain(
     def read(world: World, compute: Compute) -> tuple[TrainingData, tuple[str, ...]]:
         data = read_text(recipe, None if base is None else base.tokenizer, world, report)
         if not recipe.training.has_budget:
-            return data, choices
+            return data, inferred
         report("measuring the speed", 0, 0)
         data, length = with_length(data, began, compute, world, base)
-        return data, (*choices, length)
+        return data, (*inferred, length)
 
     yield from _begin(resolved, read, base, output, command, stop)
 
@@ -189,7 +186,7 @@ def _begin(
     command: Sequence[str],
     stop: Callable[[], bool],
 ) -> Iterator[Event]:
-    """Create a run directory for the data of `read`, which also says what was chosen for them, and train in it."""
+    """Create a run directory for the data of `read`, which also says what was inferred from them, and train in it."""
     recipe = resolved.recipe
     if base is None:
         _refuse_adapters_alone(recipe)
@@ -198,7 +195,7 @@ def _begin(
         _check(recipe, compute, world, resolved.origins)
         if world.is_main:
             check_folder(output)
-        data, choices = read(world, compute)
+        data, inferred = read(world, compute)
         recipe = data.recipe
         run = None
         if world.is_main:
@@ -217,7 +214,7 @@ def _begin(
                 if data.split is not None:
                     write_file(run.path / SPLIT, json.dumps(data.split).encode())
                 run.start(step=0, command=command, environment=describe_environment(str(compute.device)))
-                yield Started(run.path, run.name, recipe, data.framing.tokenizer, (*data.lines, *choices))
+                yield Started(run.path, run.name, recipe, data.framing.tokenizer, (*data.lines, *inferred))
             yield from map(Warned, data.warnings)
             same = base is not None and _labels(base.recipe) == _labels(recipe)
             yield from train(run, data, compute, world, base=base, same_labels=same, stop=stop)
