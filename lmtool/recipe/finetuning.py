@@ -4,6 +4,7 @@ from lmtool.errors import UsageError
 from lmtool.recipe.spec import (
     AdamW,
     Averaging,
+    BpeTokenizer,
     Checkpointing,
     Classification,
     Data,
@@ -85,7 +86,10 @@ def recipe_for_text(base: Recipe, other: Recipe) -> Recipe:
     """The recipe for continued training of a run on another text: its model and tokenizer, all else from `other`."""
     kept = {"column", "documents", "split", "valid_fraction", "isolate_documents"}
     data = Data(**other.data.model_dump(include=kept))
-    return other.model_copy(update={"model": base.model, "tokenizer": base.tokenizer, "data": data})
+    tokenizer = base.tokenizer
+    if isinstance(tokenizer, BpeTokenizer):
+        tokenizer = tokenizer.model_copy(update={"dropout": 0.0})  # for pairs only
+    return other.model_copy(update={"model": base.model, "tokenizer": tokenizer, "data": data})
 
 
 def _objective(model: Model, writes: bool) -> Classification | Seq2Seq:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from sacrebleu.metrics.bleu import BLEU
 from scipy import stats
 from sklearn import metrics as sklearn
@@ -20,7 +21,7 @@ from lmtool.inference.evaluation import Validation
 from lmtool.model import build
 from lmtool.model.classifier import Answer
 from lmtool.objective import build_objective
-from lmtool.recipe.spec import CharTokenizer, Data, Recipe
+from lmtool.recipe.spec import BpeTokenizer, CharTokenizer, Data, Recipe
 from lmtool.tables import tasks
 from lmtool.tables.columns import Columns
 from lmtool.tables.data import open_tables, task_names
@@ -132,6 +133,53 @@ def test_sources_and_answers_are_text() -> None:
     assert as_answer(LabelledText(("a",), ("x", "y"), None, 1)) == "x;y"
     assert as_answer(LabelledText(("a",), 2.5, None, 1)) == "2.5"
     assert as_answer(LabelledText(("a",), None, None, 1)) is None
+
+
+BPE = Tokenizer.train(BpeTokenizer(vocab_size=340), ["the cat sat on the mat with another cat"] * 9)
+
+
+def bpe_task(name: str, dropout: float, **data: object) -> Task:
+    """A task on pairs for a tokenizer of pieces."""
+    plain = a_recipe((MODELS | DECODERS)[name], {"kind": "seq2seq"}).model_dump(mode="json")
+    recipe = Recipe.model_validate(plain | {"tokenizer": {"kind": "bpe", "dropout": dropout}, "data": data})
+    return build_task(recipe, Framing.of(recipe, BPE), "", Columns(("text",), target="target"), ())
+
+
+@pytest.mark.parametrize("name", ["transformer", "prefix", "decoder"])
+def test_training_pairs_are_segmented_anew(name: str) -> None:
+    """With the same texts, special tokens and other fields; but not those that are truncated, or without a target."""
+    task = bpe_task(name, 0.5)
+    assert task.reread is not None
+    texts = ("the cat", "the mat"), ("", "cat"), ("cat", ""), ("the cat sat on the mat " * 20, "sat"), ("cat", None)
+    rows = task.encode([LabelledText((source,), None, target, i) for i, (source, target) in enumerate(texts)])
+    differ = set()
+    for seed in range(20):
+        for row in rows:
+            other = task.reread(row, np.random.default_rng(seed))
+            assert (other.number, other.answer) == (row.number, row.answer)
+            for ids, own in ((other.tokens, row.tokens), (other.target, row.target)):
+                assert (ids is None) == (own is None)
+                if ids is not None and own is not None:
+                    assert BPE.decode(ids.tolist()) == BPE.decode(own.tolist())
+                    special = [[i for i in part.tolist() if i in BPE.special_ids] for part in (ids, own)]
+                    assert special[0] == special[1]
+                    differ |= {row.number} if ids.tolist() != own.tolist() else set()
+    assert differ == {0, 1, 2}
+
+
+def test_pairs_are_segmented_anew_where_the_recipe_says_so() -> None:
+    assert bpe_task("transformer", 0.0).reread is None
+    assert a_task(a_recipe(ENCODER, {"kind": "classification", "task": "class", "labels": ("x", "y")})).reread is None
+    with pytest.raises(UsageError, match="not for conversations"):
+        bpe_task("decoder", 0.1, messages_column="messages")
+    with pytest.raises(ValidationError, match="dropout is for objective seq2seq"):
+        Recipe.model_validate(
+            {
+                "model": DECODERS["decoder"],
+                "tokenizer": {"kind": "bpe", "dropout": 0.1},
+                "training": {"steps": 1, "batch_size": 1},
+            }
+        )
 
 
 def test_a_pair_as_ids() -> None:

@@ -38,6 +38,7 @@ ON_TEXT: dict[str, Sequence[str]] = {
 }
 ON_TABLES: dict[str, Sequence[str]] = {
     "seq2seq": (f"model={{{PAIRS}}}", "objective.kind=seq2seq"),
+    "bpe dropout": (f"model={{{PAIRS}}}", "objective.kind=seq2seq", "tokenizer.dropout=0.3"),
     "luong": (f"model={{{PAIRS}, attention: {{score: bilinear}}}}", "objective.kind=seq2seq"),
     "bahdanau": (f"model={{{PAIRS}, attention: {{score: additive, feed: input}}}}", "objective.kind=seq2seq"),
     "answers of a decoder": (f"model={{{TRANSFORMER}}}", "objective.kind=seq2seq"),
