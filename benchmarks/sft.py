@@ -1,15 +1,15 @@
 """Supervised fine-tuning of a published chat model with LoRA, compared with a plain loop over peft.
 
-    python benchmarks/sft.py MODEL.gguf [--pairs 1000 --questions 200 --epochs 2 --rank 8]
+    python benchmarks/sft.py MODEL.gguf [--pairs 1000 --questions 200 --epochs 1 --batch 8 --rank 8]
 
 The pairs are of the bundled world: a few sentences about who has what and who gives what to whom, the question who has
 one of these things at the end, and the name. A model must learn to follow the things and to answer with nothing else.
 No question is among the pairs.
 
-First both train on the same rows, in turns of some steps, so that other load on the machine affects both alike: peft's
-adapters on Transformers' model of the same file, rows shuffled, each batch padded to its longest row, fused AdamW.
-Tokens are those of the rows, prompt included, without padding. Then `lmtool finetune` trains in a process of its own,
-whose peak memory is reported, and answers the questions greedily.
+First `lmtool finetune` trains in a process of its own, whose peak memory is reported, and answers the questions
+greedily. Then both train on the same rows, in turns of some steps, so that other load on the machine affects both
+alike: peft's adapters on Transformers' model of the same file, rows shuffled, each batch padded to its longest row,
+fused AdamW. Tokens are those of the rows, prompt included, without padding.
 """
 
 import argparse
@@ -161,13 +161,15 @@ def main() -> None:
     parser.add_argument("model", type=Path, metavar="MODEL.gguf")
     parser.add_argument("--pairs", type=int, default=1000, metavar="N")
     parser.add_argument("--questions", type=int, default=200, metavar="N")
-    parser.add_argument("--epochs", type=float, default=2, metavar="N")
+    parser.add_argument("--epochs", type=float, default=1, metavar="N")
+    parser.add_argument("--batch", type=int, default=8, metavar="N")
     parser.add_argument("--rank", type=int, default=8, metavar="N")
     parser.add_argument("--turns", type=int, default=3, metavar="N")
     parser.add_argument("--steps", type=int, default=2, metavar="N", help="steps in a turn")
     parser.add_argument("--seed", type=int, default=1, metavar="N")
-    parser.add_argument("-s", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     given = parser.parse_args()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
     made = exchanges(given.pairs + given.questions, given.seed)
     run = imported(str(given.model))
     with tempfile.TemporaryDirectory() as scratch:
@@ -175,29 +177,28 @@ def main() -> None:
         for file, rows in ((table, made[: given.pairs]), (asked, made[given.pairs :])):
             file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         print(f"{made[0]['prompt']} -> {made[0]['completion']}", flush=True)
-        flags = [
-            Setting("data.train", [str(table)], "TABLE"),
-            Setting("training.epochs", given.epochs, "--epochs"),
-            Setting("tuning.lora.rank", given.rank, "--lora-rank"),
-        ]
-        plan = plan_finetuning(str(run), None, given.settings, flags)
-        assert plan.base is not None
-        data = read_tables(plan.resolved.recipe, plan.tables, plan.base.tokenizer)
-        if given.turns:
-            compare(data, plan.base, given.model, given.turns, given.steps)
+        settings = [f"training.batch_size={given.batch}"]
         command = [sys.executable, "-m", "lmtool", "finetune", str(table), "--from", str(run), "--test", str(asked)]
         command += ["--lora-rank", str(given.rank), "--epochs", str(given.epochs), "--quiet", "-o", str(out)]
-        for setting in given.settings:
-            command += ["-s", setting]
+        command += [part for setting in settings for part in ("-s", setting)]
         began = time.perf_counter()
-        process = subprocess.Popen(command)
-        _, status, usage = os.wait4(process.pid, 0)
+        # before this process grows, since a child begins with the peak of its parent
+        _, status, usage = os.wait4(subprocess.Popen(command, stdout=subprocess.DEVNULL).pid, 0)
         if status:
             raise SystemExit("lmtool finetune failed")
         seconds = time.perf_counter() - began
         found = json.loads((out / "metrics.json").read_text(encoding="utf-8"))
         print(f"exact match on {found['rows']} questions {100 * found['exact']:.1f} %, loss {found['loss']:.4f}")
-        print(f"whole command {seconds:.0f} s, peak memory {usage.ru_maxrss / 1e6:.2f} GB")
+        print(f"whole command {seconds:.0f} s, peak memory {usage.ru_maxrss / 1e6:.2f} GB", flush=True)
+        flags = [
+            Setting("data.train", [str(table)], "TABLE"),
+            Setting("training.epochs", given.epochs, "--epochs"),
+            Setting("tuning.lora.rank", given.rank, "--lora-rank"),
+        ]
+        plan = plan_finetuning(str(run), None, settings, flags)
+        assert plan.base is not None
+        data = read_tables(plan.resolved.recipe, plan.tables, plan.base.tokenizer)
+        compare(data, plan.base, given.model, given.turns, given.steps)
 
 
 if __name__ == "__main__":

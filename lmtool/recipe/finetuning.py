@@ -30,7 +30,10 @@ WIDTH = 160
 """Width of the model from which wider ones take smaller rates."""
 
 MICRO_TOKENS = 8192
-"""Positions per micro-batch: takes little memory, and more are no faster on any device."""
+"""Positions per micro-batch: more are no faster on any device."""
+
+ACTIVATION_BYTES = 10**9
+"""Of a micro-batch, as `activation_bytes` counts them; in float32 they are twice as many."""
 
 BATCH_ROWS = 32
 
@@ -55,7 +58,7 @@ def recipe_for_tables(base: Recipe, name: str, n_rows: int, writes: bool) -> Rec
             steps=3 * per_pass,
             epochs=3,
             batch_size=BATCH_ROWS,
-            micro_tokens=MICRO_TOKENS,
+            micro_tokens=_micro_tokens(model),
             precision=base.training.precision,
         ),
         tuning=Tuning(freeze="body" if _gives_features(model) else "none"),
@@ -80,6 +83,11 @@ def _rate(model: Model, rate: float) -> float:
     """
     scaled = rate * min(1.0, (WIDTH / model.d_model) ** 1.5)
     return float(f"{scaled:.2g}")
+
+
+def _micro_tokens(model: Model) -> int:
+    """Positions per micro-batch, fewer for models whose activations take much memory."""
+    return max(1, min(MICRO_TOKENS, ACTIVATION_BYTES // max(1, model.activation_bytes)))
 
 
 def recipe_for_text(base: Recipe, other: Recipe) -> Recipe:
