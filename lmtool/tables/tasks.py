@@ -31,6 +31,7 @@ from lmtool.tables.metrics import (
     confusion_matrix,
     multi_label_metrics,
     regression_metrics,
+    repeats_phrase,
     translation_metrics,
 )
 from lmtool.tables.reading import LabelledText
@@ -357,6 +358,7 @@ class AnswerTask(Task):
     def write(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> list[str]:
         """The generated text of each row, in order: by beam search, or greedily with one beam.
 
+        Of the hypotheses of a beam search it is the best one that repeats no phrase; see `first_unrepeated`.
         A text ends at [EOS], or at the number of tokens that the longest source of its batch leaves in the context.
         """
         order = sorted(range(len(rows)), key=lambda i: len(rows[i].tokens))
@@ -365,18 +367,23 @@ class AnswerTask(Task):
         for n in model.world.share(len(groups)):
             group = groups[n]
             most = self.framing.room_to_answer(len(rows[group[-1]].tokens))
+            beams = self._num_beams
             settings = (
                 Greedy(max_new_tokens=most)
-                if self._num_beams == 1
-                else Beam(num_beams=self._num_beams, max_new_tokens=most)
+                if beams == 1
+                else Beam(num_beams=beams, num_return=beams, max_new_tokens=most)
             )
-            options = Options(overflow="cut", max_rows=ANSWERS_AT_ONCE * self._num_beams)
+            options = Options(overflow="cut", max_rows=ANSWERS_AT_ONCE * beams)
             prompts = [self.framing.answer_to(rows[i].tokens.tolist()) for i in group]
             with model.compute.autocast():
-                written = list(complete(write(model.lm, self.framing, prompts, settings, options)))
-            for i, completion in zip(group, written, strict=True):
-                text = completion.text if self.framing.chat is None else completion.text.strip()
-                found[i] = np.frombuffer(text.encode(), dtype=np.uint8)
+                written: list[list[str]] = []
+                for completion in complete(write(model.lm, self.framing, prompts, settings, options)):
+                    if completion.sample == 0:
+                        written.append([])
+                    written[-1].append(completion.text)
+            for i, hypotheses in zip(group, written, strict=True):
+                text = first_unrepeated(hypotheses, self.framing.tokenizer.decode(rows[i].tokens.tolist()))
+                found[i] = np.frombuffer((text if self.framing.chat is None else text.strip()).encode(), dtype=np.uint8)
         return [text.tobytes().decode() for text in model.world.gather(found, len(rows), np.uint8, model.compute)]
 
     def _figures(self, answers: Sequence[str], rows: Sequence[EncodedRow]) -> dict[str, Any]:
@@ -389,6 +396,16 @@ class AnswerTask(Task):
         true = np.array([index[row.answer] for row in rows])
         names = [*self.labels, NO_LABEL][: len(self.labels) + bool((given == len(self.labels)).any())]
         return class_metrics(confusion_matrix(true, given, len(names))).to_json(names)
+
+
+def first_unrepeated(hypotheses: Sequence[str], source: str) -> str:
+    """The first hypothesis that repeats no phrase; the first of all where every one does, or the source itself.
+
+    The mean log-probability favours hypotheses that say a phrase twice, since the second time costs little.
+    """
+    if repeats_phrase(source):
+        return hypotheses[0]
+    return next((text for text in hypotheses if not repeats_phrase(text)), hypotheses[0])
 
 
 def as_source(task: str, columns: Sequence[str], texts: Sequence[str]) -> str:

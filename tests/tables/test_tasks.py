@@ -1,6 +1,7 @@
 """Tasks on tables: their files, rows as token ids, predictions of heads and as text, and their metrics."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from sklearn import metrics as sklearn
 from lmtool.compute.device import resolve
 from lmtool.compute.processes import World
 from lmtool.decoding.framing import Framing
-from lmtool.decoding.settings import Greedy
+from lmtool.decoding.settings import Beam, Greedy
 from lmtool.decoding.text import complete, write
 from lmtool.errors import UsageError
 from lmtool.inference.evaluation import Validation
@@ -38,6 +39,7 @@ from lmtool.tables.tasks import (
     as_answer,
     as_source,
     build_task,
+    first_unrepeated,
 )
 from lmtool.text.tokenizer import Tokenizer
 
@@ -331,6 +333,38 @@ def test_answers_are_those_of_each_source_alone(name: str, precision: str) -> No
             assert alone.text.startswith(answer)
             assert answer
     assert len(answer_task(beams).write(model, rows)) == len(sources)
+
+
+@pytest.mark.parametrize(
+    ("hypotheses", "source", "wanted"),
+    [
+        (["in a market in a market", "in a market", "at a market"], "auf dem markt", 1),
+        (["in a market", "in a market in a market"], "auf dem markt", 0),
+        (["a b a b", "c d c d"], "x y", 0),
+        (["a b a b", "a b"], "x y x y", 0),
+    ],
+)
+def test_a_hypothesis_that_repeats_a_phrase_gives_way(hypotheses: list[str], source: str, wanted: int) -> None:
+    assert first_unrepeated(hypotheses, source) == hypotheses[wanted]
+
+
+def test_the_hypotheses_of_each_row_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a search finds fewer than there are beams: of each row, the first that repeats no phrase."""
+    recipe = a_recipe(MODELS["transformer"], {"kind": "seq2seq"}, num_beams=3)
+    ranked = [(0, "ab cd ab cd"), (1, "ab cd"), (2, "ab"), (0, "e"), (0, "f g f g"), (1, "f")]
+    asked: list[Any] = []
+
+    def generated(*arguments: Any) -> list[SimpleNamespace]:
+        asked.append(arguments[3])
+        return [SimpleNamespace(sample=sample, text=text) for sample, text in ranked]
+
+    monkeypatch.setattr(tasks, "write", generated)
+    monkeypatch.setattr(tasks, "complete", iter)
+    task = answer_task(recipe)
+    assert task.write(a_model(recipe), pairs(task, ["a", "bb", "ccc"])) == ["ab cd", "e", "f"]
+    (settings,) = asked
+    assert isinstance(settings, Beam)
+    assert (settings.num_beams, settings.num_return) == (3, 3)
 
 
 def measured(
