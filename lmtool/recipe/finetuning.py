@@ -4,6 +4,7 @@ from lmtool.errors import UsageError
 from lmtool.recipe.spec import (
     AdamW,
     Averaging,
+    BpeTokenizer,
     Checkpointing,
     Classification,
     Data,
@@ -29,7 +30,10 @@ WIDTH = 160
 """Width of the model from which wider ones take smaller rates."""
 
 MICRO_TOKENS = 8192
-"""Positions per micro-batch: takes little memory, and more are no faster on any device."""
+"""Positions per micro-batch: more are no faster on any device."""
+
+ACTIVATION_BYTES = 10**9
+"""Of a micro-batch, as `activation_bytes` counts them; in float32 they are twice as many."""
 
 BATCH_ROWS = 32
 
@@ -54,7 +58,7 @@ def recipe_for_tables(base: Recipe, name: str, n_rows: int, writes: bool) -> Rec
             steps=3 * per_pass,
             epochs=3,
             batch_size=BATCH_ROWS,
-            micro_tokens=MICRO_TOKENS,
+            micro_tokens=_micro_tokens(model),
             precision=base.training.precision,
         ),
         tuning=Tuning(freeze="body" if _gives_features(model) else "none"),
@@ -81,11 +85,19 @@ def _rate(model: Model, rate: float) -> float:
     return float(f"{scaled:.2g}")
 
 
+def _micro_tokens(model: Model) -> int:
+    """Positions per micro-batch, fewer for models whose activations take much memory."""
+    return max(1, min(MICRO_TOKENS, ACTIVATION_BYTES // max(1, model.activation_bytes)))
+
+
 def recipe_for_text(base: Recipe, other: Recipe) -> Recipe:
     """The recipe for continued training of a run on another text: its model and tokenizer, all else from `other`."""
     kept = {"column", "documents", "split", "valid_fraction", "isolate_documents"}
     data = Data(**other.data.model_dump(include=kept))
-    return other.model_copy(update={"model": base.model, "tokenizer": base.tokenizer, "data": data})
+    tokenizer = base.tokenizer
+    if isinstance(tokenizer, BpeTokenizer):
+        tokenizer = tokenizer.model_copy(update={"dropout": 0.0})  # for pairs only
+    return other.model_copy(update={"model": base.model, "tokenizer": tokenizer, "data": data})
 
 
 def _objective(model: Model, writes: bool) -> Classification | Seq2Seq:

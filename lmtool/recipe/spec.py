@@ -829,6 +829,8 @@ class BpeTokenizer(TokenizerSpec):
     kind: Literal["bpe"] = "bpe"
     vocab_size: Annotated[int, Field(ge=300)] = 4096
     """Entries, special tokens included."""
+    dropout: Fraction = 0.0
+    """BPE dropout: probability of skipping a merge in training pairs, for objective seq2seq (Provilkov et al. 2020)."""
 
 
 class WordPieceTokenizer(TokenizerSpec):
@@ -1234,6 +1236,8 @@ class Recipe(Spec):
             )
         if isinstance(self.objective, Classification):
             mistakes += _head_mistakes(self.model, self.objective)
+        if isinstance(self.tokenizer, BpeTokenizer) and self.tokenizer.dropout and self.objective.kind != "seq2seq":
+            mistakes.append(f"tokenizer.dropout is for objective seq2seq, not for objective {self.objective.kind}")
         sentinels = 0 if isinstance(self.tokenizer, TokenizerFile) else self.tokenizer.sentinels
         if isinstance(self.objective, SpanCorruption) and not sentinels and self.tokenizer.kind != "file":
             mistakes.append(

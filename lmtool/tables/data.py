@@ -111,7 +111,8 @@ class TableData:
         """Training rows."""
         rows = [row for task in self.tasks for row in task.train]
         parts = [(len(task.train), task.weight) for task in self.tasks]
-        return TableExamples(rows, self.recipe.training.batch_size, self.recipe.seed, parts)
+        reread = self.tasks[0].task.reread
+        return TableExamples(rows, self.recipe.training.batch_size, self.recipe.seed, parts, reread)
 
     def validate(self, lm: LanguageModel, objective: Objective, compute: Compute, world: World) -> Validation:
         """Loss and metrics on the validation rows of all tasks."""

@@ -3,7 +3,7 @@
 Shapes: R rows, S samples.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,14 +58,21 @@ class TableExamples:
 
     parts: the numbers of consecutive rows of each table, and how often an epoch has each of them, by default once.
     Where that is not an integer, other rows occur more often in the next epoch.
+    reread: another reading of a row, drawn for each of its occurrences; None where rows are always the same.
     """
 
     unit = "rows"
 
     def __init__(
-        self, rows: Sequence[EncodedRow], batch_size: int, seed: int, parts: Sequence[tuple[int, float]] | None = None
+        self,
+        rows: Sequence[EncodedRow],
+        batch_size: int,
+        seed: int,
+        parts: Sequence[tuple[int, float]] | None = None,
+        reread: Callable[[EncodedRow, np.random.Generator], EncodedRow] | None = None,
     ) -> None:
         self._rows = rows
+        self._reread = reread
         self._batch_size = batch_size
         self._seed = seed
         self._parts = [(n, max(1, round(times * n))) for n, times in parts or [(len(rows), 1.0)]]
@@ -80,7 +87,10 @@ class TableExamples:
     def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
         """The examples with these sample numbers, which continue from epoch to epoch."""
         numbered = zip(sample_S.tolist(), self._indexes(sample_S), strict=True)
-        return [self._rows[i].example(self._rng(sample)) for sample, i in numbered]
+        return [self._example(self._rows[i], self._rng(sample)) for sample, i in numbered]
+
+    def _example(self, row: EncodedRow, rng: np.random.Generator) -> Example:
+        return (row if self._reread is None else self._reread(row, rng)).example(rng)
 
     def documents(self, sample_S: NDArray[np.int64]) -> list[int]:
         """Row numbers of the samples in the table, sorted and distinct."""

@@ -219,6 +219,15 @@ class Tokenizer:
         """Ids of all `texts` in one array, and the number of each text; several times faster than `encode`."""
         return self._encoder(texts)
 
+    @property
+    def merges(self) -> list[tuple[str, str]]:
+        """The merges of BPE, by priority."""
+        return [(left, right) for left, right in self._config["model"]["merges"]]
+
+    def words(self, text: str) -> list[str]:
+        """The parts of `text` that no merge crosses, as byte-level BPE spells them."""
+        return [word for word, _ in self._inner.pre_tokenizer.pre_tokenize_str(without_surrogates(text))]
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`; special tokens are skipped.
 

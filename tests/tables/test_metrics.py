@@ -16,6 +16,7 @@ from lmtool.tables.metrics import (
     confusion_matrix,
     multi_label_metrics,
     regression_metrics,
+    repeats_phrase,
     translation_metrics,
 )
 from lmtool.tables.results import Results, spread
@@ -125,6 +126,45 @@ def test_translations_equal_sacrebleu_and_the_papers(seed):
     assert "tok:13a" in found.bleu_signature
     assert "nc:6" in found.chrf_signature
     assert translation_metrics(references, references)[:2] == pytest.approx((100, 100))
+
+
+@pytest.mark.parametrize(
+    ("text", "repeats"),
+    [
+        ("A woman in a market, in a market.", True),
+        ("In a market in a Market", True),
+        ("a b c a b c", True),
+        ("x y z w x y z w v", True),
+        ("It is don't stop don't stop", True),
+        ("A tree so very, very high.", False),
+        ("a man in a red shirt and a man in a blue shirt", False),
+        ("in a market and in a market", False),
+        ("a b a c a b", False),
+        ("a b a", False),
+        ("", False),
+    ],
+)
+def test_a_phrase_that_follows_itself_is_repeated(text, repeats):
+    assert repeats_phrase(text) is repeats
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_repeated_phrases_are_those_of_the_definition(seed):
+    """Some n >= 2 words and the n after them are equal, for texts of two words in random order."""
+    rng = random.Random(seed)
+    found = set()
+    for _ in range(50):
+        words = rng.choices("abcd", k=rng.randint(0, 9))
+        spans = [(i, n) for n in range(2, 5) for i in range(len(words)) if i + 2 * n <= len(words)]
+        wanted = any(words[i : i + n] == words[i + n : i + 2 * n] for i, n in spans)
+        assert repeats_phrase(" ".join(words)) is wanted
+        found.add(wanted)
+    assert found == {True, False}
+
+
+def test_the_share_of_repeating_translations_is_a_metric():
+    hypotheses = ["a dog a dog runs", "a dog runs in the park", "the cat sat on the mat", "it rains"]
+    assert translation_metrics(hypotheses, hypotheses).to_json()["repeating"] == 0.25
 
 
 def test_translations_need_as_many_references():

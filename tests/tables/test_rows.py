@@ -1,5 +1,7 @@
 """Rows of tables as token ids, in an order that has each."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -59,3 +61,17 @@ def test_tables_are_mixed_as_often_as_is_said(times: tuple[float, float], wanted
     first = [number > 40 for number in numbers[: n // 2]]
     assert any(first)
     assert not all(first)
+
+
+def test_rows_are_read_anew_for_each_sample() -> None:
+    """By the generator of the sample, which goes on to the objective."""
+
+    def reread(row: EncodedRow, rng: np.random.Generator) -> EncodedRow:
+        return replace(row, tokens=rng.integers(100, size=4))
+
+    one, two = (TableExamples(rows(50), 4, seed=1, reread=reread) for _ in range(2))
+    found = {tuple(one.read(np.array([sample]))[0].tokens.tolist()) for sample in range(100)}
+    assert len(found) == 100
+    late = two.read(np.array([99]))[0]
+    assert tuple(late.tokens.tolist()) in found
+    assert late.rng.random() == one.read(np.array([99]))[0].rng.random()

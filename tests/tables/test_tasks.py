@@ -1,11 +1,13 @@
 """Tasks on tables: their files, rows as token ids, predictions of heads and as text, and their metrics."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from sacrebleu.metrics.bleu import BLEU
 from scipy import stats
 from sklearn import metrics as sklearn
@@ -13,14 +15,14 @@ from sklearn import metrics as sklearn
 from lmtool.compute.device import resolve
 from lmtool.compute.processes import World
 from lmtool.decoding.framing import Framing
-from lmtool.decoding.settings import Greedy
+from lmtool.decoding.settings import Beam, Greedy
 from lmtool.decoding.text import complete, write
 from lmtool.errors import UsageError
 from lmtool.inference.evaluation import Validation
 from lmtool.model import build
 from lmtool.model.classifier import Answer
 from lmtool.objective import build_objective
-from lmtool.recipe.spec import CharTokenizer, Data, Recipe
+from lmtool.recipe.spec import BpeTokenizer, CharTokenizer, Data, Recipe
 from lmtool.tables import tasks
 from lmtool.tables.columns import Columns
 from lmtool.tables.data import open_tables, task_names
@@ -37,6 +39,7 @@ from lmtool.tables.tasks import (
     as_answer,
     as_source,
     build_task,
+    first_unrepeated,
 )
 from lmtool.text.tokenizer import Tokenizer
 
@@ -132,6 +135,53 @@ def test_sources_and_answers_are_text() -> None:
     assert as_answer(LabelledText(("a",), ("x", "y"), None, 1)) == "x;y"
     assert as_answer(LabelledText(("a",), 2.5, None, 1)) == "2.5"
     assert as_answer(LabelledText(("a",), None, None, 1)) is None
+
+
+BPE = Tokenizer.train(BpeTokenizer(vocab_size=340), ["the cat sat on the mat with another cat"] * 9)
+
+
+def bpe_task(name: str, dropout: float, **data: object) -> Task:
+    """A task on pairs for a tokenizer of pieces."""
+    plain = a_recipe((MODELS | DECODERS)[name], {"kind": "seq2seq"}).model_dump(mode="json")
+    recipe = Recipe.model_validate(plain | {"tokenizer": {"kind": "bpe", "dropout": dropout}, "data": data})
+    return build_task(recipe, Framing.of(recipe, BPE), "", Columns(("text",), target="target"), ())
+
+
+@pytest.mark.parametrize("name", ["transformer", "prefix", "decoder"])
+def test_training_pairs_are_segmented_anew(name: str) -> None:
+    """With the same texts, special tokens and other fields; but not those that are truncated, or without a target."""
+    task = bpe_task(name, 0.5)
+    assert task.reread is not None
+    texts = ("the cat", "the mat"), ("", "cat"), ("cat", ""), ("the cat sat on the mat " * 20, "sat"), ("cat", None)
+    rows = task.encode([LabelledText((source,), None, target, i) for i, (source, target) in enumerate(texts)])
+    differ = set()
+    for seed in range(20):
+        for row in rows:
+            other = task.reread(row, np.random.default_rng(seed))
+            assert (other.number, other.answer) == (row.number, row.answer)
+            for ids, own in ((other.tokens, row.tokens), (other.target, row.target)):
+                assert (ids is None) == (own is None)
+                if ids is not None and own is not None:
+                    assert BPE.decode(ids.tolist()) == BPE.decode(own.tolist())
+                    special = [[i for i in part.tolist() if i in BPE.special_ids] for part in (ids, own)]
+                    assert special[0] == special[1]
+                    differ |= {row.number} if ids.tolist() != own.tolist() else set()
+    assert differ == {0, 1, 2}
+
+
+def test_pairs_are_segmented_anew_where_the_recipe_says_so() -> None:
+    assert bpe_task("transformer", 0.0).reread is None
+    assert a_task(a_recipe(ENCODER, {"kind": "classification", "task": "class", "labels": ("x", "y")})).reread is None
+    with pytest.raises(UsageError, match="not for conversations"):
+        bpe_task("decoder", 0.1, messages_column="messages")
+    with pytest.raises(ValidationError, match="dropout is for objective seq2seq"):
+        Recipe.model_validate(
+            {
+                "model": DECODERS["decoder"],
+                "tokenizer": {"kind": "bpe", "dropout": 0.1},
+                "training": {"steps": 1, "batch_size": 1},
+            }
+        )
 
 
 def test_a_pair_as_ids() -> None:
@@ -283,6 +333,38 @@ def test_answers_are_those_of_each_source_alone(name: str, precision: str) -> No
             assert alone.text.startswith(answer)
             assert answer
     assert len(answer_task(beams).write(model, rows)) == len(sources)
+
+
+@pytest.mark.parametrize(
+    ("hypotheses", "source", "wanted"),
+    [
+        (["in a market in a market", "in a market", "at a market"], "auf dem markt", 1),
+        (["in a market", "in a market in a market"], "auf dem markt", 0),
+        (["a b a b", "c d c d"], "x y", 0),
+        (["a b a b", "a b"], "x y x y", 0),
+    ],
+)
+def test_a_hypothesis_that_repeats_a_phrase_gives_way(hypotheses: list[str], source: str, wanted: int) -> None:
+    assert first_unrepeated(hypotheses, source) == hypotheses[wanted]
+
+
+def test_the_hypotheses_of_each_row_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a search finds fewer than there are beams: of each row, the first that repeats no phrase."""
+    recipe = a_recipe(MODELS["transformer"], {"kind": "seq2seq"}, num_beams=3)
+    ranked = [(0, "ab cd ab cd"), (1, "ab cd"), (2, "ab"), (0, "e"), (0, "f g f g"), (1, "f")]
+    asked: list[Any] = []
+
+    def generated(*arguments: Any) -> list[SimpleNamespace]:
+        asked.append(arguments[3])
+        return [SimpleNamespace(sample=sample, text=text) for sample, text in ranked]
+
+    monkeypatch.setattr(tasks, "write", generated)
+    monkeypatch.setattr(tasks, "complete", iter)
+    task = answer_task(recipe)
+    assert task.write(a_model(recipe), pairs(task, ["a", "bb", "ccc"])) == ["ab cd", "e", "f"]
+    (settings,) = asked
+    assert isinstance(settings, Beam)
+    assert (settings.num_beams, settings.num_return) == (3, 3)
 
 
 def measured(

@@ -16,6 +16,7 @@ TRANSFORMER = "kind: transformer, n_layers: 1, d_model: 16, n_heads: 2, context:
 RECURRENT = "kind: recurrent, d_model: 12, context: 16, dropout: 0.1"
 PAIRS = f"{RECURRENT}, shape: encoder-decoder, cell: gru"
 WINDOW = "pattern: {kind: window, size: 3, global_tokens: 1}"
+BPE_DROPOUT = "tokenizer={kind: bpe, vocab_size: 300, dropout: 0.3}"
 CLASSES = ("objective.kind=classification", "objective.dropout=0.1", "evaluation.metric=accuracy")
 
 ON_TEXT: dict[str, Sequence[str]] = {
@@ -38,6 +39,7 @@ ON_TEXT: dict[str, Sequence[str]] = {
 }
 ON_TABLES: dict[str, Sequence[str]] = {
     "seq2seq": (f"model={{{PAIRS}}}", "objective.kind=seq2seq"),
+    "bpe dropout": (f"model={{{PAIRS}}}", "objective.kind=seq2seq", BPE_DROPOUT),
     "luong": (f"model={{{PAIRS}, attention: {{score: bilinear}}}}", "objective.kind=seq2seq"),
     "bahdanau": (f"model={{{PAIRS}, attention: {{score: additive, feed: input}}}}", "objective.kind=seq2seq"),
     "answers of a decoder": (f"model={{{TRANSFORMER}}}", "objective.kind=seq2seq"),
