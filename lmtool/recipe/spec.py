@@ -1145,6 +1145,8 @@ class Checkpointing(Spec):
     """Steps between checkpoints; the last step always saves one."""
     keep_last: PositiveInt = 2
     """Number of newest checkpoints to keep; the best one is kept too."""
+    keep_optimizer: bool = False
+    """Keep the optimizer state of a finished run, so that more steps are bitwise those of an unbroken training."""
 
 
 class Recipe(Spec):

@@ -14,6 +14,7 @@ from lmtool.decoding.framing import Framing
 from lmtool.decoding.settings import MaskPredict, Options, Sample, Settings
 from lmtool.decoding.text import complete, write
 from lmtool.inference.base import Base
+from lmtool.inference.evaluation import Validation
 from lmtool.inference.load import learner, load_weights
 from lmtool.model import DecodeState, LanguageModel
 from lmtool.model.language_model import CountingModel
@@ -55,7 +56,8 @@ def train(
     stop: called after each step; when True the run is saved and ends, in all processes at the same step.
 
     At a step that ends with a validation the checkpoint is saved first: no later error loses the step, and a run that
-    is resumed there begins with that validation.
+    is resumed there begins with that validation. A step at which the run is interrupted is validated as well, outside
+    of the training: patience, the best step and the metrics are as if it had not been.
 
     Raises NumericalError, ResourceError and CheckpointError. When saving fails, training continues with a warning, but
     a run whose last save fails ends with that error.
@@ -68,7 +70,7 @@ def train(
     yield from map(Warned, trainee.warnings)
     examples = data.examples(trainee.objective)
     per_epoch = examples.per_epoch
-    steps, every = recipe.training.steps, recipe.evaluation.every
+    steps, every, metric = recipe.training.steps, recipe.evaluation.every, recipe.evaluation.metric
     yield Plan(
         parameters=sum(parameter.numel() for parameter in trainee.lm.parameters()),
         learning=sum(parameter.numel() for parameter in trainee.lm.parameters() if parameter.requires_grad),
@@ -84,6 +86,7 @@ def train(
         trainee.lm.compile()
     if state.pending is not None:
         yield from _validate(trainee, data, keeper, compute, world, None)
+    aside: Validation | None = None
     reason: EndReason = "early" if last < steps and state.is_stale(recipe.evaluation) else "finished"
     fitted = fit(
         trainee.lm,
@@ -109,7 +112,8 @@ def train(
         state.pending = record if validates else None
         if not validates:
             yield from keeper.log(record)
-            yield Stepped(step, None, False)
+            if reason != "interrupted":
+                yield Stepped(step, None, False)
         if validates or last % recipe.checkpoint.every == 0 or reason == "interrupted":
             moments = trainee.optimizers.state()
             moments |= {} if step.carried is None else carried.to_tensors(step.carried)
@@ -118,14 +122,25 @@ def train(
             yield from _validate(trainee, data, keeper, compute, world, step)
             if reason == "finished" and last < steps and state.is_stale(recipe.evaluation):
                 reason = "early"
+        elif reason == "interrupted":
+            aside = data.validate(trainee.lm, trainee.objective, compute, world)
+            yield Stepped(step, aside, state.is_better(aside, metric))
         if reason != "finished":
             break
-    keeper.close(reason)
+    best = state.best_step, state.best_value
+    if aside is not None:
+        is_best = state.is_better(aside, metric)
+        best = (last, aside.value(metric)) if is_best else best
+        keeper.close(reason, _note(last, aside) | {"is_best": is_best})
+    else:
+        keeper.close(reason)
     # when interrupted, torchrun treats the first process that ends as failed, and terminates the others
     world.wait()
-    yield Ended(reason, last, state.best_step, state.best_value, recipe.evaluation.metric)
+    yield Ended(reason, last, *best, metric)
     if data.is_measured and reason != "interrupted":
         yield from _measure(trainee, data, run, compute, world)
+    if reason != "interrupted" and not recipe.checkpoint.keep_optimizer:
+        yield from keeper.drop_optimizers()
 
 
 @dataclass
@@ -161,7 +176,13 @@ class _Trainee:
         optimizers = Optimizers(recipe.optimizer, lm, compute, recipe.tuning)
         first_step = 0
         states: DecodeState | None = None
-        if checkpoint is not None:
+        if checkpoint is not None and not checkpoint.has_optimizer:
+            warnings.append(
+                "the optimizer state was removed when the run finished, and starts anew: the result is not bitwise that "
+                "of an unbroken run (checkpoint.keep_optimizer=true keeps it)"
+            )
+            first_step = checkpoint.step
+        elif checkpoint is not None:
             tensors = checkpoint.optimizer()
             moments = {name: tensors[name] for name in tensors if not name.startswith(carried.PREFIX)}
             optimizers.load_state(moments, checkpoint.step)
@@ -194,12 +215,18 @@ def _validate(
     yield from keeper.log(record | {"valid_loss": validation.loss} | dict(validation.metrics))
     if step is not None:
         yield Stepped(step, validation, is_best)
-    value = validation.loss if evaluation.metric == "loss" else validation.metrics[evaluation.metric]
+    value = validation.value(evaluation.metric)
     if not math.isfinite(value):
         yield Warned(f"the validation {evaluation.metric} of step {number} is {value}, which is never the best")
     yield from _samples(keeper, trainee.lm, data.framing, data.recipe, number)
     # last, so that a run that is killed before repeats all of it
     yield from keeper.note_validation(number, state)
+
+
+def _note(step: int, validation: Validation) -> dict[str, object]:
+    """A validation as JSON values; None for those that are not finite."""
+    values = {"loss": validation.loss} | dict(validation.metrics)
+    return {"step": step} | {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
 def _measure(trainee: _Trainee, data: TrainingData, run: Run | None, compute: Compute, world: World) -> Iterator[Event]:
