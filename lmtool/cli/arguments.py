@@ -9,6 +9,10 @@ DEFAULT_RECIPE = "tiny"
 TEXT_HELP = "Files, folders or globs (.txt .jsonl .csv .parquet, also .gz), or hf:NAME."
 
 Text = Annotated[list[str], typer.Argument(metavar="TEXT", help=TEXT_HELP, show_default=False)]
+TypedText = Annotated[
+    list[str] | None,
+    typer.Option("--text", metavar="TEXT", help="A text itself. May be repeated.", show_default=False),
+]
 RECIPE_OPTION = typer.Option(
     "--recipe",
     "-r",

@@ -52,6 +52,9 @@ VALIDATED = "validated.json"
 RESULTS = "metrics.json"
 """Scores of the best checkpoint on a table."""
 
+FILES = (INFO, RECIPE, TOKENIZER, TOKENIZER_CONFIG, METRICS, SAMPLES, VALIDATED, SPLIT, RESULTS, CHECKPOINTS)
+"""What a run directory may hold, besides its lock."""
+
 RunState = Literal["running", "finished", "stopped", "imported"]
 
 
@@ -337,6 +340,25 @@ class Run:
             raise _unwritable(self.path, error) from error
 
     @property
+    def results(self) -> dict[str, Any] | None:
+        """The scores of its best checkpoint on a table, of the first where there are several; None without any.
+
+        Raises CheckpointError when the file is damaged.
+        """
+        file = self.path / RESULTS
+        try:
+            found = json.loads(file.read_bytes())
+            return dict(next(iter(found["tasks"].values())) if "tasks" in found else found)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, AttributeError, StopIteration, RecursionError) as error:
+            raise CheckpointError(
+                f"{RESULTS} of this run is damaged",
+                where=str(file),
+                fix="delete it: lmtool resume then evaluates the run again",
+            ) from error
+
+    @property
     def interrupted(self) -> dict[str, Any] | None:
         """The validation passed to `end` by the last session; None where there was none."""
         sessions = self.info["sessions"]
@@ -452,7 +474,7 @@ def new_folder(name: str) -> Path:
 
 
 def _refuse_used(folder: Path) -> None:
-    for name in (INFO, RECIPE, TOKENIZER, TOKENIZER_CONFIG, METRICS, SAMPLES, VALIDATED, SPLIT, RESULTS, CHECKPOINTS):
+    for name in FILES:
         if os.path.lexists(folder / name):
             raise UsageError(
                 f"the output folder already holds {name}",
