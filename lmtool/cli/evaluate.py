@@ -4,7 +4,18 @@ from typing import Annotated
 
 import typer
 
-from lmtool.cli.arguments import TEXT_HELP, Column, Device, Json, NumBeams, Precision, Quiet, RunName, TaskName, TypedText
+from lmtool.cli.arguments import (
+    TEXT_HELP,
+    Column,
+    Device,
+    Json,
+    NumBeams,
+    Precision,
+    Quiet,
+    RunName,
+    TaskName,
+    TypedText,
+)
 
 
 def evaluate(

@@ -113,7 +113,7 @@ def listed(folder: Path) -> list[tuple[int, Path]]:
 def inspect(path: Path) -> Checkpoint:
     """Read the manifest of a checkpoint, and verify file sizes only: fast, but does not detect changed bytes.
 
-    Raises CheckpointError that names the first file that is missing or differs, and how; the optimizer's may be missing.
+    The optimizer's file may be missing. Raises CheckpointError that names the first that is or that differs, and how.
     """
     if not path.is_dir():
         raise _damage(path, "there is no such checkpoint directory")

@@ -298,7 +298,7 @@ class Run:
         """
         self._require_lock()
         *earlier, session = self.info["sessions"]
-        ended = {"ended": _now(), "outcome": outcome}
+        ended: dict[str, object] = {"ended": _now(), "outcome": outcome}
         if validation is not None:
             ended["validation"] = dict(validation)
         try:

@@ -105,7 +105,9 @@ def _unknown(reference: str) -> CheckpointError:
     asked = Path(reference).name
     names = sorted({directory.name for directory in known_runs()}, reverse=True)
     # a date and a random end, which all names have, make none similar
-    likeness = {name: difflib.SequenceMatcher(None, _PLAIN.sub("", asked), _PLAIN.sub("", name)).ratio() for name in names}
+    likeness = {
+        name: difflib.SequenceMatcher(None, _PLAIN.sub("", asked), _PLAIN.sub("", name)).ratio() for name in names
+    }
     near = [name for name in names if asked and (likeness[name] >= SIMILAR or asked in name)]
     near.sort(key=lambda name: -likeness[name])
     where = f"similar: {', '.join(near[:3])}" if near else f"none with a similar name in {runs_root()}"

@@ -10,7 +10,6 @@ import torch
 
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World
-from lmtool.decoding.framing import Framing
 from lmtool.decoding.settings import MaskPredict, Options, Sample, Settings
 from lmtool.decoding.text import complete, write
 from lmtool.inference.base import Base
@@ -178,8 +177,8 @@ class _Trainee:
         states: DecodeState | None = None
         if checkpoint is not None and not checkpoint.has_optimizer:
             warnings.append(
-                "the optimizer state was removed when the run finished, and starts anew: the result is not bitwise that "
-                "of an unbroken run (checkpoint.keep_optimizer=true keeps it)"
+                "the optimizer state was removed when the run finished, and starts anew: the result is not bitwise "
+                "that of an unbroken run (checkpoint.keep_optimizer=true keeps the state)"
             )
             first_step = checkpoint.step
         elif checkpoint is not None:
@@ -218,7 +217,7 @@ def _validate(
     value = validation.value(evaluation.metric)
     if not math.isfinite(value):
         yield Warned(f"the validation {evaluation.metric} of step {number} is {value}, which is never the best")
-    yield from _samples(keeper, trainee.lm, data.framing, data.recipe, number)
+    yield from _samples(keeper, trainee.lm, data, number)
     # last, so that a run that is killed before repeats all of it
     yield from keeper.note_validation(number, state)
 
@@ -242,20 +241,18 @@ def _measure(trainee: _Trainee, data: TrainingData, run: Run | None, compute: Co
         yield from results
 
 
-def _samples(
-    keeper: RunKeeper, lm: LanguageModel, framing: Framing, recipe: Recipe, step: int
-) -> Iterator[Sampled | Warned]:
-    """Samples of the model for the recipe's prompts. No failure ends the training."""
-    prompts, n_tokens = recipe.evaluation.prompts, recipe.evaluation.sample_tokens
-    if not keeper.keeps or not prompts:
+def _samples(keeper: RunKeeper, lm: LanguageModel, data: TrainingData, step: int) -> Iterator[Sampled | Warned]:
+    """Samples of the model for the prompts. No failure ends the training."""
+    if not keeper.keeps or not data.prompts:
         return
+    recipe, n_tokens = data.recipe, data.recipe.evaluation.sample_tokens
     settings: Settings
     if lm.reads == "both":
         settings, options = MaskPredict(seed=recipe.seed), Options(length=n_tokens, overflow="cut")
     else:
         settings, options = Sample(seed=recipe.seed, max_new_tokens=n_tokens), Options(overflow="cut")
     try:
-        for completion in complete(write(lm, framing, prompts, settings, options)):
+        for completion in complete(write(lm, data.framing, data.prompts, settings, options)):
             sampled = Sampled(step, completion.prompt, completion.text.removeprefix(completion.prompt))
             yield from keeper.log_sample(sampled)
             yield sampled
