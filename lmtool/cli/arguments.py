@@ -34,7 +34,8 @@ Overrides = Annotated[
 
 
 RUN_HELP = (
-    "A run's name or directory, a checkpoint directory, last, hf:ORG/NAME, or a published model's directory or .gguf."
+    "A run's name or directory, RUN@STEP or a checkpoint directory, last, hf:ORG/NAME, or a published model's directory "
+    "or .gguf."
 )
 
 RunName = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
@@ -67,10 +68,3 @@ NumBeams = Annotated[
         show_default=False,
     ),
 ]
-Encoding = Annotated[
-    str | None,
-    typer.Option(
-        "--encoding", metavar="NAME", help="Encoding of .csv and .tsv files; UTF-8 by default.", show_default=False
-    ),
-]
-SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", metavar="", help="Skip bad rows and count them.")]

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from lmtool.cli.arguments import Device, NumBeams, Precision, Quiet, RunName, SkipBadRows, TaskName, TypedText
+from lmtool.cli.arguments import Device, NumBeams, Precision, Quiet, RunName, TaskName, TypedText
 
 
 def predict(
@@ -33,7 +33,9 @@ def predict(
             help="Put an apostrophe before fields that a spreadsheet would read as formulas.",
         ),
     ] = False,
-    skip_bad_rows: SkipBadRows = False,
+    skip_bad_rows: Annotated[
+        bool, typer.Option("--skip-bad-rows", metavar="", help="Skip bad rows and count them.")
+    ] = False,
     device: Device = "auto",
     precision: Precision = "float32",
     quiet: Quiet = False,

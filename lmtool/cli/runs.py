@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmtool.cli.arguments import Json, RunName
+from lmtool.cli.help import Command, Group, examples
 from lmtool.printable import plain
 
 if TYPE_CHECKING:
@@ -15,10 +16,15 @@ if TYPE_CHECKING:
 DROPPED = ("model", "recipe", "size", "started", "step")
 """Columns that are dropped on a narrow terminal, in this order. `lmtool runs show` has them all."""
 
-app = typer.Typer(help="List training runs, show one, remove some, or merge the adapters of one.", no_args_is_help=True)
+app = typer.Typer(
+    cls=Group,
+    epilog=examples("lmtool runs ls", "lmtool runs show last", "lmtool runs rm --older-than 30d"),
+    help="List training runs, show one, remove some, or merge the adapters of one.",
+    no_args_is_help=True,
+)
 
 
-@app.command("ls")
+@app.command("ls", cls=Command, epilog=examples("lmtool runs ls", "lmtool runs ls --json"))
 def list_runs(json: Json = False) -> None:
     """List all runs, newest first."""
     from lmtool.run.listing import summaries
@@ -48,7 +54,7 @@ def list_runs(json: Json = False) -> None:
         )
 
 
-@app.command("show")
+@app.command("show", cls=Command, epilog=examples("lmtool runs show last", "lmtool runs show last --json"))
 def show_run(
     run: RunName,
     json: Json = False,
@@ -96,7 +102,7 @@ def show_run(
         typer.echo(f"{plain(name):21} {plain(value)}")
 
 
-@app.command("merge")
+@app.command("merge", cls=Command, epilog=examples("lmtool runs merge last -o runs/merged"))
 def merge_run(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run with adapters, or a checkpoint of one, or `last`.")],
     output: Annotated[
@@ -115,7 +121,11 @@ def merge_run(
     typer.echo(plain(str(merge(run, output, ["lmtool", *sys.argv[1:]]))))
 
 
-@app.command("rm")
+@app.command(
+    "rm",
+    cls=Command,
+    epilog=examples("lmtool runs rm 2026-11-20-tiny-7f3a last", "lmtool runs rm --older-than 30d --yes"),
+)
 def remove_runs(
     runs: Annotated[
         list[str] | None,

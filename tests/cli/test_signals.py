@@ -74,7 +74,7 @@ def test_while_training(start, lmtool, home, corpus, number):
     process.send_signal(number)
     out, err = process.communicate()
     assert process.returncode == 128 + number
-    assert err.startswith("stopping after this step; Ctrl-C again exits at once\n")
+    assert err.startswith("stopping after this step and its validation; Ctrl-C again exits at once\n")
     step = int(re.search(r"interrupted and saved at step (\d+); lmtool resume continues", err)[1])
     run = Path(out.strip())
     assert (run / "checkpoints" / f"step-{step:06d}" / "MANIFEST.json").is_file()
@@ -109,4 +109,4 @@ def test_the_second_signal_leaves_at_once(monkeypatch, capfd):
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    assert capfd.readouterr().err == "stopping after this step; Ctrl-C again exits at once\n"
+    assert capfd.readouterr().err == "stopping after this step and its validation; Ctrl-C again exits at once\n"
