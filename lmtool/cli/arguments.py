@@ -34,8 +34,8 @@ Overrides = Annotated[
 
 
 RUN_HELP = (
-    "A run's name or directory, RUN@STEP or a checkpoint directory, last, hf:ORG/NAME, or a published model's directory "
-    "or .gguf."
+    "A run's name or directory, RUN@STEP or a checkpoint directory, last, hf:ORG/NAME, or a published model's "
+    "directory or .gguf."
 )
 
 RunName = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]

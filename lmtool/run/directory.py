@@ -347,8 +347,8 @@ class Run:
         """
         file = self.path / RESULTS
         try:
-            found = json.loads(file.read_bytes())
-            return dict(next(iter(found["tasks"].values())) if "tasks" in found else found)
+            found: dict[str, Any] = json.loads(file.read_bytes())
+            return dict(next(iter(found.get("tasks", {"": found}).values())).items())
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, AttributeError, StopIteration, RecursionError) as error:

@@ -20,7 +20,7 @@ _UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=
 
 def parse_age(text: str) -> timedelta:
     """An age such as 30d; units are h, d and w. Raises UsageError."""
-    match = re.fullmatch(r"([0-9]{1,5})([hdw])", text)
+    match = re.fullmatch(r"([0-9]{1,4})([hdw])", text)
     if match is None:
         raise UsageError(f"{text!r:.40} is not an age", where="--older-than", fix="write hours, days or weeks: 30d")
     return int(match[1]) * _UNITS[match[2]]
@@ -71,7 +71,7 @@ def remove_run(folder: Path) -> int:
         try:
             whole = real.parent == runs_root().resolve()
             inside = {entry.name: Path(entry.path) for entry in os.scandir(real)}
-            own = inside if whole else inside.keys() & {*FILES, LOCK_FILE}
+            own = set(inside) if whole else inside.keys() & {*FILES, LOCK_FILE}
             for name in sorted(own, key=lambda name: (name == LOCK_FILE, name == INFO)):
                 _remove(inside[name])
             if own == inside.keys():

@@ -45,9 +45,9 @@ def call(*arguments: str) -> str:
 
 def test_lines_for_programs(run: Run) -> None:
     (line,) = call("ls").splitlines()
-    name, step, loss, started, size, state, recipe, model = line.split("\t")
+    name, step, result, started, size, state, recipe, model = line.split("\t")
     assert (name, recipe, model) == ("first", "[red]tiny[/red]", "decoder\\t\\x1b[31m")
-    assert (step, loss, state) == ("1500", "1.2500", "finished")
+    assert (step, result, state) == ("1500", "loss 1.2500", "finished")
     assert len(started) == len("2026-11-20 22:40")
     assert size.endswith(" kB")
 
@@ -56,7 +56,7 @@ def test_a_table_for_people(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "150")
     heading, line = call("ls").splitlines()
-    assert "valid loss" in heading
+    assert "result" in heading
     assert "[red]tiny[/red]" in line
     assert "\x1b[31m" not in line
     assert "\\x1b[31m" in line
