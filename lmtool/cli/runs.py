@@ -177,10 +177,10 @@ def remove_runs(
 
 
 def _agreed(question: str) -> bool:
-    try:
-        return typer.confirm(question, err=True)
-    except typer.Abort:
-        return False
+    import sys
+
+    typer.echo(f"{question} [y/N] ", nl=False, err=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _as_dict(summary: "Summary") -> dict[str, object]:

@@ -98,7 +98,12 @@ def test_a_checkpoint_is_named_by_run_and_step(
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     for name in (run.name, str(run.path), "last"):
-        for reference in (f"{name}@10", f"{name}@000010", f"{name}/checkpoints/step-10", f"{name}/checkpoints/step-000010/"):
+        for reference in (
+            f"{name}@10",
+            f"{name}@000010",
+            f"{name}/checkpoints/step-10",
+            f"{name}/checkpoints/step-000010/",
+        ):
             found = find(reference)
             assert found.run.path.samefile(run.path)
             assert (found.newest()[0].step, found.best()[0].step) == (10, 10), reference

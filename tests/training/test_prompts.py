@@ -13,7 +13,10 @@ from tests.training.tiny import MemoryStore, Work, after
 
 TEXTS = {
     "prose": ("The old sailor went home before the storm came, and nobody saw him again.", "The old sailor went home"),
-    "long words": ("Donaudampfschifffahrtsgesellschaftskapitän und so weiter, immer weiter", "Donaudampfschifffahrtsge"),
+    "long words": (
+        "Donaudampfschifffahrtsgesellschaftskapitän und so weiter, immer weiter",
+        "Donaudampfschifffahrtsge",
+    ),
     "a name": ("katherine", "kat"),
     "two letters": ("Al", "A"),
     "spaces": ("  a b c d e f  ", "a b"),
