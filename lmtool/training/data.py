@@ -165,7 +165,8 @@ def beginning(store: TokenStore, tokenizer: Tokenizer, is_stream: bool) -> str:
     text = text.strip()
     end = min(LONGEST_PROMPT, -(-len(text) // 3))
     prompt = text[:end]
-    if not text[end : end + 1].isspace() and len(words := prompt.split()) > 1:
+    splits_a_word = not any(character.isspace() for character in text[end - 1 : end + 1])
+    if splits_a_word and len(words := prompt.split()) > 1:
         prompt = prompt[: prompt.rindex(words[-1])]
     return prompt.strip()
 
