@@ -70,9 +70,11 @@ def evaluate(
     from lmtool.tables.predict import answers_tables, measure_tables
     from lmtool.text.typed import table_files, text_files
 
+    if not text and not given:
+        raise UsageError("there is nothing to evaluate", fix="name a file, - for standard input, or --text TEXT")
     run, baseline = run_of(run), None if baseline is None else run_of(baseline)
     if answers_tables(run):
-        if given or not text:
+        if given:
             raise UsageError(
                 "this run is evaluated on labelled rows",
                 where=run,
@@ -81,13 +83,13 @@ def evaluate(
         model = load_packed(run, device=device, precision=precision).with_beams(num_beams)
         if is_main():
             describe(model, quiet)
-        with table_files(text or []) as sources:
+        with table_files(text or ()) as sources:
             for results in measure_tables(model, sources, task):
                 for line in [json.dumps(results.record())] if as_json else results.lines():
                     if is_main():
                         typer.echo(plain(line))
         return
-    with Display(shown=is_main(), quiet=quiet) as display, text_files(text or [], given or []) as sources:
+    with Display(shown=is_main(), quiet=quiet) as display, text_files(text or (), given or ()) as sources:
         measured = measure(
             run,
             sources,

@@ -26,10 +26,8 @@ _FIELDS = re.compile(r"[,;\t|]")
 def text_files(sources: Sequence[str], texts: Sequence[str]) -> Iterator[list[str]]:
     """The sources, with standard input and each of `texts` as a .txt file.
 
-    Raises UsageError when there is none of them, DataError for an empty one.
+    Raises DataError for an empty one.
     """
-    if not sources and not texts:
-        raise UsageError("there is no text", fix="name a file, - for standard input, or --text TEXT")
     with _folder() as folder:
         found = _with_stdin(sources, lambda: _received(folder, "standard-input.txt"))
         for number, text in enumerate(texts, 1):

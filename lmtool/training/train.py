@@ -176,10 +176,11 @@ class _Trainee:
         first_step = 0
         states: DecodeState | None = None
         if checkpoint is not None and not checkpoint.has_optimizer:
-            warnings.append(
-                "the optimizer state was removed when the run finished, and starts anew: the result is not bitwise "
-                "that of an unbroken run (checkpoint.keep_optimizer=true keeps the state)"
-            )
+            if any(parameter.requires_grad for parameter in lm.parameters()):
+                warnings.append(
+                    "the optimizer state was removed when the run finished, and starts anew: the result is not bitwise "
+                    "that of an unbroken run (checkpoint.keep_optimizer=true keeps the state)"
+                )
             first_step = checkpoint.step
         elif checkpoint is not None:
             tensors = checkpoint.optimizer()

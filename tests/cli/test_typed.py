@@ -50,7 +50,7 @@ def test_eval_of_a_text_and_of_standard_input(lmtool, run, home, stdin):
     one = json.loads(lmtool.succeeds("eval", "last", "--text", text, "--json").out)
     assert both["loss"] == pytest.approx(one["loss"], rel=1e-5)
     assert both["tokens"] == 2 * one["tokens"]
-    lmtool.refuses(2, "eval", "last", words=["there is no text", "--text"])
+    lmtool.refuses(2, "eval", "last", words=["nothing to evaluate", "--text"])
     stdin("")
     lmtool.refuses(3, "eval", "last", "-", words=["standard input is empty"])
 
@@ -97,7 +97,7 @@ def test_a_table_on_standard_input_is_evaluated(lmtool, classifier, table, stdin
     assert outcome.out == expected
     assert "tuned, step" in outcome.err
     lmtool.refuses(2, "eval", classifier, "--text", "a", words=["labelled rows", "lmtool predict"])
-    lmtool.refuses(2, "eval", classifier, words=["labelled rows"])
+    lmtool.refuses(2, "eval", classifier, words=["nothing to evaluate"])
 
 
 def test_texts_are_for_models_of_one_text(lmtool, home):

@@ -32,8 +32,6 @@ def test_texts_and_standard_input_are_files_for_a_while(stdin: Give) -> None:
 
 
 def test_no_text_at_all(stdin: Give) -> None:
-    with pytest.raises(UsageError, match="there is no text"), text_files([], []):
-        pass
     with pytest.raises(UsageError, match="can be read once"), text_files(["-", "-"], []):
         pass
     stdin(b"")
