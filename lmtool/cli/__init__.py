@@ -4,6 +4,7 @@ Results go to stdout, all else to stderr. docs/cli.md states what other programs
 """
 
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +17,7 @@ from lmtool.cli.evaluate import evaluate
 from lmtool.cli.exchange import export_run, import_model
 from lmtool.cli.finetune import finetune
 from lmtool.cli.generate import generate
+from lmtool.cli.help import Command, Group, examples
 from lmtool.cli.neighbors import neighbors
 from lmtool.cli.output import prepare_streams
 from lmtool.cli.predict import predict
@@ -30,23 +32,102 @@ MISTYPED: type[Exception] = typer.BadParameter.__mro__[1]
 """Base class of Typer's errors for a wrong command, option or argument, for which Typer has no public name."""
 
 app = typer.Typer(
+    cls=Group,
     help="Pretrain, fine-tune, evaluate and decode language models.",
+    epilog=examples("lmtool pretrain book.txt", 'lmtool generate "One day"', "lmtool finetune reviews.csv"),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-app.command()(pretrain)
-app.command()(resume)
-app.command()(generate)
-app.command()(chat)
-app.command()(finetune)
-app.command()(predict)
-app.command("eval")(evaluate)
-app.command()(neighbors)
-app.command()(embed)
-app.command("import")(import_model)
-app.command("export")(export_run)
-app.command()(tokenize)
+COMMANDS: list[tuple[str, Callable[..., None], str]] = [
+    (
+        "pretrain",
+        pretrain,
+        examples(
+            "lmtool pretrain book.txt",
+            "lmtool pretrain poems/*.txt --recipe lstm -s training.steps=500",
+            "lmtool pretrain letters.txt --from last -o runs/letters",
+        ),
+    ),
+    (
+        "resume",
+        resume,
+        examples("lmtool resume", "lmtool resume last -s training.steps=+500", "lmtool resume last@500"),
+    ),
+    (
+        "generate",
+        generate,
+        examples(
+            'lmtool generate "One day"',
+            'lmtool generate "One day" --run last@500 --temperature 0.7 --top-k 40 --seed 1',
+            'lmtool generate "ROMEO:" "JULIET:" -n 3 --max-new-tokens 100',
+            "lmtool generate --prompt-file prompts.txt --strategy beam --num-beams 4 --json",
+        ),
+    ),
+    (
+        "chat",
+        chat,
+        examples('lmtool chat last --system "Answer briefly."', "lmtool chat hf:HuggingFaceTB/SmolLM2-135M-Instruct"),
+    ),
+    (
+        "finetune",
+        finetune,
+        examples(
+            "lmtool finetune reviews.csv --from last",
+            "lmtool finetune reviews.csv --recipe dan --test test.csv",
+            "lmtool finetune questions.tsv --from hf:sentence-transformers/all-MiniLM-L6-v2 --seeds 3",
+            "lmtool finetune pairs.csv --from last --source-column de --target-column en --lora-rank 8",
+        ),
+    ),
+    (
+        "predict",
+        predict,
+        examples(
+            "lmtool predict last reviews.csv -o predictions.csv",
+            'lmtool predict last --text "A film without a single dull minute."',
+            "lmtool predict last - < reviews.csv",
+        ),
+    ),
+    (
+        "eval",
+        evaluate,
+        examples(
+            "lmtool eval last book.txt --stride 64",
+            'lmtool eval last --text "One day it rained."',
+            "lmtool eval last@500 test.csv --json",
+        ),
+    ),
+    ("neighbors", neighbors, examples("lmtool neighbors last moon -k 5")),
+    (
+        "embed",
+        embed,
+        examples(
+            "lmtool embed last lines.txt --pool mean -o vectors.npz",
+            'lmtool embed last --whole --text "One day" --text "It rained."',
+            "lmtool embed last - --layer 0 < lines.txt",
+        ),
+    ),
+    (
+        "import",
+        import_model,
+        examples("lmtool import hf:openai-community/gpt2", "lmtool import model.gguf -o runs/model"),
+    ),
+    (
+        "export",
+        export_run,
+        examples("lmtool export last exported", "lmtool export last model.gguf --gguf q8_0"),
+    ),
+    (
+        "tokenize",
+        tokenize,
+        examples(
+            "lmtool tokenize book.txt --kind bpe --vocab-size 2048 -o tokens",
+            'lmtool tokenize --tokenizer last --show "One day"',
+        ),
+    ),
+]
+for _name, _command, _examples in COMMANDS:
+    app.command(_name, cls=Command, epilog=_examples)(_command)
 app.add_typer(runs.app, name="runs")
 app.add_typer(recipes.app, name="recipes")
 

@@ -9,6 +9,10 @@ DEFAULT_RECIPE = "default"
 TEXT_HELP = "Files, folders or globs (.txt .jsonl .csv .parquet, also .gz), or hf:NAME."
 
 Text = Annotated[list[str], typer.Argument(metavar="TEXT", help=TEXT_HELP, show_default=False)]
+TypedText = Annotated[
+    list[str] | None,
+    typer.Option("--text", metavar="TEXT", help="A text itself. May be repeated.", show_default=False),
+]
 RECIPE_OPTION = typer.Option(
     "--recipe",
     "-r",
@@ -30,7 +34,8 @@ Overrides = Annotated[
 
 
 RUN_HELP = (
-    "A run's name or directory, a checkpoint directory, last, hf:ORG/NAME, or a published model's directory or .gguf."
+    "A run's name or directory, RUN@STEP or a checkpoint directory, last, hf:ORG/NAME, or a published model's "
+    "directory or .gguf."
 )
 
 RunName = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
@@ -63,10 +68,3 @@ NumBeams = Annotated[
         show_default=False,
     ),
 ]
-Encoding = Annotated[
-    str | None,
-    typer.Option(
-        "--encoding", metavar="NAME", help="Encoding of .csv and .tsv files; UTF-8 by default.", show_default=False
-    ),
-]
-SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", metavar="", help="Skip bad rows and count them.")]

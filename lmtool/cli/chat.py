@@ -52,6 +52,7 @@ def chat(
 
     Each line of piped input is one message; the answers go to standard output, one after the other.
     """
+    from lmtool.cli.output import newer_weights
     from lmtool.decoding.settings import choose
     from lmtool.inference.chatting import LONGEST_ANSWER, Conversation
     from lmtool.inference.writing import writer_of
@@ -68,6 +69,7 @@ def chat(
         _tell(f"warning: {warning}")
     if not quiet:
         _tell(f"{loaded.run_path}, step {loaded.step}, {loaded.compute.describe()}, seed {settings.seed}")
+        _tell(*newer_weights(loaded))
         if conversation.is_plain:
             _tell("the model has no chat template: it reads a plain one, which it was not trained on")
     terminal = _terminal()

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from lmtool.cli.arguments import Column, Device, Precision, Quiet, RunName
+from lmtool.cli.arguments import Column, Device, Precision, Quiet, RunName, TypedText
 
 
 def embed(
@@ -14,11 +14,12 @@ def embed(
         list[str] | None,
         typer.Argument(
             metavar="TEXT",
-            help="Files, folders or globs (.txt .jsonl .csv .parquet, also .gz), or hf:NAME; lines of standard input "
-            "by default.",
+            help="Files, folders or globs (.txt .jsonl .csv .parquet, also .gz), or hf:NAME; - is standard input, "
+            "the default.",
             show_default=False,
         ),
     ] = None,
+    given: TypedText = None,
     layer: Annotated[
         int, typer.Option("--layer", metavar="K", help="0 for the embeddings, 1 for the first layer, -1 for the last.")
     ] = -1,
@@ -65,7 +66,7 @@ def embed(
     loaded = load_packed(run_of(run), device=device, precision=precision)
     if is_main():
         describe(loaded, quiet or output is None)
-    texts = embedding.read_texts(text or [], column or loaded.recipe.data.column)
+    texts = embedding.read_texts(text or [], column or loaded.recipe.data.column, given or [])
     found = embedding.embed(loaded, texts, layer, "own" if whole else pool, truncate=truncate)
     if output is None or not is_main():
         for line in embedding.as_lines(found):

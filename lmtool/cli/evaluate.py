@@ -4,12 +4,27 @@ from typing import Annotated
 
 import typer
 
-from lmtool.cli.arguments import Column, Device, Json, NumBeams, Precision, Quiet, RunName, TaskName, Text
+from lmtool.cli.arguments import (
+    TEXT_HELP,
+    Column,
+    Device,
+    Json,
+    NumBeams,
+    Precision,
+    Quiet,
+    RunName,
+    TaskName,
+    TypedText,
+)
 
 
 def evaluate(
     run: RunName,
-    text: Text,
+    text: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TEXT", help=f"{TEXT_HELP[:-1]}; - is standard input.", show_default=False),
+    ] = None,
+    given: TypedText = None,
     stride: Annotated[
         int | None,
         typer.Option(
@@ -47,24 +62,37 @@ def evaluate(
     from lmtool.cli.output import describe
     from lmtool.cli.progress import Display
     from lmtool.compute.processes import is_main
+    from lmtool.errors import UsageError
     from lmtool.inference.load import load_packed
     from lmtool.inference.perplexity import measure
     from lmtool.interop.reference import run_of
     from lmtool.printable import plain
     from lmtool.tables.predict import answers_tables, measure_tables
+    from lmtool.text.typed import table_files, text_files
 
+    if not text and not given:
+        raise UsageError("there is nothing to evaluate", fix="name a file, - for standard input, or --text TEXT")
     run, baseline = run_of(run), None if baseline is None else run_of(baseline)
     if answers_tables(run):
+        if given:
+            raise UsageError(
+                "this run is evaluated on labelled rows",
+                where=run,
+                fix="name a table, or - for standard input; lmtool predict takes --text",
+            )
         model = load_packed(run, device=device, precision=precision).with_beams(num_beams)
-        for results in measure_tables(model, text, task):
-            for line in [json.dumps(results.record())] if as_json else results.lines():
-                if is_main():
-                    typer.echo(plain(line))
+        if is_main():
+            describe(model, quiet)
+        with table_files(text or ()) as sources:
+            for results in measure_tables(model, sources, task):
+                for line in [json.dumps(results.record())] if as_json else results.lines():
+                    if is_main():
+                        typer.echo(plain(line))
         return
-    with Display(shown=is_main(), quiet=quiet) as display:
+    with Display(shown=is_main(), quiet=quiet) as display, text_files(text or (), given or ()) as sources:
         measured = measure(
             run,
-            text,
+            sources,
             context=context,
             stride=stride,
             baseline=baseline,

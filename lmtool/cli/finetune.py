@@ -3,19 +3,22 @@
 import os
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from lmtool.cli.arguments import Encoding, OutputDir, Overrides, Quiet, SkipBadRows
+from lmtool.cli.arguments import Overrides, Quiet
+
+_data, _training, _evaluation, _output = (
+    partial(typer.Option, rich_help_panel=panel) for panel in ("Data", "Training", "Evaluation", "Output")
+)
 
 
 def finetune(
     table: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[TABLE]", help="A .csv, .tsv, .jsonl or .parquet file, or hf:NAME.", show_default=False
-        ),
+        typer.Argument(metavar="TABLE", help="A .csv, .tsv, .jsonl or .parquet file, or hf:NAME.", show_default=False),
     ] = None,
     source: Annotated[
         str | None,
@@ -33,24 +36,22 @@ def finetune(
     overrides: Overrides = None,
     text_column: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A text column. May be repeated.", show_default=False),
+        _data(metavar="NAME", help="A text column. May be repeated.", show_default=False),
     ] = None,
-    label_column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The label column.", show_default=False)
-    ] = None,
+    label_column: Annotated[str | None, _data(metavar="NAME", help="The label column.", show_default=False)] = None,
     source_column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The column of source texts.", show_default=False)
+        str | None, _data(metavar="NAME", help="The column of source texts.", show_default=False)
     ] = None,
     target_column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The column of target texts.", show_default=False)
+        str | None, _data(metavar="NAME", help="The column of target texts.", show_default=False)
     ] = None,
     messages_column: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The column of conversations, for decoders.", show_default=False),
+        _data(metavar="NAME", help="The column of conversations, for decoders.", show_default=False),
     ] = None,
     task: Annotated[
         list[str] | None,
-        typer.Option(
+        _data(
             metavar="NAME:FILE[:WEIGHT]",
             help="Instead of TABLE: one of several tasks, trained jointly as text-to-text. May be repeated.",
             show_default=False,
@@ -58,46 +59,40 @@ def finetune(
     ] = None,
     task_test: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME:FILE", help="Like --test, for one of the tasks. May be repeated.", show_default=False
-        ),
+        _data(metavar="NAME:FILE", help="Like --test, for one of the tasks. May be repeated.", show_default=False),
     ] = None,
     labels: Annotated[
         Literal["auto", "class", "multi", "number"],
-        typer.Option(help="One class per row, any number of labels (a;b), or a number; inferred from the table."),
+        _data(help="One class per row, any number of labels (a;b), or a number; inferred from the table."),
     ] = "auto",
     valid: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE", help="Validation table, to choose the best checkpoint; else part of TABLE is held out."
-        ),
+        _data(metavar="FILE", help="Validation table, to choose the best checkpoint; else part of TABLE is held out."),
     ] = None,
     test: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Test table, evaluated once at the end.", show_default=False)
+        str | None, _data(metavar="FILE", help="Test table, evaluated once at the end.", show_default=False)
     ] = None,
     epochs: Annotated[
-        float | None, typer.Option(metavar="N", help="Epochs, passes over the table.", show_default=False)
+        float | None, _training(metavar="N", help="Epochs, passes over the table.", show_default=False)
     ] = None,
     metric: Annotated[
         Literal["loss", "accuracy", "macro-f1", "correlation"] | None,
-        typer.Option(help="Metric to choose the best checkpoint by.", show_default=False),
+        _evaluation(help="Metric to choose the best checkpoint by.", show_default=False),
     ] = None,
     patience: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", min=1, help="Stop early after N validations without improvement.", show_default=False
-        ),
+        _evaluation(metavar="N", min=1, help="Stop early after N validations without improvement.", show_default=False),
     ] = None,
     class_weights: Annotated[
         Literal["balanced"] | None,
-        typer.Option(help="Weight the loss by inverse class frequency.", show_default=False),
+        _training(help="Weight the loss by inverse class frequency.", show_default=False),
     ] = None,
     freeze: Annotated[
-        Literal["body"] | None, typer.Option(help="Train the head only, on a frozen body.", show_default=False)
+        Literal["body"] | None, _training(help="Train the head only, on a frozen body.", show_default=False)
     ] = None,
     lora_rank: Annotated[
         int | None,
-        typer.Option(
+        _training(
             metavar="N",
             min=1,
             help="Train LoRA adapters of this rank and the head, and save only these.",
@@ -105,18 +100,24 @@ def finetune(
         ),
     ] = None,
     merge: Annotated[
-        bool, typer.Option("--merge", metavar="", help="At the end, also make a run with the adapters merged.")
+        bool, _output("--merge", metavar="", help="At the end, also make a run with the adapters merged.")
     ] = False,
     seeds: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Train N runs with different seeds, and report mean and deviation.")
+        int, _training(metavar="N", min=1, help="Train N runs with different seeds, and report mean and deviation.")
     ] = 1,
-    encoding: Encoding = None,
+    encoding: Annotated[
+        str | None,
+        _data(metavar="NAME", help="Encoding of .csv and .tsv files; UTF-8 by default.", show_default=False),
+    ] = None,
     delimiter: Annotated[
         str | None,
-        typer.Option(metavar="C", help="The field delimiter; inferred from the table.", show_default=False),
+        _data(metavar="C", help="The field delimiter; inferred from the table.", show_default=False),
     ] = None,
-    skip_bad_rows: SkipBadRows = False,
-    output: OutputDir = None,
+    skip_bad_rows: Annotated[bool, _data("--skip-bad-rows", metavar="", help="Skip bad rows and count them.")] = False,
+    output: Annotated[
+        Path | None,
+        _output("--output", "-o", metavar="DIR", help="Run directory; a new one in runs/ by default."),
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Fine-tune a model on a table with labels or target texts, and evaluate it.

@@ -94,6 +94,7 @@ def generate(
     import time
     from functools import partial
 
+    from lmtool.cli.output import newer_weights
     from lmtool.decoding.prompts import gather_prompts
     from lmtool.decoding.settings import Options
     from lmtool.inference.replay import record
@@ -139,7 +140,8 @@ def generate(
     if not quiet:
         loaded = writer.loaded
         where = f"{loaded.run_path}, step {loaded.step}, {loaded.compute.describe()}, seed {settings.seed}"
-        print(plain(where, lines=True), file=sys.stderr)
+        for line in (where, *newer_weights(loaded)):
+            print(plain(line, lines=True), file=sys.stderr)
     shown = partial(plain, lines=True) if sys.stdout.isatty() else str
     n_tokens = 0
     began = time.perf_counter()

@@ -29,4 +29,12 @@ def describe(loaded: "Loaded", quiet: bool) -> None:
     for warning in loaded.warnings:
         typer.echo(plain(f"warning: {warning}"), err=True)
     if not quiet:
-        typer.echo(plain(f"{loaded.run_path}, step {loaded.step}, {loaded.compute.describe()}"), err=True)
+        for line in (f"{loaded.run_path}, step {loaded.step}, {loaded.compute.describe()}", *newer_weights(loaded)):
+            typer.echo(plain(line), err=True)
+
+
+def newer_weights(loaded: "Loaded") -> list[str]:
+    """A line that names the run's newer weights, where the best ones were loaded and are not the newest."""
+    if loaded.newer is None:
+        return []
+    return [f"step {loaded.step} is the best by validation; newer weights: {loaded.run_path}@{loaded.newer}"]

@@ -5,12 +5,20 @@ from typing import Annotated
 
 import typer
 
-from lmtool.cli.arguments import Device, NumBeams, Precision, Quiet, RunName, SkipBadRows, TaskName
+from lmtool.cli.arguments import Device, NumBeams, Precision, Quiet, RunName, TaskName, TypedText
 
 
 def predict(
     run: RunName,
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="A .csv, .tsv, .jsonl or .parquet file, or hf:NAME.")],
+    table: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TABLE",
+            help="A .csv, .tsv, .jsonl or .parquet file, or hf:NAME; - is standard input, a table or a text per line.",
+            show_default=False,
+        ),
+    ] = None,
+    given: TypedText = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="The .csv file to write; stdout by default."),
@@ -25,12 +33,14 @@ def predict(
             help="Put an apostrophe before fields that a spreadsheet would read as formulas.",
         ),
     ] = False,
-    skip_bad_rows: SkipBadRows = False,
+    skip_bad_rows: Annotated[
+        bool, typer.Option("--skip-bad-rows", metavar="", help="Skip bad rows and count them.")
+    ] = False,
     device: Device = "auto",
     precision: Precision = "float32",
     quiet: Quiet = False,
 ) -> None:
-    """Predict every row of a table: its columns, then the predicted label and the probability of each, or the text.
+    """Predict every row of a table, or texts: the columns, then the label and the probability of each, or the answer.
 
     Memory is bounded, whatever the size of the table.
     """
@@ -40,21 +50,24 @@ def predict(
     from lmtool.interop.reference import run_of
     from lmtool.printable import plain
     from lmtool.tables.predict import predict as answers
+    from lmtool.tables.predict import texts_of_a_row
     from lmtool.text.table import Skipped, table_lines, write_table
+    from lmtool.text.typed import table_of_texts
 
     loaded = load_packed(run_of(run), device=device, precision=precision)
     skipped = Skipped() if skip_bad_rows else None
-    found = answers(loaded.with_beams(num_beams), table, skipped=skipped, task=task)
-    if not is_main():
-        # its share of the rows must be computed as well
-        for _ in found.rows:
-            pass
-        return
-    if output is None:
-        for line in table_lines(found.table, found.added, found.rows, guard_formulas=guard_formulas):
-            typer.echo(line, nl=False)
-    else:
-        write_table(output, found.table, found.added, found.rows, guard_formulas=guard_formulas)
+    with table_of_texts(table, given or [], *texts_of_a_row(loaded)) as source:
+        found = answers(loaded.with_beams(num_beams), source, skipped=skipped, task=task)
+        if not is_main():
+            # its share of the rows must be computed as well
+            for _ in found.rows:
+                pass
+            return
+        if output is None:
+            for line in table_lines(found.table, found.added, found.rows, guard_formulas=guard_formulas):
+                typer.echo(line, nl=False)
+        else:
+            write_table(output, found.table, found.added, found.rows, guard_formulas=guard_formulas)
     if skipped is not None and skipped.count:
         typer.echo(plain(f"warning: {skipped}"), err=True)
     describe(loaded, quiet)

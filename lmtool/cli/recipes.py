@@ -6,11 +6,17 @@ from typing import Annotated
 import typer
 
 from lmtool.cli.arguments import Json, Overrides
+from lmtool.cli.help import Command, Group, examples
 
-app = typer.Typer(no_args_is_help=True, help="List and show recipes, and print their schema.")
+app = typer.Typer(
+    cls=Group,
+    epilog=examples("lmtool recipes ls", "lmtool recipes show tiny --resolved"),
+    no_args_is_help=True,
+    help="List and show recipes, and print their schema.",
+)
 
 
-@app.command()
+@app.command(cls=Command, epilog=examples("lmtool recipes ls", "lmtool recipes ls --json"))
 def ls(as_json: Json = False) -> None:
     """List the recipes that come with lmtool."""
     from lmtool.recipe.load import load, shipped
@@ -24,7 +30,10 @@ def ls(as_json: Json = False) -> None:
             typer.echo(f"{name:{width}}  {recipe.description}")
 
 
-@app.command()
+@app.command(
+    cls=Command,
+    epilog=examples("lmtool recipes show tiny", "lmtool recipes show tiny -s model.d_model=64 --resolved"),
+)
 def show(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A shipped recipe, or a YAML file.")],
     resolved: Annotated[
@@ -45,7 +54,7 @@ def show(
         typer.echo(find(name).read_text(encoding="utf-8"), nl=False)
 
 
-@app.command()
+@app.command(cls=Command, epilog=examples("lmtool recipes schema > schema.json"))
 def schema() -> None:
     """Print the JSON Schema of recipes."""
     from lmtool.recipe.dump import schema

@@ -1,4 +1,4 @@
-"""`lmtool runs`: list runs, show one, or merge its adapters."""
+"""`lmtool runs`: list runs, show one, remove some, or merge the adapters of one."""
 
 import shlex
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmtool.cli.arguments import Json, RunName
+from lmtool.cli.help import Command, Group, examples
 from lmtool.printable import plain
 
 if TYPE_CHECKING:
@@ -15,10 +16,15 @@ if TYPE_CHECKING:
 DROPPED = ("model", "recipe", "size", "started", "step")
 """Columns that are dropped on a narrow terminal, in this order. `lmtool runs show` has them all."""
 
-app = typer.Typer(help="List training runs, show one, or merge its adapters.", no_args_is_help=True)
+app = typer.Typer(
+    cls=Group,
+    epilog=examples("lmtool runs ls", "lmtool runs show last", "lmtool runs rm --older-than 30d"),
+    help="List training runs, show one, remove some, or merge the adapters of one.",
+    no_args_is_help=True,
+)
 
 
-@app.command("ls")
+@app.command("ls", cls=Command, epilog=examples("lmtool runs ls", "lmtool runs ls --json"))
 def list_runs(json: Json = False) -> None:
     """List all runs, newest first."""
     from lmtool.run.listing import summaries
@@ -31,12 +37,12 @@ def list_runs(json: Json = False) -> None:
         typer.echo(f"no runs in {plain(str(runs_root()))}", err=True)
     else:
         _print_table(
-            ["name", "step", "valid loss", "started", "size", "state", "recipe", "model"],
+            ["name", "step", "result", "started", "size", "state", "recipe", "model"],
             [
                 [
                     summary.name,
                     str(summary.step),
-                    _loss(summary.valid_loss),
+                    _result(summary),
                     _time(summary.started),
                     _size(summary.bytes),
                     summary.state,
@@ -48,7 +54,7 @@ def list_runs(json: Json = False) -> None:
         )
 
 
-@app.command("show")
+@app.command("show", cls=Command, epilog=examples("lmtool runs show last", "lmtool runs show last --json"))
 def show_run(
     run: RunName,
     json: Json = False,
@@ -70,6 +76,7 @@ def show_run(
         ("recipe", summary.recipe),
         ("model", summary.model),
         ("step", str(summary.step)),
+        ("result", _result(summary)),
         ("valid loss", _loss(summary.valid_loss)),
         ("lowest valid loss", _loss(summary.best_valid_loss)),
         ("size", _size(summary.bytes)),
@@ -95,7 +102,7 @@ def show_run(
         typer.echo(f"{plain(name):21} {plain(value)}")
 
 
-@app.command("merge")
+@app.command("merge", cls=Command, epilog=examples("lmtool runs merge last -o runs/merged"))
 def merge_run(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run with adapters, or a checkpoint of one, or `last`.")],
     output: Annotated[
@@ -112,6 +119,68 @@ def merge_run(
     from lmtool.inference.merging import merge
 
     typer.echo(plain(str(merge(run, output, ["lmtool", *sys.argv[1:]]))))
+
+
+@app.command(
+    "rm",
+    cls=Command,
+    epilog=examples("lmtool runs rm 2026-11-20-tiny-7f3a last", "lmtool runs rm --older-than 30d --yes"),
+)
+def remove_runs(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="RUN", help="Names or directories of runs, or last.", show_default=False),
+    ] = None,
+    older_than: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AGE",
+            help="Instead of RUN: all runs last used so long ago, such as 12h, 30d or 8w; imported ones stay.",
+            show_default=False,
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", metavar="", help="Do not ask.")] = False,
+) -> None:
+    """Remove runs with all their checkpoints, after asking. A run that is in use is never removed."""
+    import sys
+
+    from lmtool.errors import UsageError
+    from lmtool.run import removal
+    from lmtool.run.listing import size_of
+
+    if bool(runs) == (older_than is not None):
+        raise UsageError("give the runs to remove, or --older-than", fix="see lmtool runs rm --help")
+    if older_than is None:
+        found = removal.named_runs(runs or ())
+    else:
+        found = removal.runs_older_than(removal.parse_age(older_than))
+        if not found:
+            typer.echo(f"no runs older than {older_than}", err=True)
+            return
+    if not yes:
+        if sys.stdin is None or not sys.stdin.isatty():
+            raise UsageError("nobody is there to be asked before runs are removed", fix="add --yes")
+        for path in found:
+            typer.echo(f"{plain(str(path))}, {_size(size_of(path))}", err=True)
+        if not _agreed(f"remove {'it' if len(found) == 1 else f'these {len(found)} runs'}?"):
+            typer.echo("nothing is removed", err=True)
+            return
+    freed = 0
+    for path in found:
+        size = removal.remove_run(path)
+        freed += size
+        typer.echo(f"removed {plain(str(path))}, {_size(size)} freed")
+        if path.exists():
+            typer.echo(f"kept in {plain(str(path))}: files that are not the run's", err=True)
+    if len(found) > 1:
+        typer.echo(f"{_size(freed)} freed in all")
+
+
+def _agreed(question: str) -> bool:
+    import sys
+
+    typer.echo(f"{question} [y/N] ", nl=False, err=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _as_dict(summary: "Summary") -> dict[str, object]:
@@ -147,7 +216,7 @@ def _print_table(columns: list[str], rows: list[list[str]]) -> None:
     for name in widths:
         table.add_column(
             name,
-            justify="right" if name in ("step", "valid loss", "size") else "left",
+            justify="right" if name in ("step", "size") else "left",
             no_wrap=True,
             width=widths[name],
         )
@@ -160,6 +229,14 @@ def _print_table(columns: list[str], rows: list[list[str]]) -> None:
 
 def _loss(loss: float | None) -> str:
     return "-" if loss is None else f"{loss:.4f}"
+
+
+def _result(summary: "Summary") -> str:
+    """What counts for a run, with its name; a test set is named, validation is not."""
+    if summary.value is None:
+        return "-"
+    part = "test " if summary.part == "test" else ""
+    return f"{part}{summary.metric} {summary.value:.{2 if summary.metric == 'bleu' else 4}f}"
 
 
 def _time(stamp: str) -> str:

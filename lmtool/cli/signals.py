@@ -10,7 +10,7 @@ from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-STOPPING = "stopping after this step; Ctrl-C again exits at once\n"
+STOPPING = "stopping after this step and its validation; Ctrl-C again exits at once\n"
 OVER_THE_BAR, SHOW_CURSOR = "\r\x1b[2K", "\x1b[?25h"
 
 

@@ -5,7 +5,7 @@ Shapes: B rows, T positions, D model width, N words.
 
 import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -31,6 +31,7 @@ from lmtool.text.corpus import open_corpus
 from lmtool.text.disk import refusing_disk
 from lmtool.text.prepare import default_cache
 from lmtool.text.tokenizer import find_words
+from lmtool.text.typed import STDIN
 
 PoolName = Literal["none", "mean", "max", "first", "last", "own"]
 
@@ -71,10 +72,16 @@ class _Text:
     pieces: list[list[int]]
 
 
-def read_texts(sources: list[str], column: str) -> Iterator[str]:
-    """The non-blank lines of .txt files and rows of tables; without files, lines of standard input."""
+def read_texts(sources: Sequence[str], column: str, given: Sequence[str] = ()) -> Iterator[str]:
+    """The texts that are given, then the lines of standard input, which "-" names, then those of files.
+
+    Of .txt files the non-blank lines, of tables the rows. Standard input is read too when nothing else is named.
+    """
+    yield from given
+    if STDIN in sources or not (sources or given):
+        yield from (line for line in read_prompts(STDIN) if line.strip())
+    sources = [source for source in sources if source != STDIN]
     if not sources:
-        yield from (line for line in read_prompts("-") if line.strip())
         return
     corpus = open_corpus(sources, column=column, documents="line", cache=default_cache())
     begun = ""

@@ -32,6 +32,10 @@ class Validation:
     loss: float
     metrics: Mapping[str, float] = field(default_factory=dict)
 
+    def value(self, metric: str) -> float:
+        """The loss, or one of the metrics."""
+        return self.loss if metric == "loss" else self.metrics[metric]
+
 
 @dataclass(frozen=True)
 class Evaluated:

@@ -31,7 +31,8 @@ from lmtool.text.tokenizer import Tokenizer
 class Loaded:
     """A trained model with its recipe, tokenizer and device.
 
-    warnings: damaged checkpoints that were skipped.
+    newer: the step of the run's newest checkpoint, where it is after this one, the best. warnings: damaged checkpoints
+    that were skipped.
     """
 
     model: LanguageModel
@@ -41,6 +42,7 @@ class Loaded:
     run_path: Path
     step: int
     checkpoint_hash: str
+    newer: int | None
     warnings: tuple[str, ...]
 
     @property
@@ -105,7 +107,7 @@ def learner(
 def load_run(reference: str, *, device: DeviceName = "auto", precision: InferenceName = "float32") -> Loaded:
     """The best checkpoint of a run, or a given checkpoint, ready for inference.
 
-    reference: a run directory, a checkpoint directory, the name of a run, or `last`.
+    reference: as for `find`.
     Raises CheckpointError when there is none, or when its parts are inconsistent.
     """
     found = find(reference)
@@ -114,7 +116,8 @@ def load_run(reference: str, *, device: DeviceName = "auto", precision: Inferenc
     recipe, tokenizer = read_run(found.run)
     lm = trained_model(found.run, recipe, tokenizer, checkpoint, compute)
     lm.eval()
-    return Loaded(lm, tokenizer, recipe, compute, found.run.path, checkpoint.step, checkpoint.digest, tuple(warnings))
+    step, newer = checkpoint.step, found.newer_than(checkpoint.step)
+    return Loaded(lm, tokenizer, recipe, compute, found.run.path, step, checkpoint.digest, newer, tuple(warnings))
 
 
 def load_packed(reference: str, *, device: DeviceName = "auto", precision: InferenceName = "float32") -> Loaded:

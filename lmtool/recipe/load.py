@@ -16,7 +16,7 @@ from lmtool.recipe.check import check
 from lmtool.recipe.document import Document, KeyPath, Mistake, Origin, dotted, escaped, parse, plain, shown
 from lmtool.recipe.dump import leaves
 from lmtool.recipe.grammar import chosen, did_you_mean, either, keys, kind_of, nearest, owners, parts, value_at
-from lmtool.recipe.spec import Recipe, Spec
+from lmtool.recipe.spec import Recipe, Spec, Strings
 
 LARGEST_FILE = 1_000_000
 """Bytes; a recipe has some fifty lines, so a larger file is not one."""
@@ -185,7 +185,7 @@ class _Layers:
         if not equals or not key.strip():
             self.mistakes.append(Mistake(origin, "write KEY=VALUE, such as training.steps=500"))
             return
-        if _holds_text(path):
+        if _holds_text(path) and not (text.strip() == "null" and _holds_null(path)):
             self.set(path, _text_value(text), origin)
             return
         document = parse(text, origin.source)
@@ -230,7 +230,16 @@ class _Layers:
 
 def _holds_text(path: KeyPath) -> bool:
     """Whether the value at `path` is a text or a list of texts, which need no quotes on the command line."""
-    return any(owner.model_fields[str(path[-1])].annotation in (str, tuple[str, ...]) for owner in owners(path))
+    return _holds_null(path) or any(annotation in (str, tuple[str, ...]) for annotation in _annotations(path))
+
+
+def _holds_null(path: KeyPath) -> bool:
+    """Whether the value at `path` is a list of texts or null."""
+    return Strings | None in _annotations(path)
+
+
+def _annotations(path: KeyPath) -> list[object]:
+    return [owner.model_fields[str(path[-1])].annotation for owner in owners(path)]
 
 
 def _text_value(text: str) -> object:

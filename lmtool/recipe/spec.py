@@ -1138,15 +1138,16 @@ class Evaluation(Spec):
     """Beam width of the final evaluation on tables, for objective seq2seq; 1 is greedy."""
     patience: PositiveInt | None = None
     """Early stopping after this many validations without a new best; null for none."""
-    prompts: Strings = ()
-    """Prompts to continue at each validation, as samples of the model."""
+    prompts: Strings | None = None
+    """Prompts to continue at each validation, as samples of the model. Null takes the beginning of the validation text,
+    where the model continues texts; [] writes no samples."""
     sample_tokens: PositiveInt = 64
     """Length of those samples."""
 
     @model_validator(mode="after")
     def _prompts_are_text(self) -> Self:
         try:
-            "".join(self.prompts).encode()
+            "".join(self.prompts or ()).encode()
         except UnicodeEncodeError as error:
             raise ValueError("prompts hold a character that UTF-8 cannot encode") from error
         return self
@@ -1159,6 +1160,8 @@ class Checkpointing(Spec):
     """Steps between checkpoints; the last step always saves one."""
     keep_last: PositiveInt = 2
     """Number of newest checkpoints to keep; the best one is kept too."""
+    keep_optimizer: bool = False
+    """Keep the optimizer state of a finished run, so that more steps are bitwise those of an unbroken training."""
 
 
 class Recipe(Spec):

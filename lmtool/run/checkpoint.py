@@ -3,16 +3,19 @@
     checkpoints/step-000500/{model.safetensors, optimizer.safetensors, state.json, MANIFEST.json}
 
 MANIFEST.json has the size and SHA-256 of each file, and its own SHA-256. A process may be killed at any moment:
-step-... is always complete; partial writes are named .tmp-... and removed by the next start or save.
+step-... is always complete; partial writes are named .tmp-... and removed by the next start or save. Only
+optimizer.safetensors may go later, when a run is finished; the manifest still names it.
 """
 
 import dataclasses
 import errno
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,6 +64,11 @@ class Checkpoint:
         """The model's tensors by name, in CPU memory. Raises CheckpointError when the file is damaged."""
         return self._tensors(MODEL)
 
+    @property
+    def has_optimizer(self) -> bool:
+        """Whether the optimizer's tensors are still there."""
+        return has_optimizer(self.path)
+
     def optimizer(self) -> "dict[str, Tensor]":
         """The optimizer's tensors by name, in CPU memory. Raises CheckpointError when the file is damaged."""
         return self._tensors(OPTIMIZER)
@@ -105,7 +113,7 @@ def listed(folder: Path) -> list[tuple[int, Path]]:
 def inspect(path: Path) -> Checkpoint:
     """Read the manifest of a checkpoint, and verify file sizes only: fast, but does not detect changed bytes.
 
-    Raises CheckpointError that names the first file that is missing or differs, and how.
+    The optimizer's file may be missing. Raises CheckpointError that names the first that is or that differs, and how.
     """
     if not path.is_dir():
         raise _damage(path, "there is no such checkpoint directory")
@@ -114,6 +122,8 @@ def inspect(path: Path) -> Checkpoint:
         try:
             size = (path / name).stat().st_size
         except FileNotFoundError:
+            if name == OPTIMIZER:
+                continue
             raise _damage(path / name, f"{name} is missing") from None
         except OSError as error:
             raise _damage(path / name, f"{name} cannot be read: {error.strerror}") from None
@@ -130,6 +140,8 @@ def verify(path: Path, *, optimizer: bool = True) -> Checkpoint:
     Raises CheckpointError that names the first file that is missing or differs, and how.
     """
     checkpoint = inspect(path)
+    if optimizer and not checkpoint.has_optimizer:
+        raise _damage(path / OPTIMIZER, f"{OPTIMIZER} is missing")
     wanted = FILES if optimizer else (MODEL, STATE)
     for name in wanted:
         _compare_digest(path / name, checkpoint.files[name].sha256)
@@ -139,14 +151,20 @@ def verify(path: Path, *, optimizer: bool = True) -> Checkpoint:
 def newest_valid(folder: Path, *, optimizer: bool = True) -> tuple[Checkpoint, list[str]]:
     """The newest checkpoint in `folder` that passes `verify`, and a warning for each newer one that does not.
 
+    One without optimizer state is found where `optimizer` asks for it and none has it, as after `drop_optimizers`.
     Raises CheckpointError when there is none.
     """
     warnings: list[str] = []
-    for _, path in reversed(listed(folder)):
+    paths = [path for _, path in reversed(listed(folder))]
+    for path in paths:
         try:
             return verify(path, optimizer=optimizer), warnings
         except CheckpointError as error:
             warnings.append(f"skipped the damaged checkpoint {path.name}: {error.what}")
+    for n_newer, path in enumerate(paths):
+        if optimizer and not has_optimizer(path):
+            with suppress(CheckpointError):
+                return verify(path, optimizer=False), warnings[:n_newer]
     if warnings:
         raise CheckpointError(
             f"no checkpoint of this run is complete; of the newest: {warnings[0].split(': ', 1)[1]}",
@@ -212,6 +230,21 @@ def save(
             fix="check this folder",
         ) from error
     return saved
+
+
+def drop_optimizers(folder: Path) -> None:
+    """Remove the optimizer state of all checkpoints. Raises OSError.
+
+    Oldest first: when killed in the middle, the newest one is still whole.
+    """
+    for _, path in listed(folder):
+        (path / OPTIMIZER).unlink(missing_ok=True)
+        durable.sync_directory(path)
+
+
+def has_optimizer(path: Path) -> bool:
+    """Whether the optimizer state of a checkpoint is still there."""
+    return os.path.lexists(path / OPTIMIZER)
 
 
 def set_aside(path: Path) -> None:

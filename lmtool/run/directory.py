@@ -52,6 +52,9 @@ VALIDATED = "validated.json"
 RESULTS = "metrics.json"
 """Scores of the best checkpoint on a table."""
 
+FILES = (INFO, RECIPE, TOKENIZER, TOKENIZER_CONFIG, METRICS, SAMPLES, VALIDATED, SPLIT, RESULTS, CHECKPOINTS)
+"""What a run directory may hold, besides its lock."""
+
 RunState = Literal["running", "finished", "stopped", "imported"]
 
 
@@ -286,15 +289,20 @@ class Run:
         except OSError as error:
             raise _unwritable(self.path, error) from error
 
-    def end(self, outcome: Literal["finished", "stopped"]) -> None:
+    def end(self, outcome: Literal["finished", "stopped"], validation: Mapping[str, object] | None = None) -> None:
         """Close the session: finished when all steps are done or by early stopping, else stopped.
 
+        validation: of the last step of a session that was interrupted there, with "step" and "is_best". It is no part
+        of the training, but if it is the best, its checkpoint is, until the run is resumed.
         Raises ResourceError when it cannot be written.
         """
         self._require_lock()
         *earlier, session = self.info["sessions"]
+        ended: dict[str, object] = {"ended": _now(), "outcome": outcome}
+        if validation is not None:
+            ended["validation"] = dict(validation)
         try:
-            self._write_info(self.info | {"sessions": [*earlier, session | {"ended": _now(), "outcome": outcome}]})
+            self._write_info(self.info | {"sessions": [*earlier, session | ended]})
         except OSError as error:
             raise _unwritable(self.path, error) from error
 
@@ -323,9 +331,50 @@ class Run:
         """`checkpoint.newest_valid` of this run: the checkpoint to resume from, and warnings about damaged ones."""
         return checkpoints.newest_valid(self.path / CHECKPOINTS, optimizer=optimizer)
 
+    def drop_optimizers(self) -> None:
+        """Remove the optimizer state of all checkpoints. Raises ResourceError."""
+        self._require_lock()
+        try:
+            checkpoints.drop_optimizers(self.path / CHECKPOINTS)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+
+    @property
+    def results(self) -> dict[str, Any] | None:
+        """The scores of its best checkpoint on a table, of the first where there are several; None without any.
+
+        Raises CheckpointError when the file is damaged.
+        """
+        file = self.path / RESULTS
+        try:
+            found: dict[str, Any] = json.loads(file.read_bytes())
+            return dict(next(iter(found.get("tasks", {"": found}).values())).items())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, AttributeError, StopIteration, RecursionError) as error:
+            raise CheckpointError(
+                f"{RESULTS} of this run is damaged",
+                where=str(file),
+                fix="delete it: lmtool resume then evaluates the run again",
+            ) from error
+
+    @property
+    def interrupted(self) -> dict[str, Any] | None:
+        """The validation passed to `end` by the last session; None where there was none."""
+        sessions = self.info["sessions"]
+        found: dict[str, Any] | None = sessions[-1].get("validation") if sessions else None
+        return found
+
+    def newer_than(self, step: int) -> int | None:
+        """The step of the newest checkpoint after a step, complete or not; None where there is none."""
+        newest = max((other for other, _ in checkpoints.listed(self.path / CHECKPOINTS)), default=step)
+        return newest if newest > step else None
+
     @property
     def best_step(self) -> int | None:
         """The step of the best validation; None before any."""
+        if (validation := self.interrupted) is not None and validation["is_best"]:
+            return int(validation["step"])
         if (noted := self.validated) is not None:
             best: int | None = noted["best_step"]
             return best
@@ -425,7 +474,7 @@ def new_folder(name: str) -> Path:
 
 
 def _refuse_used(folder: Path) -> None:
-    for name in (INFO, RECIPE, TOKENIZER, TOKENIZER_CONFIG, METRICS, SAMPLES, VALIDATED, SPLIT, RESULTS, CHECKPOINTS):
+    for name in FILES:
         if os.path.lexists(folder / name):
             raise UsageError(
                 f"the output folder already holds {name}",
@@ -475,6 +524,11 @@ def _is_complete(info: dict[str, Any]) -> bool:
             and isinstance(session["command"], list)
             and isinstance(session["environment"], dict)
             and "outcome" in session
+            and _is_validation(session.get("validation"))
             for session in info["sessions"]
         )
     )
+
+
+def _is_validation(noted: Any) -> bool:
+    return noted is None or (isinstance(noted["step"], int) and isinstance(noted["is_best"], bool))

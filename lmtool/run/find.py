@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,53 +21,99 @@ class Found:
     named: Path | None
 
     def newest(self, *, optimizer: bool = True) -> tuple[Checkpoint, list[str]]:
-        """The named checkpoint, or the newest complete one. Raises CheckpointError when there is none."""
-        return (self._verify(optimizer), []) if self.named else self.run.newest(optimizer=optimizer)
+        """The named checkpoint, or the newest complete one; see `checkpoint.newest_valid`. Raises CheckpointError."""
+        if self.named is None:
+            return self.run.newest(optimizer=optimizer)
+        return checkpoints.verify(self.named, optimizer=optimizer and checkpoints.has_optimizer(self.named)), []
 
     def best(self, *, optimizer: bool = True) -> tuple[Checkpoint, list[str]]:
         """The named checkpoint, or the best one. Raises CheckpointError when there is none."""
-        return (self._verify(optimizer), []) if self.named else self.run.best(optimizer=optimizer)
+        return self.newest(optimizer=optimizer) if self.named else self.run.best(optimizer=optimizer)
 
-    def _verify(self, optimizer: bool) -> Checkpoint:
-        assert self.named is not None
-        return checkpoints.verify(self.named, optimizer=optimizer)
+    def newer_than(self, step: int) -> int | None:
+        """The step of the newest checkpoint after that of `best`; None where there is none, or one is named."""
+        return None if self.named else self.run.newer_than(step)
 
 
 def find(reference: str) -> Found:
     """Resolve a reference: path of a run or checkpoint directory, name of a run, or `last`.
 
-    `last` is the run that was started or resumed most recently.
-    Raises CheckpointError when there is none, naming the nearest.
+    RUN@STEP and RUN/checkpoints/step-N name a checkpoint of any such run. `last` is the run that was started or resumed
+    most recently. Raises CheckpointError when there is none, naming similar ones.
     """
+    run = _run(reference)
+    if run is not None:
+        return Found(run, None)
+    for pattern in (_AT_STEP, _STEP_FOLDER):
+        if (match := pattern.fullmatch(reference)) and (run := _run(match[1])) is not None:
+            return Found(run, _existing(run.path / CHECKPOINTS / checkpoints.step_name(int(match[2]))))
+    resolved = Path(os.path.realpath(reference))
+    if resolved.parent.name == CHECKPOINTS and os.path.exists(resolved.parent.parent / INFO):
+        return Found(Run.open(resolved.parent.parent), _existing(resolved))
+    if os.path.isdir(reference):
+        raise CheckpointError(
+            f"this folder is not a run: it has no {INFO}", where=reference, fix="lmtool runs ls shows the runs"
+        )
+    raise _unknown(_AT_STEP.sub(r"\1", reference))
+
+
+def run_directory(reference: str) -> Path:
+    """The directory of a run by path, name or `last`, also when its run.json is damaged. Raises CheckpointError."""
+    path = _directory(reference)
+    if path is None:
+        named = find(reference).run.path
+        raise CheckpointError("this names a checkpoint, not a run", where=reference, fix=f"name the run: {named.name}")
+    return path
+
+
+SIMILAR = 0.6
+"""Ratio of matching characters (Ratcliff and Obershelp 1988) from which a name is similar to another."""
+
+_PLAIN = re.compile(r"^\d{4}-\d\d-\d\d-|-[0-9a-f]{4}$")
+_AT_STEP = re.compile(r"(.+)@([0-9]{1,12})", re.DOTALL)
+_STEP_FOLDER = re.compile(rf"(.+?)/+{CHECKPOINTS}/+step-([0-9]{{1,12}})/*", re.DOTALL)
+
+
+def _run(reference: str) -> Run | None:
+    path = _directory(reference)
+    return None if path is None else Run.open(path)
+
+
+def _directory(reference: str) -> Path | None:
     if reference == "last":
-        return Found(_last(), None)
+        return _last().path
     path = Path(reference)
     if os.path.exists(path / INFO):
-        return Found(Run.open(path), None)
-    resolved = Path(os.path.realpath(path))
-    if resolved.parent.name == CHECKPOINTS and os.path.exists(resolved.parent.parent / INFO):
-        if not os.path.isdir(resolved):
-            kept = ", ".join(other.name for _, other in checkpoints.listed(resolved.parent)) or "none yet"
-            raise CheckpointError(
-                f"no checkpoint {resolved.name!r:.80} in this run",
-                where=f"it has: {kept}",
-                fix="name one of them, or the run to take the newest",
-            )
-        return Found(Run.open(resolved.parent.parent), resolved)
-    known = known_runs()
-    for directory in known:
-        if directory.name == reference:
-            return Found(Run.open(directory), None)
-    if os.path.isdir(path):
+        return path
+    return next((directory for directory in known_runs() if directory.name == reference), None)
+
+
+def _existing(checkpoint: Path) -> Path:
+    """The directory of a checkpoint. Raises CheckpointError when it does not exist."""
+    if not os.path.isdir(checkpoint):
+        kept = ", ".join(other.name for _, other in checkpoints.listed(checkpoint.parent)) or "none yet"
         raise CheckpointError(
-            f"this folder is not a run: it has no {INFO}", where=str(path), fix="lmtool runs ls shows the runs"
+            f"no checkpoint {checkpoint.name!r:.80} in this run",
+            where=f"it has: {kept}",
+            fix="name one of them, or the run to take the newest",
         )
-    names = sorted({directory.name for directory in known}, reverse=True)
-    near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
-    near += [name for name in names if path.name and path.name in name and name not in near]
-    raise CheckpointError(
+    return checkpoint
+
+
+def _unknown(reference: str) -> CheckpointError:
+    """The error for a name that no run has, with the runs of similar names."""
+    asked = Path(reference).name
+    names = sorted({directory.name for directory in known_runs()}, reverse=True)
+    # a date and a random end, which all names have, make none similar
+    likeness = {
+        name: difflib.SequenceMatcher(None, _PLAIN.sub("", asked), _PLAIN.sub("", name)).ratio() for name in names
+    }
+    near = [name for name in names if asked and (likeness[name] >= SIMILAR or asked in name)]
+    near.sort(key=lambda name: -likeness[name])
+    where = f"similar: {', '.join(near[:3])}" if near else f"none with a similar name in {runs_root()}"
+    return CheckpointError(
         f"no run called {reference!r:.80}",
-        where=f"the nearest: {', '.join((near or names)[:3])}" if names else f"no runs in {runs_root()}",
+        where=where if names else f"no runs in {runs_root()}",
         fix="lmtool runs ls shows all" if names else "train one: lmtool pretrain TEXT",
     )
 

@@ -1,9 +1,10 @@
 """Summaries of runs, also of damaged ones."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lmtool.errors import CheckpointError
 from lmtool.run import checkpoint as checkpoints
@@ -22,12 +23,24 @@ class CheckpointSummary:
     problem: str
 
 
+COUNTING = {
+    "accuracy": "accuracy",
+    "subset_accuracy": "accuracy",
+    "pearson": "correlation",
+    "correlation": "correlation",
+    "bleu": "bleu",
+}
+"""The figures that count for a run, the first that it has, and their names; for all other runs the loss counts."""
+
+
 @dataclass(frozen=True)
 class Summary:
     """One run.
 
     step: of its last record or checkpoint. valid_loss: the last one; best_valid_loss: the lowest; None before the
-        first. started: when it was last started or resumed, ISO 8601 in UTC. bytes: size on disk of all its files.
+        first. metric, value: what counts for the run, of its best checkpoint: accuracy, correlation, bleu, or the
+        validation loss; None before the first validation. part: "test" or "validation", what it was measured on.
+        started: when it was last started or resumed, ISO 8601 in UTC. bytes: size on disk of all its files.
     state: running, finished, stopped, or damaged, in which case `problem` says why and the rest is empty.
     """
 
@@ -38,6 +51,9 @@ class Summary:
     step: int
     valid_loss: float | None
     best_valid_loss: float | None
+    metric: str
+    value: float | None
+    part: str
     started: str
     bytes: int
     state: str
@@ -56,18 +72,42 @@ def summarise(path: Path) -> Summary:
         run = Run.open(path)
     except CheckpointError as error:
         return Summary(
-            path.name, str(path), "", "", 0, None, None, "", _size(path), "damaged", error.lines()[0], checkpoints=()
+            name=path.name,
+            path=str(path),
+            recipe="",
+            model="",
+            step=0,
+            valid_loss=None,
+            best_valid_loss=None,
+            metric="loss",
+            value=None,
+            part="validation",
+            started="",
+            bytes=size_of(path),
+            state="damaged",
+            problem=error.lines()[0],
+            checkpoints=(),
         )
     saved: tuple[CheckpointSummary, ...] = ()
     problem = ""
     step = 0
     losses = []
+    metric, value, part = "loss", None, "validation"
     try:
-        saved = _checkpoints(path / CHECKPOINTS, run.best_step)
+        best_step = run.best_step
+        saved = _checkpoints(path / CHECKPOINTS, best_step)
+        best: Mapping[str, Any] = {}
         for record in run.metrics.read():
             step = max(step, record["step"])
             if isinstance(loss := record.get("valid_loss"), int | float):
                 losses.append(float(loss))
+                if best_step in (None, record["step"]):
+                    best = {**record, "loss": loss}
+        if (aside := run.interrupted) is not None and aside["step"] == best_step:
+            best = aside
+        results = run.results or best
+        metric, value = _counting(results)
+        part = str(results.get("part", "validation"))
     except CheckpointError as error:
         problem = f"{error.what} ({error.where})"
     return Summary(
@@ -78,12 +118,24 @@ def summarise(path: Path) -> Summary:
         step=max([step, *(entry.step for entry in saved)]),
         valid_loss=losses[-1] if losses else None,
         best_valid_loss=min(losses, default=None),
+        metric=metric,
+        value=value,
+        part=part,
         started=run.last_started,
-        bytes=_size(path),
+        bytes=size_of(path),
         state=run.state,
         problem=problem,
         checkpoints=saved,
     )
+
+
+def _counting(figures: Mapping[str, Any]) -> tuple[str, float | None]:
+    """Name and value of what counts among some figures."""
+    for name, shown in COUNTING.items():
+        if isinstance(value := figures.get(name), int | float):
+            return shown, float(value)
+    loss = figures.get("loss")
+    return "loss", float(loss) if isinstance(loss, int | float) else None
 
 
 def _checkpoints(folder: Path, best_step: int | None) -> tuple[CheckpointSummary, ...]:
@@ -94,11 +146,11 @@ def _checkpoints(folder: Path, best_step: int | None) -> tuple[CheckpointSummary
             checkpoints.inspect(path)
         except CheckpointError as error:
             problem = error.what
-        found.append(CheckpointSummary(path.name, step, _size(path), step == best_step, problem))
+        found.append(CheckpointSummary(path.name, step, size_of(path), step == best_step, problem))
     return tuple(found)
 
 
-def _size(path: Path) -> int:
+def size_of(path: Path) -> int:
     return sum(_file_sizes(os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names))
 
 

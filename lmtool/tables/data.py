@@ -90,6 +90,10 @@ class TableData:
         self.batch_units = recipe.training.batch_size
 
     @property
+    def prompts(self) -> tuple[str, ...]:
+        return self.recipe.evaluation.prompts or ()
+
+    @property
     def fingerprint(self) -> str:
         """A hash of all rows for training and evaluation."""
         digest = hashlib.sha256()

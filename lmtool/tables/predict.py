@@ -44,6 +44,18 @@ def measure_tables(loaded: Loaded, sources: Sequence[str], task: str = "") -> It
             yield asked.measure(_model(loaded, world), asked.encode(texts.items), "table", loaded.step)
 
 
+def texts_of_a_row(loaded: Loaded) -> tuple[tuple[str, ...], bool]:
+    """The columns of the texts that a fine-tuned model reads, and whether these are conversations.
+
+    Raises UsageError unless the run was fine-tuned on a table.
+    """
+    data = loaded.recipe.data
+    _refuse_others(loaded)
+    if data.messages_column is not None:
+        return (data.messages_column,), True
+    return (data.source_column,) if data.source_column is not None else tuple(data.text_columns) or ("text",), False
+
+
 @dataclass(frozen=True)
 class Predictions:
     """Predictions for the rows of a table, lazily.
@@ -81,12 +93,7 @@ def _model(loaded: Loaded, world: World) -> AnsweringModel:
 def _open(loaded: Loaded, source: str, task: str, *, labelled: bool) -> tuple[Table, Columns, LabelMap | None]:
     """A table, its columns as in training, and the labels that are known."""
     spec, data = loaded.recipe.objective, loaded.recipe.data
-    if not isinstance(spec, Classification | Seq2Seq):
-        raise UsageError(
-            "this run cannot predict tables: it was not fine-tuned on one",
-            where=str(loaded.run_path),
-            fix="run lmtool finetune first, or name another run",
-        )
+    _refuse_others(loaded)
     names = task_names(data)
     if task not in names:
         known = " or ".join(filter(None, names))
@@ -111,3 +118,13 @@ def _open(loaded: Loaded, source: str, task: str, *, labelled: bool) -> tuple[Ta
         columns,
         LabelMap(cast(LabelKind, spec.task), spec.labels) if isinstance(spec, Classification) else None,
     )
+
+
+def _refuse_others(loaded: Loaded) -> None:
+    """Raise UsageError unless the run was fine-tuned on a table."""
+    if not isinstance(loaded.recipe.objective, Classification | Seq2Seq):
+        raise UsageError(
+            "this run cannot predict tables: it was not fine-tuned on one",
+            where=str(loaded.run_path),
+            fix="run lmtool finetune first, or name another run",
+        )

@@ -1,6 +1,7 @@
 """Training and validation data of a run. A text here; tables in `lmtool.tables.data`."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from lmtool.objective import Loss, Objective
 from lmtool.recipe.spec import Recipe
 from lmtool.tables.results import Results
 from lmtool.text.prepare import Prepared, default_cache, prepare
+from lmtool.text.store import TokenStore
 from lmtool.text.survey import Report
 from lmtool.text.tokenizer import Tokenizer
 from lmtool.training.comparison import MOST_TOKENS, SECONDS, TextResults, ngram_bits
@@ -27,9 +29,9 @@ class TrainingData(Protocol):
     """The training, validation and test data of a run.
 
     recipe: with what is inferred from the data. framing: how texts become model inputs. fingerprint: of the content.
-    unit: of counts of data. batch_units: their number in one step. lines: descriptions of the data. warnings: about
-    the data. is_measured: the best checkpoint is evaluated at the end. split: the held-out rows, to be saved in the
-    run; None where they follow from the recipe.
+    prompts: of the samples at each validation. unit: of counts of data. batch_units: their number in one step. lines:
+    descriptions of the data. warnings: about the data. is_measured: the best checkpoint is evaluated at the end. split:
+    the held-out rows, to be saved in the run; None where they follow from the recipe.
     """
 
     @property
@@ -57,6 +59,9 @@ class TrainingData(Protocol):
     def fingerprint(self) -> str: ...
 
     @property
+    def prompts(self) -> tuple[str, ...]: ...
+
+    @property
     def split(self) -> dict[str, object] | None: ...
 
     def set_statistics(self, lm: LanguageModel) -> None:
@@ -73,6 +78,10 @@ class TrainingData(Protocol):
     ) -> Sequence[Results | TextResults]:
         """Results of the best checkpoint, of this step: on the test rows or else on the validation rows, or on the
         validation text."""
+
+
+LONGEST_PROMPT = 24
+"""Characters of a prompt that is taken from the text."""
 
 
 class TextData:
@@ -116,6 +125,14 @@ class TextData:
         n_documents = self._train.n_documents
         text = "one text" if is_stream else f"{n_documents:,} document{'s' * (n_documents != 1)}"
         return (f"text: {text}, {len(self._train):,} tokens; validation: {held_out}, {len(self._valid):,} tokens",)
+
+    @cached_property
+    def prompts(self) -> tuple[str, ...]:
+        """Those of the recipe; by default one that begins as the validation text, if the model continues texts."""
+        if (given := self.recipe.evaluation.prompts) is not None:
+            return given
+        continues = self.recipe.model.reads in ("past", "source") and not self.framing.answers
+        return (beginning(self._valid, self.framing.tokenizer, self.recipe.data.split == "slice"),) if continues else ()
 
     def set_statistics(self, lm: LanguageModel) -> None:
         if lm.counts_V is not None:
@@ -167,6 +184,24 @@ class TextData:
                 limit=limit(named, data),
             )
         ]
+
+
+def beginning(store: TokenStore, tokenizer: Tokenizer, is_stream: bool) -> str:
+    """The first words of a text as a prompt: at most LONGEST_PROMPT characters, and a third of the first document.
+
+    is_stream: the text may begin within a line, the rest of which is left out.
+    """
+    start, stop = store.document(0)
+    text = tokenizer.decode(store.read(start, min(stop, start + 20 * LONGEST_PROMPT)).tolist())
+    if is_stream:
+        text = text.partition("\n")[2] or text.partition(" ")[2] or text
+    text = text.strip()
+    end = min(LONGEST_PROMPT, -(-len(text) // 3))
+    prompt = text[:end]
+    splits_a_word = not any(character.isspace() for character in text[end - 1 : end + 1])
+    if splits_a_word and len(words := prompt.split()) > 1:
+        prompt = prompt[: prompt.rindex(words[-1])]
+    return prompt.strip()
 
 
 def read_text(recipe: Recipe, tokenizer: Tokenizer | None, world: World, report: Report) -> TextData:

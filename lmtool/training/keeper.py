@@ -90,14 +90,17 @@ class TrainingState:
 
         A value that is not finite is never better.
         """
-        value = validation.loss if metric == "loss" else validation.metrics[metric]
-        sign = 1 if metric == "loss" else -1
-        is_best = math.isfinite(value) and (self.best_value is None or sign * value < sign * self.best_value)
+        is_best = self.is_better(validation, metric)
         if is_best:
-            self.best_step, self.best_value, self.stale = step, value, 0
+            self.best_step, self.best_value, self.stale = step, validation.value(metric), 0
         else:
             self.stale += 1
         return is_best
+
+    def is_better(self, validation: Validation, metric: str) -> bool:
+        """Whether a validation is better than the best so far; changes nothing."""
+        value, sign = validation.value(metric), 1 if metric == "loss" else -1
+        return math.isfinite(value) and (self.best_value is None or sign * value < sign * self.best_value)
 
     def is_stale(self, evaluation: Evaluation) -> bool:
         """True when patience has run out."""
@@ -162,9 +165,21 @@ class RunKeeper:
         except ResourceError as error:
             yield Warned(f"{error.what} ({error.fix}); training continues")
 
-    def close(self, reason: str) -> None:
-        """End the session. Raises ResourceError when the last checkpoint could not be saved."""
+    def close(self, reason: str, validation: Mapping[str, object] | None = None) -> None:
+        """End the session. validation: see `Run.end`.
+
+        Raises ResourceError when the last checkpoint could not be saved.
+        """
         if self._unsaved is not None:
             raise self._unsaved
         if self._run is not None:
-            self._run.end("stopped" if reason == "interrupted" else "finished")
+            self._run.end("stopped" if reason == "interrupted" else "finished", validation)
+
+    def drop_optimizers(self) -> Iterator[Warned]:
+        """Remove the optimizer state of a finished run."""
+        if self._run is None:
+            return
+        try:
+            self._run.drop_optimizers()
+        except ResourceError as error:
+            yield Warned(f"the optimizer state could not be removed: {error.what} ({error.where})")

@@ -262,6 +262,8 @@ def resume(
                     if not changes and run.info["sessions"][-1]["outcome"] is None:
                         # killed between its last checkpoint and its end
                         run.end("finished")
+                        if not recipe.checkpoint.keep_optimizer:
+                            run.drop_optimizers()
                     yield AlreadyFinished(run.path, checkpoint.step, state.is_stale(recipe.evaluation))
                 return
             _, tokenizer = read_run(run)

@@ -10,10 +10,10 @@ import torch
 
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World
-from lmtool.decoding.framing import Framing
 from lmtool.decoding.settings import MaskPredict, Options, Sample, Settings
 from lmtool.decoding.text import complete, write
 from lmtool.inference.base import Base
+from lmtool.inference.evaluation import Validation
 from lmtool.inference.load import learner, load_weights
 from lmtool.model import DecodeState, LanguageModel
 from lmtool.model.language_model import CountingModel
@@ -61,7 +61,8 @@ def train(
     stop: called after each step; when True the run is saved and ends, in all processes at the same step.
 
     At a step that ends with a validation the checkpoint is saved first: no later error loses the step, and a run that
-    is resumed there begins with that validation.
+    is resumed there begins with that validation. A step at which the run is interrupted is validated as well, outside
+    of the training: patience, the best step and the metrics are as if it had not been.
 
     Raises NumericalError, ResourceError and CheckpointError. When saving fails, training continues with a warning, but
     a run whose last save fails ends with that error.
@@ -74,7 +75,7 @@ def train(
     yield from map(Warned, trainee.warnings)
     examples = data.examples(trainee.objective)
     per_epoch = examples.per_epoch
-    steps, every = recipe.training.steps, recipe.evaluation.every
+    steps, every, metric = recipe.training.steps, recipe.evaluation.every, recipe.evaluation.metric
     yield Plan(
         parameters=sum(parameter.numel() for parameter in trainee.lm.parameters()),
         learning=sum(parameter.numel() for parameter in trainee.lm.parameters() if parameter.requires_grad),
@@ -90,6 +91,7 @@ def train(
         trainee.lm.compile()
     if state.pending is not None:
         yield from _validate(trainee, data, keeper, compute, world, None)
+    aside: Validation | None = None
     reason: EndReason = "early" if last < steps and state.is_stale(recipe.evaluation) else "finished"
     fitted = fit(
         trainee.lm,
@@ -115,7 +117,8 @@ def train(
         state.pending = record if validates else None
         if not validates:
             yield from keeper.log(record)
-            yield Stepped(step, None, False)
+            if reason != "interrupted":
+                yield Stepped(step, None, False)
         if validates or last % recipe.checkpoint.every == 0 or reason == "interrupted":
             moments = trainee.optimizers.state()
             moments |= {} if step.carried is None else carried.to_tensors(step.carried)
@@ -124,15 +127,26 @@ def train(
             yield from _validate(trainee, data, keeper, compute, world, step)
             if reason == "finished" and last < steps and state.is_stale(recipe.evaluation):
                 reason = "early"
+        elif reason == "interrupted":
+            aside = data.validate(trainee.lm, trainee.objective, compute, world)
+            yield Stepped(step, aside, state.is_better(aside, metric))
         if reason != "finished":
             break
-    keeper.close(reason)
+    best = state.best_step, state.best_value
+    if aside is not None:
+        is_best = state.is_better(aside, metric)
+        best = (last, aside.value(metric)) if is_best else best
+        keeper.close(reason, _note(last, aside) | {"is_best": is_best})
+    else:
+        keeper.close(reason)
     # when interrupted, torchrun treats the first process that ends as failed, and terminates the others
     world.wait()
     is_overfitted = data.unit == "token" and reason != "interrupted" and state.stale >= RISING
-    yield Ended(reason, last, state.best_step, state.best_value, recipe.evaluation.metric, is_overfitted)
+    yield Ended(reason, last, *best, metric, is_overfitted)
     if data.is_measured and reason != "interrupted":
         yield from _measure(trainee, data, run, compute, world)
+    if reason != "interrupted" and not recipe.checkpoint.keep_optimizer:
+        yield from keeper.drop_optimizers()
 
 
 @dataclass
@@ -168,7 +182,14 @@ class _Trainee:
         optimizers = Optimizers(recipe.optimizer, lm, compute, recipe.tuning)
         first_step = 0
         states: DecodeState | None = None
-        if checkpoint is not None:
+        if checkpoint is not None and not checkpoint.has_optimizer:
+            if any(parameter.requires_grad for parameter in lm.parameters()):
+                warnings.append(
+                    "the optimizer state was removed when the run finished, and starts anew: the result is not bitwise "
+                    "that of an unbroken run (checkpoint.keep_optimizer=true keeps the state)"
+                )
+            first_step = checkpoint.step
+        elif checkpoint is not None:
             tensors = checkpoint.optimizer()
             moments = {name: tensors[name] for name in tensors if not name.startswith(carried.PREFIX)}
             optimizers.load_state(moments, checkpoint.step)
@@ -202,16 +223,22 @@ def _validate(
     yield from keeper.log(record | {"valid_loss": validation.loss} | dict(validation.metrics))
     if step is not None:
         yield Stepped(step, validation, is_best)
-    value = validation.loss if evaluation.metric == "loss" else validation.metrics[evaluation.metric]
+    value = validation.value(evaluation.metric)
     if not math.isfinite(value):
         yield Warned(f"the validation {evaluation.metric} of step {number} is {value}, which is never the best")
     if data.unit == "token" and before is not None and state.stale == RISING and value > TOLD * before:
         yield Warned(
             f"the validation loss rises, {value:.4f} after {before:.4f} at step {state.best_step}; the best is kept"
         )
-    yield from _samples(keeper, trainee.lm, data.framing, data.recipe, number)
+    yield from _samples(keeper, trainee.lm, data, number)
     # last, so that a run that is killed before repeats all of it
     yield from keeper.note_validation(number, state)
+
+
+def _note(step: int, validation: Validation) -> dict[str, object]:
+    """A validation as JSON values; None for those that are not finite."""
+    values = {"loss": validation.loss} | dict(validation.metrics)
+    return {"step": step} | {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
 def _measure(trainee: _Trainee, data: TrainingData, run: Run | None, compute: Compute, world: World) -> Iterator[Event]:
@@ -227,20 +254,18 @@ def _measure(trainee: _Trainee, data: TrainingData, run: Run | None, compute: Co
         yield from results
 
 
-def _samples(
-    keeper: RunKeeper, lm: LanguageModel, framing: Framing, recipe: Recipe, step: int
-) -> Iterator[Sampled | Warned]:
-    """Samples of the model for the recipe's prompts. No failure ends the training."""
-    prompts, n_tokens = recipe.evaluation.prompts, recipe.evaluation.sample_tokens
-    if not keeper.keeps or not prompts:
+def _samples(keeper: RunKeeper, lm: LanguageModel, data: TrainingData, step: int) -> Iterator[Sampled | Warned]:
+    """Samples of the model for the prompts. No failure ends the training."""
+    if not keeper.keeps or not data.prompts:
         return
+    recipe, n_tokens = data.recipe, data.recipe.evaluation.sample_tokens
     settings: Settings
     if lm.reads == "both":
         settings, options = MaskPredict(seed=recipe.seed), Options(length=n_tokens, overflow="cut")
     else:
         settings, options = Sample(seed=recipe.seed, max_new_tokens=n_tokens), Options(overflow="cut")
     try:
-        for completion in complete(write(lm, framing, prompts, settings, options)):
+        for completion in complete(write(lm, data.framing, data.prompts, settings, options)):
             sampled = Sampled(step, completion.prompt, completion.text.removeprefix(completion.prompt))
             yield from keeper.log_sample(sampled)
             yield sampled

@@ -68,9 +68,20 @@ def test_resume_trains_on_and_says_when_there_is_nothing_left(lmtool, run):
     outcome = lmtool.succeeds("resume", "last", "-s", "training.steps=+2")
     assert outcome.out == f"runs/{RUN}\n"
     assert "changed: training.steps 6 -> 8" in outcome.err
+    assert "warning" not in outcome.err
     outcome = lmtool.succeeds("resume", "last")
     assert outcome.out == f"runs/{RUN}\n"
     assert outcome.err.splitlines()[0] == f"finished: runs/{RUN} has completed all 8 steps"
+
+
+def test_more_steps_of_a_run_without_its_optimizer_state(lmtool, run):
+    for path in (run / "checkpoints").glob("*/optimizer.safetensors"):
+        path.unlink()
+    outcome = lmtool.succeeds("resume", "last")
+    assert "warning" not in outcome.err, "there is nothing left to train"
+    outcome = lmtool.succeeds("resume", "last", "-s", "training.steps=+2")
+    assert outcome.err.count("warning: the optimizer state was removed when the run finished, and starts anew") == 1
+    assert "plan: steps 7 to 8" in outcome.err
 
 
 def test_eval_for_programs_and_people(lmtool, run, corpus):

@@ -50,6 +50,7 @@ def load(monkeypatch):
                 run_path=Path("runs/some-run"),
                 step=500,
                 checkpoint_hash=HASH,
+                newer=None,
                 warnings=warnings,
             )
 

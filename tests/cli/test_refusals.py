@@ -174,7 +174,7 @@ def reading(command, reference, corpus):
 def test_an_unknown_run(lmtool, run, corpus, command):
     (run.parent / "notes").mkdir()
     name = RUN.replace("tiny", "tny")
-    words = [f"no run called '{name}'", f"the nearest: {RUN}", "lmtool runs ls"]
+    words = [f"no run called '{name}'", f"similar: {RUN}", "lmtool runs ls"]
     lmtool.refuses(CHECKPOINT, *reading(command, name, corpus), words=words)
     lmtool.refuses(CHECKPOINT, *reading(command, "runs/notes", corpus), words=["not a run", "runs/notes"])
 
@@ -330,7 +330,8 @@ def test_cuda_that_is_not_there(lmtool, run, corpus):
         ),
         (["generate", "--seed", "x"], ["--seed", "integer"]),
         (["generate", "-n", "0"], ["-n"]),
-        (["eval", "last"], ["Missing argument 'TEXT'", "lmtool eval --help"]),
+        (["eval", "last"], ["nothing to evaluate", "--text"]),
+        (["eval"], ["Missing argument 'RUN'", "lmtool eval --help"]),
         (["eval", "last", "x.txt", "--device", "tpu"], ["--device", "'tpu'", "'cuda'"]),
         (["pretrain"], ["Missing argument 'TEXT'"]),
         (["pretrain", "x.txt", "-s"], ["-s"]),

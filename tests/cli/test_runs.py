@@ -1,7 +1,10 @@
+import contextlib
+import io
 import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ from typer.testing import CliRunner
 
 import lmtool
 from lmtool.cli.runs import app
-from lmtool.errors import CheckpointError
+from lmtool.errors import CheckpointError, UsageError
 from lmtool.run.directory import Run
 
 
@@ -45,9 +48,9 @@ def call(*arguments: str) -> str:
 
 def test_lines_for_programs(run: Run) -> None:
     (line,) = call("ls").splitlines()
-    name, step, loss, started, size, state, recipe, model = line.split("\t")
+    name, step, result, started, size, state, recipe, model = line.split("\t")
     assert (name, recipe, model) == ("first", "[red]tiny[/red]", "decoder\\t\\x1b[31m")
-    assert (step, loss, state) == ("1500", "1.2500", "finished")
+    assert (step, result, state) == ("1500", "loss 1.2500", "finished")
     assert len(started) == len("2026-11-20 22:40")
     assert size.endswith(" kB")
 
@@ -56,7 +59,7 @@ def test_a_table_for_people(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "150")
     heading, line = call("ls").splitlines()
-    assert "valid loss" in heading
+    assert "result" in heading
     assert "[red]tiny[/red]" in line
     assert "\x1b[31m" not in line
     assert "\\x1b[31m" in line
@@ -128,3 +131,78 @@ def test_listing_does_not_import_torch(run: Run) -> None:
     subprocess.run(
         [sys.executable, "-c", script], cwd=Path(lmtool.__file__).parents[1], check=True, stdout=subprocess.DEVNULL
     )
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """A terminal on which this is typed."""
+
+    def answer(text: str) -> None:
+        class Terminal(io.StringIO):
+            def isatty(self) -> bool:
+                return True
+
+        monkeypatch.setattr(sys, "stdin", Terminal(text))
+
+    return answer
+
+
+def removing(*arguments: str) -> tuple[str, str]:
+    """Both outputs of `runs rm`, in this process, so that standard input is that of the test."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        app(["rm", *arguments], standalone_mode=False)
+    return out.getvalue(), err.getvalue()
+
+
+@pytest.mark.parametrize(("answer", "stays"), [("y\n", False), ("n\n", True), ("\n", True), ("", True)])
+def test_a_removal_is_asked_for(run: Run, asked: Callable[[str], None], answer: str, stays: bool) -> None:
+    asked(answer)
+    out, err = removing("first")
+    assert run.path.exists() is stays
+    assert f"{run.path}, " in err
+    assert ("nothing is removed" in err) is stays
+    assert bool(re.fullmatch(r"removed \S+/first, \d\.\d kB freed\n", out)) is not stays
+
+
+def test_nothing_is_removed_where_nobody_is_asked(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for stdin in (io.StringIO("y\n"), None):
+        monkeypatch.setattr(sys, "stdin", stdin)
+        with pytest.raises(UsageError, match="nobody is there"):
+            removing("first")
+    assert run.path.exists()
+    removing("first", "--yes")
+    assert not run.path.exists()
+
+
+def test_old_runs_are_removed(run: Run, runs: Path) -> None:
+    other = Run.create(
+        runs / "other", name="tiny", summary="", recipe="", tokenizer={"tokenizer.json": b"{}"}, fingerprints={}
+    )
+    other.release()
+    assert removing("--older-than", "1h", "--yes") == ("", "no runs older than 1h\n")
+    out, _ = removing("--older-than", "0h", "--yes")
+    assert len(out.splitlines()) == 3
+    assert re.fullmatch(r"\d\.\d kB freed in all", out.splitlines()[-1])
+    assert list(runs.iterdir()) == []
+    for wrong in ([], ["first", "--older-than", "1h"], ["--older-than", "soon"]):
+        with pytest.raises(UsageError):
+            removing(*wrong)
+
+
+def test_files_that_stay_are_told(run: Run, tmp_path: Path) -> None:
+    run.path.rename(tmp_path / "far")
+    (tmp_path / "far" / "notes.txt").write_text("mine")
+    _, err = removing(str(tmp_path / "far"), "--yes")
+    assert err == f"kept in {tmp_path / 'far'}: files that are not the run's\n"
+
+
+def test_results_have_the_name_of_what_counts(run: Run) -> None:
+    (run.path / "metrics.json").write_text('{"part": "test", "loss": 1.0, "accuracy": 0.875}')
+    assert call("ls").split("\t")[2] == "test accuracy 0.8750"
+    assert "test accuracy 0.8750" in call("show", "first")
+    (run.path / "metrics.json").write_text('{"part": "validation", "loss": 1.0, "bleu": 31.256}')
+    assert call("ls").split("\t")[2] == "bleu 31.26"
+    (entry,) = json.loads(call("ls", "--json"))
+    assert (entry["metric"], entry["value"], entry["part"]) == ("bleu", 31.256, "validation")
+    assert entry["valid_loss"] == 1.25

@@ -74,8 +74,10 @@ def test_while_training(start, lmtool, home, corpus, number):
     process.send_signal(number)
     out, err = process.communicate()
     assert process.returncode == 128 + number
-    assert err.startswith("stopping after this step; Ctrl-C again exits at once\n")
-    step = int(re.search(r"interrupted and saved at step (\d+); lmtool resume continues", err)[1])
+    assert err.startswith("stopping after this step and its validation; Ctrl-C again exits at once\n")
+    step, loss = re.search(r"step (\d+)/1000000 .*  valid loss ([\d.]+) \(best\)", err).groups()
+    step = int(step)
+    assert f"interrupted and saved at step {step}; best valid loss {loss} at step {step}; lmtool resume" in err
     run = Path(out.strip())
     assert (run / "checkpoints" / f"step-{step:06d}" / "MANIFEST.json").is_file()
     outcome = lmtool.succeeds("resume", "last", "-s", f"training.steps={step + 2}")
@@ -109,4 +111,4 @@ def test_the_second_signal_leaves_at_once(monkeypatch, capfd):
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    assert capfd.readouterr().err == "stopping after this step; Ctrl-C again exits at once\n"
+    assert capfd.readouterr().err == "stopping after this step and its validation; Ctrl-C again exits at once\n"

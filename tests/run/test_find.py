@@ -90,6 +90,37 @@ def test_a_checkpoint_that_is_not_there(make: MakeRun) -> None:
     assert caught.value.where == "it has: step-000010, step-000020"
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_checkpoint_is_named_by_run_and_step(
+    make: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    run = make(folder=tmp_path / "far" / "mine" if elsewhere else None)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    for name in (run.name, str(run.path), "last"):
+        for reference in (
+            f"{name}@10",
+            f"{name}@000010",
+            f"{name}/checkpoints/step-10",
+            f"{name}/checkpoints/step-000010/",
+        ):
+            found = find(reference)
+            assert found.run.path.samefile(run.path)
+            assert (found.newest()[0].step, found.best()[0].step) == (10, 10), reference
+        with pytest.raises(CheckpointError, match="no checkpoint 'step-000015' in this run") as caught:
+            find(f"{name}@15")
+        assert caught.value.where == "it has: step-000010, step-000020"
+
+
+def test_a_name_may_end_like_a_step(make: MakeRun, tmp_path: Path) -> None:
+    run = make(folder=tmp_path / "mine@10")
+    assert find("mine@10").named is None
+    assert find("mine@10@20").newest()[0].step == 20
+    assert find("mine@10").run.path.samefile(run.path)
+    with pytest.raises(CheckpointError, match="no run called 'mine@best'"):
+        find("mine@best")
+
+
 def test_an_unknown_name_lists_the_nearest(runs: Path) -> None:
     for name in ("gpt-tiny", "gpt-small", "lstm"):
         Run.create(
@@ -99,12 +130,24 @@ def test_an_unknown_name_lists_the_nearest(runs: Path) -> None:
         find("gpt-tyni")
     assert caught.value.exit_code == 4
     assert caught.value.what == "no run called 'gpt-tyni'"
-    assert caught.value.where.startswith("the nearest: gpt-tiny")
-    assert "lstm" not in caught.value.where
-    with pytest.raises(CheckpointError, match="the nearest: lstm, gpt-tiny, gpt-small"):
+    assert caught.value.where == "similar: gpt-tiny"
+    with pytest.raises(CheckpointError, match="none with a similar name in") as caught:
         find("zzzzzzzz")
-    with pytest.raises(CheckpointError, match="nearest: gpt-small"):
-        find("runs/small")
+    assert not any(name in str(caught.value.lines()) for name in ("gpt-tiny", "gpt-small", "lstm"))
+    for reference in ("runs/small", "small@500"):
+        with pytest.raises(CheckpointError, match="similar: gpt-small"):
+            find(reference)
+
+
+def test_dates_make_no_names_similar(runs: Path) -> None:
+    for name in ("2026-11-20-lstm-7f3a", "2026-11-21-tiny-01bc"):
+        Run.create(
+            runs / name, name=name, summary="", recipe="", tokenizer={"tokenizer.json": b""}, fingerprints={}
+        ).release()
+    with pytest.raises(CheckpointError, match="none with a similar name"):
+        find("2026-11-20-names-7f3b")
+    with pytest.raises(CheckpointError, match="similar: 2026-11-21-tiny-01bc"):
+        find("2026-11-20-tinny-7f3b")
 
 
 @pytest.mark.parametrize("reference", ["nothing", "", "a/b/c", "x" * 10_000, "\x1b[31m", "last"])

@@ -1,4 +1,8 @@
+import json
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from lmtool.run.listing import summaries, summarise
 from tests.run.conftest import MakeRun
@@ -48,3 +52,48 @@ def test_damage_does_not_hide_the_others(make: MakeRun, runs: Path) -> None:
 
 def test_no_runs_directory(runs: Path) -> None:
     assert summaries() == []
+
+
+@pytest.mark.parametrize(
+    ("records", "results", "expected"),
+    [
+        ([{"valid_loss": 2.0}, {"valid_loss": 2.5}], None, ("loss", 2.0, "validation")),
+        ([{"valid_loss": 2.0, "accuracy": 0.5, "macro-f1": 0.4}] * 2, None, ("accuracy", 0.5, "validation")),
+        ([{"valid_loss": 2.0, "correlation": 0.25}] * 2, None, ("correlation", 0.25, "validation")),
+        ([{"valid_loss": 2.0, "next-sentence-accuracy": 0.9}] * 2, None, ("loss", 2.0, "validation")),
+        (
+            [{"valid_loss": 2.0, "accuracy": 0.5}] * 2,
+            {"part": "test", "loss": 1.0, "accuracy": 0.75, "macro_f1": 0.7},
+            ("accuracy", 0.75, "test"),
+        ),
+        ([], {"part": "validation", "loss": 1.0, "subset_accuracy": 0.25}, ("accuracy", 0.25, "validation")),
+        ([], {"part": "test", "loss": 1.0, "mse": 2.0, "pearson": 0.8}, ("correlation", 0.8, "test")),
+        ([], {"part": "test", "loss": 1.5, "mse": 2.0, "pearson": None}, ("loss", 1.5, "test")),
+        ([{"valid_loss": 2.0}], {"part": "test", "loss": 1.0, "bleu": 31.5, "exact": 0.1}, ("bleu", 31.5, "test")),
+        (
+            [],
+            {"tasks": {"a": {"part": "test", "loss": 1.0, "bleu": 3.0}, "b": {"part": "test", "loss": 1, "bleu": 4}}},
+            ("bleu", 3.0, "test"),
+        ),
+        ([{"valid_loss": None}], None, ("loss", None, "validation")),
+    ],
+)
+def test_what_counts_for_a_run(
+    make: MakeRun, records: list[dict[str, Any]], results: dict[str, Any] | None, expected: tuple[str, float, str]
+) -> None:
+    """The records are those of steps 10 and 20; the first is the best."""
+    run = make()
+    lines = [{"step": 10 * i, "loss": 3.0, **record} for i, record in enumerate(records, 1)]
+    run.metrics.path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if results is not None:
+        (run.path / "metrics.json").write_text(json.dumps(results))
+    summary = summarise(run.path)
+    assert (summary.metric, summary.value, summary.part) == expected
+    assert summary.problem == ""
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"3", b"{", b"\xff", b'{"tasks": {}}', b'{"tasks": [1]}'])
+def test_damaged_results_are_a_problem_of_their_run(make: MakeRun, content: bytes) -> None:
+    run = make()
+    (run.path / "metrics.json").write_bytes(content)
+    assert "metrics.json of this run is damaged" in summarise(run.path).problem

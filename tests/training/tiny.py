@@ -21,8 +21,8 @@ tokenizer: {kind: char}
 training: {steps: 12, batch_size: 8, device: cpu, precision: float32}
 optimizer: {kind: adamw, lr: 0.003}
 schedule: {kind: linear, warmup_steps: 3}
-evaluation: {every: 4, tokens: 200}
-checkpoint: {every: 2}
+evaluation: {every: 4, tokens: 200, prompts: []}
+checkpoint: {every: 2, keep_optimizer: true}
 """
 WITH_CLOCK = ("tokens_per_second", "seconds")
 """Keys of metrics.jsonl that differ between runs."""
@@ -124,6 +124,7 @@ class Work:
             table.write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
         settings = ("training.epochs=null", "training.steps=12", "training.batch_size=8", "training.device=cpu")
         every = ("evaluation.every=4", "checkpoint.every=2", "schedule.warmup_steps=3")
+        every += ("checkpoint.keep_optimizer=true",)
         flags = [Setting("data.train", [str(table)], "TABLE")]
         plan = start.plan_finetuning(str(source), None, (*settings, *every, *overrides), flags)
         return list(plan.run(output=self.run(name), command=["test"], report=no_report, stop=stop))

@@ -1,0 +1,125 @@
+"""Removing runs: which ones may be removed, and their files."""
+
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from lmtool.errors import CheckpointError, LmtoolError, ResourceError, UsageError
+from lmtool.recipe.load import load
+from lmtool.run.directory import FILES, Run
+from lmtool.run.find import run_directory
+from lmtool.run.listing import size_of
+from lmtool.run.lock import LOCK_FILE, RunLock, is_held
+from lmtool.run.places import INFO, known_runs, runs_root
+
+_UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
+
+
+def parse_age(text: str) -> timedelta:
+    """An age such as 30d; units are h, d and w. Raises UsageError."""
+    match = re.fullmatch(r"([0-9]{1,4})([hdw])", text)
+    if match is None:
+        raise UsageError(f"{text!r:.40} is not an age", where="--older-than", fix="write hours, days or weeks: 30d")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def named_runs(references: Sequence[str]) -> list[Path]:
+    """The directories of runs to remove, each once.
+
+    Raises CheckpointError when there is no such run, when a process uses it, or when a run that stays needs it.
+    """
+    found = list({path.resolve(): path for path in map(run_directory, references)}.values())
+    for path in found:
+        if is_held(path):
+            raise CheckpointError("a process is using this run", where=str(path), fix="stop it first, or wait")
+    for path, others in _needed(found).items():
+        raise CheckpointError(
+            f"{others[0]} holds only adapters to the weights of this run",
+            where=str(path),
+            fix=f"remove that run too, or first make one that needs no base: lmtool runs merge {others[0]}",
+        )
+    return found
+
+
+def runs_older_than(age: timedelta) -> list[Path]:
+    """The directories of all runs that were last used so long ago, oldest first.
+
+    Without those that are running, imported or damaged, and those whose weights another run needs.
+    """
+    limit = datetime.now(UTC) - age
+    found = [(when, path) for path in known_runs() if (when := _last_used(path)) is not None and when < limit]
+    old = [path for _, path in sorted(found)]
+    while needed := _needed(old):
+        old = [path for path in old if path not in needed]
+    return old
+
+
+def remove_run(folder: Path) -> int:
+    """Remove the files of a run, run.json last; returns the bytes freed.
+
+    A folder in the runs directory is removed as a whole. Of any other folder, which `-o` made or found, only the files
+    of the run are removed, and the folder itself if it is empty then.
+    Raises CheckpointError when a process uses the run, ResourceError when a file cannot be removed.
+    """
+    real = folder.resolve()
+    lock = RunLock(real)
+    try:
+        before = size_of(real)
+        try:
+            whole = real.parent == runs_root().resolve()
+            inside = {entry.name: Path(entry.path) for entry in os.scandir(real)}
+            own = set(inside) if whole else inside.keys() & {*FILES, LOCK_FILE}
+            for name in sorted(own, key=lambda name: (name == LOCK_FILE, name == INFO)):
+                _remove(inside[name])
+            if own == inside.keys():
+                real.rmdir()
+                if folder.is_symlink():
+                    folder.unlink()
+        except OSError as error:
+            raise ResourceError(
+                f"the run cannot be removed: {error.strerror or error}",
+                where=str(error.filename or folder),
+                fix="change the permissions of this folder, then remove the run again",
+            ) from error
+        return before - (size_of(real) if real.exists() else 0)
+    finally:
+        lock.release()
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _last_used(path: Path) -> datetime | None:
+    """When the last session of a run ended, or began; None for a run that only its name removes."""
+    try:
+        run = Run.open(path)
+        if run.state in ("running", "imported"):
+            return None
+        sessions = run.info["sessions"]
+        return datetime.fromisoformat(sessions[-1].get("ended") or run.last_started if sessions else run.last_started)
+    except (CheckpointError, ValueError):
+        return None
+
+
+def _needed(doomed: Sequence[Path]) -> dict[Path, list[str]]:
+    """Those directories that runs outside of them need, and the names of these: runs of adapters only."""
+    real = {path.resolve(): path for path in doomed}
+    found: dict[Path, list[str]] = {}
+    for other in known_runs():
+        if other.resolve() in real:
+            continue
+        try:
+            run = Run.open(other)
+            base = run.info.get("base")
+            if base and (path := real.get(Path(base["path"]))) and load(run.recipe_path).recipe.tuning.lora is not None:
+                found.setdefault(path, []).append(run.name)
+        except LmtoolError:
+            continue  # damaged itself
+    return found

@@ -1,0 +1,221 @@
+"""A run that is interrupted is validated, outside of the training; a finished one drops its optimizer state."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from lmtool.errors import CheckpointError
+from lmtool.inference.evaluation import Validation
+from lmtool.inference.load import load_run
+from lmtool.run.checkpoint import listed
+from lmtool.run.directory import Run
+from lmtool.run.listing import summarise
+from lmtool.training.data import TextData
+from lmtool.training.events import AlreadyFinished, Sampled, Stepped
+from tests.training.tiny import Work, after, ended, lasting, metrics, warnings_in
+
+SAMPLES = ("evaluation.prompts=[the, a cat]", "evaluation.sample_tokens=4")
+DROPS = "checkpoint.keep_optimizer=false"
+
+Script = Callable[..., None]
+
+
+@pytest.fixture
+def validations(monkeypatch: pytest.MonkeyPatch) -> Script:
+    """Sets the results of a run's validations."""
+
+    def script(*losses: float) -> None:
+        said = iter(losses)
+        monkeypatch.setattr(TextData, "validate", lambda *_: Validation(next(said)))
+
+    return script
+
+
+def session(work: Work) -> dict[str, Any]:
+    info: dict[str, Any] = json.loads((work.run() / "run.json").read_text())
+    return dict(info["sessions"][-1])
+
+
+def optimizers(work: Work, name: str = "run") -> list[int]:
+    return [step for step, path in listed(work.run(name) / "checkpoints") if (path / "optimizer.safetensors").exists()]
+
+
+def test_its_last_step_is_validated_and_told(work: Work) -> None:
+    told = work.pretrain(*SAMPLES, stop=after(6))
+    steps = [event for event in told if isinstance(event, Stepped)]
+    assert [event.step.step for event in steps] == list(range(1, 7))
+    assert steps[-1].validation is not None
+    noted = session(work)["validation"]
+    assert noted == {"step": 6, "loss": steps[-1].validation.loss, "is_best": steps[-1].is_best}
+    # as if this step were validated anyway
+    work.pretrain("evaluation.every=6", name="validated", stop=after(6))
+    assert noted["loss"] == metrics(work.run("validated"))[-1]["valid_loss"]
+    # no record and no sample of it
+    assert [record["valid_loss"] is not None for record in metrics(work.run())] == [False] * 3 + [True] + [False] * 2
+    assert {event.step for event in told if isinstance(event, Sampled)} == {4}
+
+
+def test_a_step_that_is_validated_anyway_is_validated_once(work: Work, validations: Script) -> None:
+    validations(2.0, 1.5)
+    told = work.pretrain(stop=after(8))
+    assert [event.step.step for event in told if isinstance(event, Stepped) and event.validation] == [4, 8]
+    assert "validation" not in session(work)
+    assert ended(told).best_step == 8
+
+
+@pytest.mark.parametrize("stops", [(1,), (5, 2, 1), (3, 3, 3)])
+def test_the_resumed_run_is_the_unbroken_one(work: Work, stops: tuple[int, ...]) -> None:
+    patient = (*SAMPLES, "evaluation.every=3", "evaluation.patience=2")
+    work.pretrain(*patient, name="whole")
+    work.pretrain(*patient, stop=after(stops[0]))
+    for steps in stops[1:]:
+        work.resume(stop=after(steps))
+    work.resume()
+    assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
+
+
+def test_patience_does_not_count_it(work: Work, validations: Script) -> None:
+    """Bad validations of five interruptions, each worse than the best, do not end a run with patience 2."""
+    patient = ("evaluation.patience=2", "training.steps=9")
+    validations(3.0)
+    work.pretrain(*patient, stop=after(1))
+    for _ in range(2):
+        validations(9.0, 9.0)
+        work.resume(stop=after(1))
+    validations(2.0, 9.0)
+    work.resume(stop=after(3))
+    validations(1.0, 1.0)
+    last = ended(work.resume())
+    assert (last.reason, last.step, last.best_step, last.best_value) == ("finished", 9, 8, 1.0)
+
+
+def test_the_best_weights_are_used_until_it_is_resumed(work: Work, validations: Script) -> None:
+    validations(2.0, 1.5)
+    last = ended(work.pretrain(stop=after(7)))
+    assert (last.reason, last.best_step, last.best_value) == ("interrupted", 7, 1.5)
+    assert (load_run(str(work.run())).step, load_run(str(work.run())).newer) == (7, None)
+    summary = summarise(work.run())
+    assert (summary.metric, summary.value, summary.part) == ("loss", 1.5, "validation")
+    assert [saved.step for saved in summary.checkpoints if saved.best] == [7]
+    validations(1.8, 1.9)
+    assert ended(work.resume()).best_step == 8
+    assert load_run(str(work.run())).step == 8
+
+
+def test_worse_weights_are_named_and_not_used(work: Work, validations: Script) -> None:
+    validations(2.0, 2.5)
+    last = ended(work.pretrain(stop=after(7)))
+    assert (last.best_step, last.best_value) == (4, 2.0)
+    loaded = load_run(str(work.run()))
+    assert (loaded.step, loaded.newer) == (4, 7)
+    assert load_run(f"{work.run()}@7").newer is None
+    assert load_run(f"{work.run()}@4").newer is None
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_is_never_the_best(work: Work, validations: Script, loss: float) -> None:
+    validations(loss)
+    assert ended(work.pretrain(stop=after(2))).best_step is None
+    assert session(work)["validation"] == {"step": 2, "loss": None, "is_best": False}
+    assert load_run(str(work.run())).step == 2
+
+
+def test_a_validation_that_fails_leaves_the_step_saved(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Validation:
+        raise RuntimeError("no validation today")
+
+    work.pretrain(name="whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(TextData, "validate", fail)
+        with pytest.raises(RuntimeError):
+            work.pretrain(stop=after(3))
+    assert listed(work.run() / "checkpoints")[-1][0] == 3
+    assert Run.open(work.run()).state == "stopped"
+    work.resume()
+    assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
+
+
+def test_a_note_that_is_damaged_is_no_run(work: Work) -> None:
+    work.pretrain(stop=after(1))
+    info = json.loads((work.run() / "run.json").read_text())
+    info["sessions"][-1]["validation"] = {"step": "1"}
+    (work.run() / "run.json").write_text(json.dumps(info))
+    with pytest.raises(CheckpointError, match=r"run\.json is damaged"):
+        Run.open(work.run())
+
+
+# The optimizer state of a finished run
+
+
+@pytest.mark.parametrize("patience", [None, 1])
+def test_a_finished_run_drops_it(work: Work, validations: Script, patience: int | None) -> None:
+    validations(2.0, 3.0, 3.0)
+    last = ended(work.pretrain(DROPS, f"evaluation.patience={patience or 'null'}"))
+    assert last.reason == ("early" if patience else "finished")
+    kept = [step for step, _ in listed(work.run() / "checkpoints")]
+    assert kept == ([4, 6, 8] if patience else [4, 10, 12])
+    assert optimizers(work) == []
+    assert load_run(str(work.run())).step == 4
+    assert all(not saved.problem for saved in summarise(work.run()).checkpoints)
+    assert work.resume() == [AlreadyFinished(work.run(), kept[-1], early=patience is not None)]
+
+
+def test_one_that_is_interrupted_keeps_it(work: Work) -> None:
+    work.pretrain(DROPS, stop=after(6))
+    assert optimizers(work) == [4, 6]
+    work.pretrain(DROPS, "training.steps=12", name="whole")
+    work.resume()
+    assert optimizers(work) == []
+    model = "checkpoints/step-000012/model.safetensors"
+    assert (work.run() / model).read_bytes() == (work.run("whole") / model).read_bytes()
+
+
+def test_more_steps_start_it_anew_and_say_so(work: Work) -> None:
+    work.pretrain(name="kept")
+    work.resume("training.steps=+4", name="kept")
+    work.pretrain(DROPS)
+    told = work.resume("training.steps=+4")
+    (warning,) = warnings_in(told)
+    assert "the optimizer state was removed when the run finished, and starts anew" in warning
+    assert ended(told).step == 16
+    model = "checkpoints/step-000016/model.safetensors"
+    assert (work.run() / model).read_bytes() != (work.run("kept") / model).read_bytes()
+    assert [record["step"] for record in metrics(work.run())] == list(range(1, 17))
+
+
+def test_what_follows_is_resumed_exactly(work: Work) -> None:
+    for name in ("run", "whole"):
+        work.pretrain(DROPS, name=name)
+    work.resume("training.steps=+8", "checkpoint.keep_optimizer=true", name="whole")
+    work.resume("training.steps=+8", "checkpoint.keep_optimizer=true", stop=after(3))
+    told = work.resume()
+    assert warnings_in(told) == []
+    assert lasting(work.run(), 20) == lasting(work.run("whole"), 20)
+
+
+def test_carried_states_start_anew_too(work: Work) -> None:
+    carried = ("model={kind: recurrent, d_model: 12, context: 8}", "training.carry_state=true")
+    work.pretrain(*carried, DROPS)
+    assert ended(work.resume("training.steps=+2")).step == 14
+
+
+def test_a_state_that_is_lost_while_another_has_it_is_damage(work: Work) -> None:
+    """A run that is not finished goes back to the checkpoint that is whole."""
+    work.pretrain(name="whole")
+    work.pretrain(stop=after(6))
+    (work.run() / "checkpoints" / "step-000006" / "optimizer.safetensors").unlink()
+    told = work.resume()
+    assert any("skipped the damaged checkpoint step-000006" in warning for warning in warnings_in(told))
+    assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
+
+
+def test_a_run_on_a_table_drops_it_after_its_evaluation(work: Work) -> None:
+    work.pretrain(name="base")
+    work.finetune(DROPS, source=work.run("base"))
+    assert (work.run("tuned") / "metrics.json").exists()
+    assert optimizers(work, "tuned") == []
+    (work.run("tuned") / "metrics.json").unlink()
+    work.resume(name="tuned")
+    assert (work.run("tuned") / "metrics.json").exists()
