@@ -65,6 +65,8 @@ def passes(n_rows: int, published: bool) -> int:
 def recipe_for_tables(base: Recipe, name: str, n_rows: int, writes: bool, published: bool) -> Recipe:
     """The recipe that fine-tunes a run on tables: its model and tokenizer, and usual settings for the rest.
 
+    `with_choices` sets those that depend on others.
+
     base: the run's own recipe. name: the run's. n_rows: of the tables. writes: the targets are text, not labels; always
         so for a model with a source. published: the weights are those of a published model, maybe fine-tuned.
         ELMo is frozen, and a task learns its scalar mix of layers (Peters et al. 2018). An averaging model is trained
@@ -72,7 +74,7 @@ def recipe_for_tables(base: Recipe, name: str, n_rows: int, writes: bool, publis
     """
     model = base.model
     epochs = passes(n_rows, published)
-    usual = Recipe(
+    recipe = Recipe(
         description=f"fine-tuned from {name}",
         seed=base.seed,
         model=model,
@@ -94,15 +96,14 @@ def recipe_for_tables(base: Recipe, name: str, n_rows: int, writes: bool, publis
     )
     if isinstance(model, Averaging):
         kept = {"training": base.training, "optimizer": base.optimizer, "schedule": base.schedule}
-        usual = usual.model_copy(update=kept)
-    return with_choices(usual, usual, n_rows, published)
+        recipe = recipe.model_copy(update=kept)
+    return recipe
 
 
 def with_choices(recipe: Recipe, chosen: Recipe, n_rows: int, published: bool) -> Recipe:
-    """The recipe with the learning rate, warm-up and validations that suit a person's choices.
+    """A recipe for tables with what depends on a person's choices: learning rate, warm-up, validations, frozen weights.
 
-    chosen: the recipe with these choices laid over, of what is trained and for how long. The others are as in
-    `recipe_for_tables`.
+    chosen: the recipe with these choices laid over. The others are as in `recipe_for_tables`.
     """
     training, tuning = chosen.training, chosen.tuning
     n_train = n_rows if chosen.data.valid else n_rows - round(n_rows * chosen.data.valid_fraction)
