@@ -55,6 +55,7 @@ from lmtool.tables.reading import read_labelled
 from lmtool.tables.results import Results
 from lmtool.tables.rows import POOL_BATCHES, EncodedRow, TableExamples
 from lmtool.tables.tasks import AnsweringModel, HeadTask
+from lmtool.text.prepare import default_cache
 from lmtool.text.table import open_table
 from lmtool.training.events import Ended, Plan, Stepped
 from lmtool.training.fit import fit
@@ -185,7 +186,7 @@ class Plain:
         (table,) = plan.tables
         train = read_labelled(table.table, table.columns, kind="class")
         assert train.labels is not None
-        test = read_labelled(open_table(str(given.test)), table.columns, labels=train.labels)
+        test = read_labelled(open_table(str(given.test), cache=default_cache()), table.columns, labels=train.labels)
         self._classes = train.labels.names
         self._tokenizer = AutoTokenizer.from_pretrained(given.source)
         self._longest = plan.resolved.recipe.model.context
