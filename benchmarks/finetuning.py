@@ -1,30 +1,43 @@
-"""Fine-tuning throughput compared with Transformers: the same weights, rows and optimizer, in turns.
+"""Fine-tuning compared with Transformers: the same weights and rows, in turns.
 
     python benchmarks/finetuning.py TRAIN TEST [--layers 4 --width 256 --heads 4 --batch 32 --epochs 2]
+    python benchmarks/finetuning.py TRAIN TEST --from DIRECTORY [--valid VALID --epochs 2 --rate 1e-4 --seed 1]
 
-Every contender trains its own copy of one BERT with a head on [CLS] on all rows of a labelled table, from scratch. They
-take turns of some steps each, so that other load on the machine affects all alike; figures are medians over turns.
+From scratch: throughput with the same optimizer. Every contender trains its own copy of one BERT with a head on [CLS]
+on all rows of a labelled table. They take turns of some steps each, so that other load on the machine affects all
+alike; figures are medians over turns.
 Transformers runs in the usual loop: rows shuffled, each batch padded to its longest row, fused AdamW, eager or SDPA
 attention. lmtool runs its own loop, which batches rows by length. lmtool and the fastest of the others then train to
 the end and are evaluated on TEST.
+
+--from: time and accuracy, from published weights in a directory of Transformers' format. lmtool does what `lmtool
+finetune TRAIN --from DIRECTORY --test TEST` does, by its own rules, with reading, validations and checkpoints.
+Transformers runs a plain loop of --epochs passes: bfloat16 autocast, rows sorted by length in buckets, AdamW, linear
+warm-up over a tenth of the steps, linear decay. Each turn is an equal share of the steps of both.
 """
 
 import argparse
+import math
 import statistics
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import BertConfig, BertModel
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertModel
 
 from lmtool.compute.device import Compute, resolve
 from lmtool.compute.processes import World
+from lmtool.inference.evaluation import not_reported
 from lmtool.inference.load import build_model
+from lmtool.interop.reference import run_of
 from lmtool.model.classifier import Classifier
 from lmtool.objective import ClassificationObjective, build_objective
+from lmtool.recipe.load import Setting
 from lmtool.recipe.spec import (
     AdamW,
     Classification,
@@ -38,10 +51,16 @@ from lmtool.recipe.spec import (
     WordPieceTokenizer,
 )
 from lmtool.tables.data import open_tables, read_tables
-from lmtool.tables.rows import EncodedRow, TableExamples
+from lmtool.tables.reading import read_labelled
+from lmtool.tables.results import Results
+from lmtool.tables.rows import POOL_BATCHES, EncodedRow, TableExamples
 from lmtool.tables.tasks import AnsweringModel, HeadTask
+from lmtool.text.prepare import default_cache
+from lmtool.text.table import open_table
+from lmtool.training.events import Ended, Plan, Stepped
 from lmtool.training.fit import fit
 from lmtool.training.optimizer import Optimizers
+from lmtool.training.start import FineTuning, plan_finetuning
 
 
 class Peer(nn.Module):
@@ -160,6 +179,105 @@ def scores_of(model: Peer, rows: Sequence[EncodedRow], compute: Compute) -> Tens
     return torch.cat(found)
 
 
+class Plain:
+    """A plain loop over published weights, as one finds it in tutorials, but with rows bucketed by length."""
+
+    def __init__(self, plan: FineTuning, given: argparse.Namespace) -> None:
+        (table,) = plan.tables
+        train = read_labelled(table.table, table.columns, kind="class")
+        assert train.labels is not None
+        test = read_labelled(open_table(str(given.test), cache=default_cache()), table.columns, labels=train.labels)
+        self._classes = train.labels.names
+        self._tokenizer = AutoTokenizer.from_pretrained(given.source)
+        self._longest = plan.resolved.recipe.model.context
+        self.train, self.test = ([self._encoded(item) for item in part.items] for part in (train, test))
+        torch.manual_seed(given.seed)
+        self.model = AutoModelForSequenceClassification.from_pretrained(given.source, num_labels=len(self._classes))
+        self._rate = given.rate
+        rng = np.random.default_rng(given.seed)
+        order = np.concatenate([rng.permutation(len(self.train)) for _ in range(given.epochs)])
+        self.batches: list[list[int]] = []
+        for start in range(0, len(order), POOL_BATCHES * given.batch):
+            pool = sorted(order[start : start + POOL_BATCHES * given.batch].tolist(), key=self._length)
+            cut = [pool[i : i + given.batch] for i in range(0, len(pool), given.batch)]
+            self.batches += [cut[i] for i in rng.permutation(len(cut))]
+
+    def steps(self) -> Iterator[float]:
+        """Train, and yield the loss of each step."""
+        optimizer = torch.optim.AdamW(self.model.parameters(), lr=self._rate, weight_decay=0.01, fused=True)
+        n, warmup = len(self.batches), math.ceil(len(self.batches) / 10)
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: min((step + 1) / warmup, (n - step) / (n - warmup))
+        )
+        self.model.train()
+        for batch in self.batches:
+            labels_B = torch.tensor([self.train[i][1] for i in batch])
+            loss = nn.functional.cross_entropy(self._scores([self.train[i][0] for i in batch]), labels_B)
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad(set_to_none=True)
+            yield float(loss.detach())
+
+    @torch.inference_mode()
+    def accuracy(self) -> float:
+        """On the test table."""
+        self.model.eval()
+        right = 0
+        for start in range(0, len(self.test), 64):
+            inputs, labels = zip(*self.test[start : start + 64], strict=True)
+            right += int((self._scores(inputs).argmax(1) == torch.tensor(labels)).sum())
+        return right / len(self.test)
+
+    def _encoded(self, item: Any) -> tuple[dict[str, list[int]], int]:
+        row = self._tokenizer(*item.texts, truncation=True, max_length=self._longest)
+        return dict(row), self._classes.index(item.label)
+
+    def _length(self, i: int) -> int:
+        return len(self.train[i][0]["input_ids"])
+
+    def _scores(self, inputs: Sequence[dict[str, list[int]]]) -> Tensor:
+        batch = self._tokenizer.pad(list(inputs), return_tensors="pt")
+        with torch.autocast("cpu", torch.bfloat16):
+            scores_BC: Tensor = self.model(**batch).logits
+        return scores_BC.float()
+
+
+def from_published(given: argparse.Namespace) -> None:
+    """Time and accuracy of lmtool and of a plain loop."""
+    flags = [Setting("data.train", [str(given.train)], "TRAIN"), Setting("data.test", str(given.test), "TEST")]
+    flags += [] if given.valid is None else [Setting("data.valid", [str(given.valid)], "--valid")]
+    plan = plan_finetuning(run_of(str(given.source)), None, [f"seed={given.seed}"], flags)
+    with tempfile.TemporaryDirectory() as folder:
+        events = plan.run(output=Path(folder) / "run", command=[], report=not_reported, stop=lambda: False)
+        began = time.perf_counter()
+        n_ours = next(event.steps for event in events if isinstance(event, Plan))
+        ours = time.perf_counter() - began
+        began = time.perf_counter()
+        peer = Plain(plan, given)
+        theirs = time.perf_counter() - began
+        losses, ended = enumerate(peer.steps(), start=1), False
+        for turn in range(1, given.turns + 1):
+            began = time.perf_counter()
+            while not ended:
+                event = next(events)
+                ended = isinstance(event, Ended)
+                if isinstance(event, Stepped) and event.step.step >= turn * n_ours / given.turns and turn < given.turns:
+                    break
+            ours += time.perf_counter() - began
+            began = time.perf_counter()
+            next((step for step, _ in losses if step >= turn * len(peer.batches) / given.turns), None)
+            theirs += time.perf_counter() - began
+        (results,) = (event for event in events if isinstance(event, Results))
+    print(f"{given.source.name}, {len(peer.train):,} rows, seed {given.seed}; {torch.get_num_threads()} threads")
+    print(f"{'lmtool':13} {n_ours:5,} steps {ours:6.0f} s  test accuracy {100 * results.figures['accuracy']:.1f}")
+    print(
+        f"{'Transformers':13} {len(peer.batches):5,} steps {theirs:6.0f} s  test accuracy {100 * peer.accuracy():.1f}"
+    )
+    print(f"lmtool takes {ours / theirs:.2f} of the time")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("train", type=Path)
@@ -173,7 +291,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12, help="steps in a turn")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--from", dest="source", type=Path, help="a directory with published weights")
+    parser.add_argument("--valid", type=Path, help="with --from: validation table of lmtool; else a part of TRAIN")
+    parser.add_argument("--rate", type=float, default=1e-4, help="with --from: learning rate of the plain loop")
     given = parser.parse_args()
+    if given.source is None:
+        from_scratch(given)
+    else:
+        from_published(given)
+
+
+def from_scratch(given: argparse.Namespace) -> None:
+    """Throughput of one architecture, and accuracy of lmtool and the fastest of the others."""
     model_spec = Transformer(
         kind="transformer",
         shape="encoder",

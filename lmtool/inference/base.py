@@ -21,9 +21,15 @@ class Base:
     recipe: Recipe
     tokenizer: Tokenizer
 
-    def record(self) -> dict[str, str]:
+    @property
+    def is_published(self) -> bool:
+        """Whether the weights are those of a published model, or were trained further from these."""
+        return self.run.origin is not None or bool((self.run.info.get("base") or {}).get("is_published"))
+
+    def record(self) -> dict[str, object]:
         """Its path and the SHA-256 of its weights, by which `base_of` finds it."""
         return {
+            "is_published": self.is_published,
             "run": self.run.name,
             "path": str(self.run.path.resolve()),
             "checkpoint": self.checkpoint.path.name,

@@ -17,6 +17,7 @@ from lmtool.inference.base import Base, base_of, read_run
 from lmtool.model import LanguageModel, lora
 from lmtool.model.classifier import Classifier
 from lmtool.model.packed import pack
+from lmtool.model.parameters import depths
 from lmtool.model.transformer import TransformerEncoder
 from lmtool.objective import Objective, build_objective
 from lmtool.recipe.spec import Classification, DeviceName, Recipe
@@ -179,6 +180,9 @@ def _tune(lm: LanguageModel, recipe: Recipe) -> None:
         lora.adapt(body, recipe.tuning.lora)
     elif recipe.tuning.freeze == "body":
         body.requires_grad_(False)
+    elif recipe.tuning.freeze == "embeddings":
+        for parameter in (parameter for parameter, depth in depths(body).items() if depth == 0):
+            parameter.requires_grad_(False)
 
 
 def _load_body(lm: LanguageModel, base: Base, same_labels: bool) -> str | None:

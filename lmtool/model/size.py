@@ -92,7 +92,10 @@ def training_bytes(recipe: Recipe) -> int:
     if recipe.tuning.lora is not None or recipe.tuning.freeze == "body":
         # trained weights are few beside the frozen ones
         return 4 * size.parameters + activations
-    return 4 * (2 * size.parameters + recipe.optimizer.moments(*size)) + activations
+    trained = size
+    if recipe.tuning.freeze == "embeddings":
+        trained = Size(size.matrices, max(0, size.rest - _rows(recipe) * recipe.model.d_model))
+    return 4 * (size.parameters + trained.parameters + recipe.optimizer.moments(*trained)) + activations
 
 
 def check_fits(recipe: Recipe, memory_bytes: int, origins: Mapping[str, str] | None = None) -> None:

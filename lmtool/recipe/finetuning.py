@@ -1,5 +1,7 @@
 """Recipes for fine-tuning on tables, and for continued training on another text."""
 
+import math
+
 from lmtool.errors import UsageError
 from lmtool.recipe.spec import (
     AdamW,
@@ -8,6 +10,7 @@ from lmtool.recipe.spec import (
     Checkpointing,
     Classification,
     Data,
+    Embedding,
     Evaluation,
     Linear,
     Model,
@@ -20,14 +23,20 @@ from lmtool.recipe.spec import (
     objectives_of,
 )
 
+BATCH_ROWS = 32
+
+PUBLISHED_RATE = 2e-4
+"""Peak learning rate of published weights where the model is PUBLISHED_WIDTH wide; inversely proportional to width."""
+
+PUBLISHED_WIDTH = 384
+
 RATE = 5e-4
-"""Peak learning rate where all weights are trained, for models up to WIDTH; see `_rate`."""
+"""Peak learning rate of weights trained here, up to WIDTH; times (WIDTH / width)^1.5 in wider models."""
 
 PART_RATE = 5e-3
 """The same of adapters, or of a head on a frozen body."""
 
 WIDTH = 160
-"""Width of the model from which wider ones take smaller rates."""
 
 MICRO_TOKENS = 8192
 """Positions per micro-batch: more are no faster on any device."""
@@ -35,54 +44,100 @@ MICRO_TOKENS = 8192
 ACTIVATION_BYTES = 10**9
 """Of a micro-batch, as `activation_bytes` counts them; in float32 they are twice as many."""
 
-BATCH_ROWS = 32
+MOST_PASSES = 20
+
+VALIDATION_STEPS = 500
+"""Steps after which there is a validation at the latest; there is one after each pass."""
+
+PATIENCE = 5
+"""Validations without improvement after which training ends."""
 
 
-def recipe_for_tables(base: Recipe, name: str, n_rows: int, writes: bool) -> Recipe:
+def passes(n_rows: int, published: bool) -> int:
+    """Passes over a table of so many rows: fewer over a large one, and more over a small one, for enough steps.
+
+    published: of weights that know their language already, which need half as many as those trained here.
+    """
+    usual, least_steps = (3, 300) if published else (6, 600)
+    if n_rows > 50_000:
+        usual //= 3
+    elif n_rows > 6_000:
+        usual = 2 * usual // 3
+    return min(MOST_PASSES, max(usual, math.ceil(least_steps * BATCH_ROWS / max(1, n_rows))))
+
+
+def recipe_for_tables(base: Recipe, name: str, n_rows: int, writes: bool, published: bool) -> Recipe:
     """The recipe that fine-tunes a run on tables: its model and tokenizer, and usual settings for the rest.
 
-    base: the run's own recipe. name: the run's. n_rows: of the tables, so that each epoch ends with a validation.
-        writes: the targets are text, not labels; always so for a model with a source. ELMo is frozen, and a task learns
-        its scalar mix of layers (Peters et al. 2018). Raises UsageError for a model that cannot generate targets.
+    `with_choices` sets those that depend on others.
+
+    base: the run's own recipe. name: the run's. n_rows: of the tables. writes: the targets are text, not labels; always
+        so for a model with a source. published: the weights are those of a published model, maybe fine-tuned.
+        ELMo is frozen, and a task learns its scalar mix of layers (Peters et al. 2018). An averaging model is trained
+        as it was before. Raises UsageError for a model that cannot generate targets.
     """
     model = base.model
-    per_pass = max(1, n_rows // BATCH_ROWS)
-    return Recipe(
+    epochs = passes(n_rows, published)
+    recipe = Recipe(
         description=f"fine-tuned from {name}",
         seed=base.seed,
         model=model,
-        objective=_objective(model, writes),
+        objective=_objective(base, writes),
         tokenizer=base.tokenizer,
         data=Data(),
         training=Training(
-            steps=3 * per_pass,
-            epochs=3,
+            steps=math.ceil(epochs * n_rows / BATCH_ROWS),
+            epochs=epochs,
             batch_size=BATCH_ROWS,
             micro_tokens=_micro_tokens(model),
             precision=base.training.precision,
         ),
         tuning=Tuning(freeze="body" if _gives_features(model) else "none"),
-        optimizer=AdamW(lr=_rate(model, RATE), weight_decay=0.01, beta2=0.98),
-        schedule=Linear(kind="linear", warmup_steps=min(per_pass, 100)),
-        evaluation=Evaluation(every=per_pass, metric="loss"),
-        checkpoint=Checkpointing(every=per_pass, keep_last=1),
+        optimizer=AdamW(lr=RATE, weight_decay=0.01, beta2=0.98),
+        schedule=Linear(kind="linear"),
+        evaluation=Evaluation(metric="loss", patience=PATIENCE),
+        checkpoint=Checkpointing(keep_last=1),
     )
+    if isinstance(model, Averaging):
+        kept = {"training": base.training, "optimizer": base.optimizer, "schedule": base.schedule}
+        recipe = recipe.model_copy(update=kept)
+    return recipe
 
 
-def with_rate(recipe: Recipe, tuning: Tuning) -> Recipe:
-    """The recipe with the learning rate that suits what is trained under `tuning`."""
-    is_part = tuning.lora is not None or tuning.freeze != "none"
-    rate = _rate(recipe.model, PART_RATE if is_part else RATE)
-    return recipe.model_copy(update={"optimizer": recipe.optimizer.model_copy(update={"lr": rate})})
+def with_choices(recipe: Recipe, chosen: Recipe, n_rows: int, published: bool) -> Recipe:
+    """A recipe for tables with what depends on a person's choices: learning rate, warm-up, validations, frozen weights.
 
-
-def _rate(model: Model, rate: float) -> float:
-    """A rate for narrow models, times (WIDTH / d_model)^1.5 for wider ones.
-
-    That gives 5e-5 and 3e-5 for the widths of BERT-base and -large, for which Devlin et al. 2019 advise 2e-5 to 5e-5.
+    chosen: the recipe with these choices laid over. The others are as in `recipe_for_tables`.
     """
-    scaled = rate * min(1.0, (WIDTH / model.d_model) ** 1.5)
-    return float(f"{scaled:.2g}")
+    training, tuning = chosen.training, chosen.tuning
+    n_train = n_rows if chosen.data.valid else n_rows - round(n_rows * chosen.data.valid_fraction)
+    steps = training.steps
+    if training.epochs is not None:
+        steps = math.ceil(training.epochs * n_train / training.batch_size)
+    every = min(VALIDATION_STEPS, max(1, n_train // training.batch_size))
+    update: dict[str, object] = {
+        "evaluation": recipe.evaluation.model_copy(update={"every": every}),
+        "checkpoint": recipe.checkpoint.model_copy(update={"every": every}),
+    }
+    if not isinstance(recipe.model, Averaging):
+        rate = _rate(recipe.model, published, tuning.lora is not None or tuning.freeze == "body")
+        update["optimizer"] = recipe.optimizer.model_copy(update={"lr": rate})
+        update["schedule"] = recipe.schedule.model_copy(update={"warmup_steps": math.ceil(steps / 10)})
+    if published and isinstance(recipe.objective, Classification) and tuning.lora is None:
+        # as good, a fifth faster, and their moments need no memory
+        update["tuning"] = Tuning(freeze="embeddings")
+    return recipe.model_copy(update=update)
+
+
+def _rate(model: Model, published: bool, is_part: bool) -> float:
+    """A rate that falls with the width: for published models as 1 / width, in the range of Devlin et al. (2019) for the
+    widths of BERT-base and -large; for others, and for parts, as width^-1.5.
+    """
+    if published and not is_part:
+        rate = PUBLISHED_RATE * PUBLISHED_WIDTH / model.d_model
+    else:
+        rate = (PART_RATE if is_part else RATE) * min(1.0, (WIDTH / model.d_model) ** 1.5)
+    return float(f"{rate:.2g}")
 
 
 def _micro_tokens(model: Model) -> int:
@@ -100,7 +155,8 @@ def recipe_for_text(base: Recipe, other: Recipe) -> Recipe:
     return other.model_copy(update={"model": base.model, "tokenizer": tokenizer, "data": data})
 
 
-def _objective(model: Model, writes: bool) -> Classification | Seq2Seq:
+def _objective(base: Recipe, writes: bool) -> Classification | Seq2Seq:
+    model = base.model
     learns = objectives_of(model)
     if "seq2seq" in learns and (writes or "classification" not in learns):
         return Seq2Seq(kind="seq2seq", label_smoothing=0.0 if model.reads == "past" else 0.1)
@@ -111,6 +167,9 @@ def _objective(model: Model, writes: bool) -> Classification | Seq2Seq:
             where="--from",
             fix=f"name {needed} with --from, or a recipe with --recipe",
         )
+    if isinstance(base.objective, Embedding):
+        # the vector that the model has learnt to give
+        return Classification(kind="classification", pool=base.objective.pool)
     no_vector = isinstance(model, Averaging) and model.one_hot
     return Classification(
         kind="classification",

@@ -990,8 +990,8 @@ class Lora(Spec):
 class Tuning(Spec):
     """Which weights of a trained model are fine-tuned, and at which learning rates."""
 
-    freeze: Literal["none", "body"] = "none"
-    """Body: train only the head."""
+    freeze: Literal["none", "embeddings", "body"] = "none"
+    """Embeddings: train all but the embeddings of tokens, positions and segments. Body: train only the head."""
     unfreeze_every: PositiveInt | None = None
     """Gradual unfreezing: train only the top at first, and unfreeze one more layer below after each so many steps, the
     embeddings last (Howard and Ruder 2018); null for all from the start."""
@@ -1005,12 +1005,14 @@ class Tuning(Spec):
         if self.freeze == "none":
             return self
         mistakes = []
-        if self.unfreeze_every is not None:
+        if self.unfreeze_every is not None and self.freeze == "body":
             mistakes.append("unfreeze_every would end what freeze body asks for")
-        if self.layer_decay < 1:
+        if self.layer_decay < 1 and self.freeze == "body":
             mistakes.append(f"layer_decay {self.layer_decay} is for layers, which are all frozen under freeze body")
-        if self.lora is not None:
+        if self.lora is not None and self.freeze == "body":
             mistakes.append("lora adapts the layers, which freeze body leaves frozen")
+        if self.lora is not None and self.freeze == "embeddings":
+            mistakes.append("lora freezes all but adapters and head, so freeze embeddings has no effect")
         if mistakes:
             raise ValueError("\n".join(mistakes))
         return self

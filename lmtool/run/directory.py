@@ -82,7 +82,7 @@ class Run:
         recipe: str,
         tokenizer: Mapping[str, bytes],
         fingerprints: Mapping[str, str],
-        base: Mapping[str, str] | None = None,
+        base: Mapping[str, object] | None = None,
         origin: Mapping[str, object] | None = None,
     ) -> Self:
         """A new run, locked: in `folder`, or if None in a new folder of `runs_root()` named after day and recipe.

@@ -17,7 +17,7 @@ from lmtool.inference.base import Base, base_of, open_base, read_run
 from lmtool.model.size import check_fits, outline
 from lmtool.recipe.document import KeyPath, dotted
 from lmtool.recipe.dump import dump, leaves
-from lmtool.recipe.finetuning import recipe_for_tables, recipe_for_text, with_rate
+from lmtool.recipe.finetuning import recipe_for_tables, recipe_for_text, with_choices
 from lmtool.recipe.load import Resolved, Setting, lay_over, load
 from lmtool.recipe.pretraining import DefaultRecipe
 from lmtool.recipe.spec import Classification, Data, Recipe, Seq2Seq
@@ -172,10 +172,11 @@ def plan_finetuning(
     unread = base.recipe.model_copy(update={"data": Data()})
     tables = open_tables(lay_over(unread, label, name, about_data, data_flags).recipe.data)
     writes = bool(tables[0].name) or tables[0].columns.writes
-    recipe = recipe_for_tables(base.recipe, name, sum(task.table.n_rows for task in tables), writes)
-    resolved = lay_over(recipe, label, f"finetune-{name}", overrides, flags)
-    rated = with_rate(recipe, resolved.recipe.tuning)
-    return FineTuning(lay_over(rated, label, f"finetune-{name}", overrides, flags), base, tuple(tables))
+    n_rows = sum(task.table.n_rows for task in tables)
+    recipe = recipe_for_tables(base.recipe, name, n_rows, writes, base.is_published)
+    chosen = lay_over(recipe, label, f"finetune-{name}", overrides, flags).recipe
+    recipe = with_choices(recipe, chosen, n_rows, base.is_published)
+    return FineTuning(lay_over(recipe, label, f"finetune-{name}", overrides, flags), base, tuple(tables))
 
 
 def _begin(

@@ -124,6 +124,11 @@ def test_what_stays_has_no_gradients_and_no_moments(tuning):
     check_fits(part, 16 * GIGABYTE)
 
 
+def test_embeddings_that_stay_have_no_gradients_and_no_moments():
+    whole, part = (load("gpt2-1.5b", [f"tuning.freeze={freeze}"]).recipe for freeze in ("none", "embeddings"))
+    assert training_bytes(whole) - training_bytes(part) == 3 * 4 * 50257 * 1600
+
+
 def test_what_fits_passes():
     check_fits(load("gpt2-124m").recipe, 4 * GIGABYTE)
 

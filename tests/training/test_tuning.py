@@ -1,5 +1,6 @@
 """Runs with some weights frozen: what changes, what is saved, and the base of what is saved."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,7 @@ TUNED = {
         "tuning.unfreeze_every=3",
     ),
     "head": ("tuning.freeze=body",),
+    "all but embeddings, layer by layer": ("tuning.freeze=embeddings", "tuning.unfreeze_every=3"),
     "layer by layer": ("tuning.unfreeze_every=4", "training.micro_batch=3"),
     "rates by layer": ("tuning.layer_decay=0.5",),
     "micro-batches of few tokens": ("training.micro_tokens=64",),
@@ -110,6 +112,34 @@ def test_only_the_head_learns_on_a_frozen_body(work: Work, base: Path) -> None:
     assert plan.learning == sum(weights(run, 12)[name].numel() for name in learnt)
     body = {name.removeprefix("body."): t for name, t in weights(run, 12).items() if name.startswith("body.")}
     assert changed(body, weights(base, 4)) == set()
+
+
+def test_embeddings_can_stay(work: Work, base: Path) -> None:
+    events = work.finetune("tuning.freeze=embeddings", HOT, "checkpoint.keep_last=9", source=base)
+    (plan,) = (event for event in events if isinstance(event, Plan))
+    run = work.run("tuned")
+    before, after = weights(run, 2), weights(run, 12)
+    stay = {name for name in before if name.startswith("body.inputs.")}
+    assert stay == {name for name in before if name not in changed(before, after)} - {"body.head.own"}
+    assert stay
+    assert plan.learning == sum(after[name].numel() for name in changed(before, after))
+    moments = verify(run / "checkpoints" / "step-000012").optimizer()
+    assert {key.partition("/")[2] for key in moments} == changed(before, after)
+
+
+def test_published_weights_are_told_from_those_trained_here(work: Work, base: Path) -> None:
+    """They are recognized in runs that were fine-tuned from them, too."""
+    assert not open_base(str(base)).is_published
+    info = json.loads((base / "run.json").read_text())
+    info["origin"] = {"reference": "hf:somebody/model", "revision": None, "model_type": "gpt2", "sha256": {}}
+    (base / "run.json").write_text(json.dumps(info))
+    source, frozen = base, []
+    for name in ("first", "second"):
+        assert open_base(str(source)).is_published
+        work.finetune(source=source, name=name)
+        source = work.run(name)
+        frozen.append(load(source / "recipe.yaml").recipe.tuning.freeze)
+    assert frozen == ["embeddings", "embeddings"]
 
 
 def test_layers_begin_to_learn_from_the_top(work: Work, base: Path) -> None:
@@ -217,6 +247,7 @@ def test_adapters_need_weights_to_stand_beside(work: Work) -> None:
         (["model={kind: recurrent, d_model: 8, context: 8}", LORA], "adapts the matrices of a Transformer"),
         (["model={kind: ngram}", "tuning.layer_decay=0.5"], "for models with layers"),
         (["objective.kind=classification", "tuning.freeze=body", LORA], "freeze body leaves frozen"),
+        (["objective.kind=classification", "tuning.freeze=embeddings", LORA], "has no effect"),
         (["objective.kind=classification", "tuning.freeze=body", "tuning.unfreeze_every=2"], "would end"),
         (
             ["objective.kind=classification", "tuning.freeze=body", "objective.lm_weight=0.5"],

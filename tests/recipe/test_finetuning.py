@@ -1,0 +1,85 @@
+"""The rules by which fine-tuning chooses rate, passes, warm-up and validations."""
+
+import pytest
+
+from lmtool.recipe.finetuning import passes, recipe_for_tables, with_choices
+from lmtool.recipe.load import lay_over, load
+from lmtool.recipe.spec import AdamW, Classification, Recipe, Tuning
+
+
+def base(width: int = 128, *settings: str) -> Recipe:
+    return load("tiny", [f"model.d_model={width}", *settings]).recipe
+
+
+def chosen(n_rows: int, *settings: str, source: Recipe | None = None, published: bool = True) -> Recipe:
+    """The recipe for a table, with a person's settings, as `lmtool finetune` resolves it."""
+    recipe = recipe_for_tables(source or base(), "run", n_rows, writes=False, published=published)
+    first = lay_over(recipe, "", "", settings).recipe
+    return lay_over(with_choices(recipe, first, n_rows, published), "", "", settings).recipe
+
+
+def rate(recipe: Recipe) -> float:
+    assert isinstance(recipe.optimizer, AdamW)
+    return recipe.optimizer.lr
+
+
+@pytest.mark.parametrize("published", [True, False])
+def test_small_tables_are_read_often_and_large_ones_seldom(published: bool) -> None:
+    counts = [passes(n, published) for n in (1, 100, 500, 1_000, 3_000, 5_000, 7_000, 40_000, 60_000, 10**7)]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] == 20
+    assert counts[-1] == (1 if published else 2)
+    for n in (1_000, 2_000, 3_000):
+        assert passes(n, published) * n / 32 >= 300
+
+
+def test_weights_trained_here_learn_for_longer() -> None:
+    assert all(passes(n, False) == 2 * passes(n, True) for n in (3_200, 5_000, 7_000, 60_000))
+
+
+def test_rates_of_published_models_fall_with_their_width() -> None:
+    rates = {width: rate(chosen(5_000, source=base(width))) for width in (128, 384, 768)}
+    assert rates[128] == pytest.approx(3 * rates[384], rel=0.02)
+    assert rates[768] == pytest.approx(rates[384] / 2, rel=0.02)
+    # of BERT-base: Devlin et al. 2019 advise 2e-5 to 5e-5, Turc et al. 2019 up to 3e-4 for small ones
+    assert 2e-5 <= rates[768] <= 1.5e-4
+
+
+def test_what_is_chosen_decides_the_rest() -> None:
+    usual = chosen(6_000)
+    # a tenth is held out
+    assert usual.schedule.warmup_steps == 51
+    assert usual.evaluation.every == usual.checkpoint.every == 5_400 // 32
+    long = chosen(6_000, "training.epochs=10", "training.batch_size=8", "data.valid=[other.csv]")
+    assert (long.schedule.warmup_steps, long.evaluation.every) == (750, 500)
+    assert chosen(6_000, "training.epochs=null", "training.steps=40").schedule.warmup_steps == 4
+    assert rate(chosen(6_000, "tuning.lora.rank=4")) == rate(chosen(6_000, "tuning.freeze=body")) > rate(usual)
+    assert rate(chosen(6_000, "tuning.lora.rank=4", "optimizer.lr=0.5")) == 0.5
+    assert chosen(6_000, "schedule.warmup_steps=7", "evaluation.every=9").schedule.warmup_steps == 7
+
+
+def test_embeddings_of_published_models_stay_unless_it_is_said() -> None:
+    assert chosen(600).tuning == chosen(600, published=True).tuning == Tuning(freeze="embeddings")
+    assert chosen(600, published=False).tuning == Tuning()
+    assert chosen(600, "tuning.freeze=none").tuning == Tuning()
+    assert chosen(600, "tuning.freeze=body").tuning == Tuning(freeze="body")
+    assert chosen(600, "tuning.lora.rank=4").tuning.freeze == "none"
+    assert chosen(600, "tuning.layer_decay=0.9").tuning == Tuning(freeze="embeddings", layer_decay=0.9)
+    targets = recipe_for_tables(base(), "run", 600, writes=True, published=True)
+    assert with_choices(targets, targets, 600, published=True).tuning == Tuning()
+
+
+def test_an_embedding_model_keeps_its_pooling() -> None:
+    source = load("bert-tiny", ["objective={kind: embedding, pool: max}"]).recipe
+    objective = chosen(600, source=source).objective
+    assert isinstance(objective, Classification)
+    assert (objective.pool, objective.dense) == ("max", "none")
+
+
+def test_an_averaging_model_is_trained_as_it_was() -> None:
+    source = load("dan", ["optimizer.lr=0.123", "training.epochs=7", "training.batch_size=10"]).recipe
+    recipe = chosen(600, source=source, published=False)
+    assert recipe.optimizer == source.optimizer
+    assert recipe.schedule == source.schedule
+    assert (recipe.training.epochs, recipe.training.batch_size) == (7, 10)
+    assert recipe.evaluation.every == 54
