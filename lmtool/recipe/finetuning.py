@@ -124,7 +124,7 @@ def with_choices(recipe: Recipe, chosen: Recipe, n_rows: int, published: bool) -
         update["optimizer"] = recipe.optimizer.model_copy(update={"lr": rate})
         update["schedule"] = recipe.schedule.model_copy(update={"warmup_steps": math.ceil(steps / 10)})
     if published and isinstance(recipe.objective, Classification) and tuning.lora is None:
-        # as good, a fifth faster, and their moments need no memory
+        # half of a small model, whose gradients and moments take time and memory; see decision 015
         update["tuning"] = Tuning(freeze="embeddings")
     return recipe.model_copy(update=update)
 
