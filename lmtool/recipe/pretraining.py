@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lmtool.recipe.load import Resolved, Setting, load
-from lmtool.recipe.spec import Data
+from lmtool.recipe.spec import Causal, Classification, Recipe, Seq2Seq
 
 NAME = "default"
 """Name of the default recipe, in the names of runs."""
 
 INFERRED = "inferred from the text"
 """Origin of the values that follow from the text."""
+
+COMPARISON = "evaluation.baseline"
 
 LENGTHS = {"training.steps", "training.epochs", "training.tokens", "training.minutes"}
 """Keys that set the length of training: who sets one sets the length."""
@@ -95,29 +97,37 @@ class Inferred:
 class DefaultRecipe:
     """The default recipe before the text is read, with what a person has set.
 
-    data: of the text, as far as it is set.
+    draft: the recipe so far, with the sizes of a usual text.
     """
 
     overrides: Sequence[str]
     flags: Sequence[Setting]
-    data: Data
+    draft: Recipe
 
     @classmethod
     def of(cls, overrides: Sequence[str], flags: Sequence[Setting]) -> "DefaultRecipe":
         """Raises RecipeError for settings that are mistakes whatever the text."""
         layers = _of_width(_width_in(overrides) or USUAL_WIDTH)
         settings = _settings([layers], _keys(overrides, flags))
-        return cls(overrides, flags, load(NAME, overrides, flags, settings).recipe.data)
+        return cls(overrides, flags, load(NAME, overrides, flags, settings).recipe)
 
     def settle(self, shape: TextShape) -> tuple[Resolved, tuple[str, ...]]:
         """The recipe for a text, and a line for each setting that follows from it, without those that a person made."""
+        model, objective = self.draft.model, self.draft.objective
+        given = _keys(self.overrides, self.flags)
+        if model.counts or isinstance(objective, Classification | Seq2Seq):
+            given += LENGTHS
         if shape.is_closed:
             reason = f"{100 * shape.new_words:.2g} % of the words in its last tenth are new"
-            return load(CLOSED, self.overrides, self.flags), (f"vocabulary: closed, {reason}; recipe {CLOSED} (-r)",)
-        given = _keys(self.overrides, self.flags)
-        inferred = [one for one in infer(shape, _width_in(self.overrides)) if not one.is_made(given)]
-        resolved = load(NAME, self.overrides, self.flags, _settings(inferred, given))
-        return resolved, tuple(str(one) for one in inferred if one.reason)
+            told: tuple[str, ...] = (f"vocabulary: closed, {reason}; recipe {CLOSED} (-r)",)
+            name, settings = CLOSED, []
+        else:
+            inferred = [one for one in infer(shape, _width_in(self.overrides)) if not one.is_made(given)]
+            told = tuple(str(one) for one in inferred if one.reason)
+            name, settings = NAME, _settings(inferred, given)
+        if isinstance(objective, Causal) and not model.counts and COMPARISON not in given:
+            settings = [*settings, Setting(COMPARISON, True, INFERRED)]
+        return load(name, self.overrides, self.flags, settings), told
 
 
 def infer(shape: TextShape, width: int | None = None) -> list[Inferred]:
@@ -131,9 +141,9 @@ def infer(shape: TextShape, width: int | None = None) -> list[Inferred]:
         width = 128 if megabytes < 0.5 else 192 if megabytes < 3 else 256
         inferred.append(Inferred("model", f"{width} wide for {megabytes:.2g} MB", {"model.d_model": width}))
     inferred.append(_of_width(width))
-    dropout = 0.3 if megabytes < 0.5 else 0.2 if megabytes < 2 else 0.1 if megabytes < 10 else 0.0
+    dropout = 0.1 if megabytes < 5 else 0.0
     inferred.append(Inferred("dropout", f"{dropout} for {megabytes:.2g} MB", {"model.dropout": dropout}))
-    passes = 16 if megabytes < 3 else 8
+    passes = 20 if megabytes < 0.5 else 12
     length = {"training.minutes": MINUTES, "training.epochs": passes}
     reason = f"{MINUTES:g} minutes, or {passes} passes over the text"
     inferred.append(Inferred("length", reason, length, frozenset(LENGTHS)))
@@ -148,7 +158,7 @@ def _tokens(shape: TextShape, megabytes: float) -> Inferred:
         context = min(256, 32 * -(-(shape.longest + 2) // 32))
         values = {"tokenizer.kind": "char", "model.context": context, "training.batch_size": max(8, 2048 // context)}
         return Inferred("tokens", f"characters, for lines of {mean:.0f} of them", values, tokenizer)
-    size = 2048 if megabytes < 3 else 4096 if megabytes < 30 else 8192
+    size = 1024 if megabytes < 0.1 else 2048 if megabytes < 0.5 else 4096 if megabytes < 10 else 8192
     return Inferred("tokens", f"{size:,} pieces for {megabytes:.2g} MB", {"tokenizer.vocab_size": size}, tokenizer)
 
 

@@ -92,7 +92,7 @@ def settle(recipe: Resolved | DefaultRecipe, *, cache: Path, report: Report) -> 
     """The recipe for a text, and a line for each setting that follows from the text; see `DefaultRecipe.settle`."""
     if isinstance(recipe, Resolved):
         return recipe, ()
-    text, _ = divide(recipe.data, cache=cache, report=report)
+    text, _ = divide(recipe.draft.data, cache=cache, report=report)
     return recipe.settle(text.shape)
 
 

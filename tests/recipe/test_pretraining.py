@@ -51,6 +51,8 @@ def test_long_lines_and_large_alphabets_are_read_in_pieces() -> None:
 def test_a_closed_vocabulary_takes_the_recipe_for_it() -> None:
     recipe, told = settled(STORIES)
     assert recipe.model == load("tiny").recipe.model
+    assert recipe.evaluation.baseline
+    assert not settled(STORIES, "evaluation.baseline=false")[0].evaluation.baseline
     assert "tiny" in told
     assert settled(replace(STORIES, characters=10_000))[0].model != recipe.model
 
@@ -116,13 +118,13 @@ def test_heads_divide_any_even_width(width: int) -> None:
     assert model.d_model == width
 
 
-@pytest.mark.parametrize("kind", ["recurrent", "skipgram"])
+@pytest.mark.parametrize("kind", ["recurrent", "skipgram", "ngram"])
 def test_another_model_takes_what_it_has_of_it(kind: str) -> None:
     objective = "skip-gram" if kind == "skipgram" else "causal"
-    recipe, _ = settled(
-        PROSE, f"model.kind={kind}", f"objective.kind={objective}", "evaluation.baseline=false", "tokenizer.kind=word"
-    )
-    assert recipe.model.kind == kind
+    for shape in SHAPES.values():
+        recipe, _ = settled(shape, f"model.kind={kind}", f"objective.kind={objective}", "tokenizer.kind=word")
+        assert recipe.model.kind == kind
+        assert recipe.evaluation.baseline == (kind == "recurrent")
 
 
 def test_mistakes_are_told_before_a_text_is_read() -> None:
