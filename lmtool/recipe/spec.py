@@ -598,6 +598,9 @@ class Averaging(ModelSpec):
     log_ratios: bool = False
     """With one_hot: a text is the set of its words, each weighted by the log ratio of its probabilities in a class and
     in the others, so that training starts from naive Bayes (Wang and Manning 2012)."""
+    tf_idf: bool = False
+    """Weight the words of a text by (1 + log count) x inverse document frequency, scaled to length 1, instead of
+    equally (Salton and Buckley 1988)."""
     ngrams: Annotated[int, Field(ge=1, le=8)] = 1
     """Maximum order of the token n-grams that are features; 1 for single tokens only."""
     buckets: PositiveInt = 262_144
