@@ -128,7 +128,7 @@ class AveragingModel(SilentModel):
         features_BF, share_BF = self.features(batch, head.weight.dtype)
         if self.embedding is None:
             # only the weights of these features are read, of many thousands
-            used_U, place_BF = features_BF.unique(return_inverse=True)
+            used_U, place_BF = torch.unique(features_BF, return_inverse=True)
             used_CU = used_U.expand(len(head.weight), -1)
             weight_CU = head.weight.gather(1, used_CU)
             if isinstance(head, RatioHead):

@@ -939,6 +939,8 @@ class Training(Spec):
     """Total optimizer steps."""
     epochs: PositiveFloat | None = None
     """Epochs over a table, which then determine the steps; for objectives classification and seq2seq."""
+    min_steps: PositiveInt | None = None
+    """With epochs: the fewest steps, so that a small table is read more often."""
     batch_size: PositiveInt
     """Sequences in one optimizer step, over all devices."""
     micro_batch: PositiveInt | Literal["auto"] = "auto"
@@ -1119,6 +1121,8 @@ class Evaluation(Spec):
 
     every: PositiveInt = 250
     """Steps between validations; the last step always validates."""
+    epochs: PositiveFloat | None = None
+    """Epochs over a table between validations, which then determine `every`; at most 40 validations in all."""
     tokens: PositiveInt | None = 100_000
     """Validation tokens scored each time, the same ones every time; null for all."""
     metric: Literal["loss", "accuracy", "macro-f1", "correlation"] = "loss"

@@ -46,6 +46,9 @@ METRICS, SAMPLES, CHECKPOINTS = "metrics.jsonl", "samples.jsonl", "checkpoints"
 SPLIT = "split.json"
 """Indices of the table rows held out for validation."""
 
+FLOOR = "floor.json"
+"""Results of simple models on the rows of a table that the run is evaluated on."""
+
 VALIDATED = "validated.json"
 """Result of the last validation, and the best step."""
 
@@ -425,7 +428,8 @@ def new_folder(name: str) -> Path:
 
 
 def _refuse_used(folder: Path) -> None:
-    for name in (INFO, RECIPE, TOKENIZER, TOKENIZER_CONFIG, METRICS, SAMPLES, VALIDATED, SPLIT, RESULTS, CHECKPOINTS):
+    kept = (INFO, RECIPE, TOKENIZER, TOKENIZER_CONFIG, METRICS, SAMPLES, VALIDATED, SPLIT, FLOOR, RESULTS, CHECKPOINTS)
+    for name in kept:
         if os.path.lexists(folder / name):
             raise UsageError(
                 f"the output folder already holds {name}",

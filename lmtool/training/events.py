@@ -38,6 +38,13 @@ class AlreadyFinished:
 
 
 @dataclass(frozen=True)
+class Noted:
+    """A line to tell before training."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Plan:
     """The plan of the session, before the first step.
 
@@ -99,4 +106,4 @@ class Ended:
     metric: str
 
 
-Event = Started | AlreadyFinished | Plan | Stepped | Sampled | Saved | Warned | Ended | Results
+Event = Started | AlreadyFinished | Noted | Plan | Stepped | Sampled | Saved | Warned | Ended | Results

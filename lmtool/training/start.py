@@ -20,14 +20,15 @@ from lmtool.recipe.finetuning import recipe_for_tables, recipe_for_text, with_ra
 from lmtool.recipe.load import Resolved, Setting, lay_over, load
 from lmtool.recipe.spec import Classification, Data, Recipe, Seq2Seq
 from lmtool.run.checkpoint import Checkpoint
-from lmtool.run.directory import RESULTS, SPLIT, Run, check_folder, describe_environment
+from lmtool.run.directory import FLOOR, RESULTS, SPLIT, Run, check_folder, describe_environment
 from lmtool.run.find import find
-from lmtool.tables.data import TaskTables, open_tables, read_tables
+from lmtool.tables.data import TableData, TaskTables, open_tables, read_tables
+from lmtool.tables.floor import Floor
 from lmtool.text.disk import write_file
 from lmtool.text.prepare import Report
 from lmtool.text.tokenizer import Tokenizer
 from lmtool.training.data import TrainingData, read_text
-from lmtool.training.events import AlreadyFinished, Event, Started, Warned
+from lmtool.training.events import AlreadyFinished, Event, Noted, Started, Warned
 from lmtool.training.keeper import TrainingState
 from lmtool.training.train import train
 
@@ -195,9 +196,26 @@ def _begin(
                     write_file(run.path / SPLIT, json.dumps(data.split).encode())
                 run.start(step=0, command=command, environment=describe_environment(str(compute.device)))
                 yield Started(run.path, run.name, recipe, data.framing.tokenizer, data.lines)
+                yield from _floors(run, data)
             yield from map(Warned, data.warnings)
             same = base is not None and _labels(base.recipe) == _labels(recipe)
             yield from train(run, data, compute, world, base=base, same_labels=same, stop=stop)
+
+
+def _floors(run: Run, data: TrainingData) -> Iterator[Event]:
+    """Measure the floors of tables with labels, or read those that the run has kept."""
+    if not isinstance(data, TableData):
+        return
+    kept = run.path / FLOOR
+    if kept.exists():
+        data.floors = {name: Floor.of_record(record) for name, record in json.loads(kept.read_bytes()).items()}
+    else:
+        data.measure_floors()
+        if data.floors:
+            records = {name: floor.record() for name, floor in data.floors.items()}
+            write_file(kept, json.dumps(records, indent=1).encode())
+    for name, floor in data.floors.items():
+        yield Noted(f"{name}: {floor.line()}" if name else floor.line())
 
 
 def resume(
@@ -224,7 +242,7 @@ def resume(
     recipe = load(run.recipe_path, overrides).recipe
     if recipe.training.steps != load(run.recipe_path).recipe.training.steps:
         # else steps would follow from epochs again
-        recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update={"epochs": None})})
+        recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update={"epochs": None, "min_steps": None})})
     compute = resolve(recipe.training.device, recipe.training.precision, local_rank())
     with joined(compute) as world:
         _check(recipe, compute, world, {})
@@ -257,6 +275,7 @@ def resume(
                 )
                 run.write_recipe(dump(recipe))
                 yield Started(run.path, run.name, recipe, tokenizer, data.lines, tuple(changes.values()))
+                yield from _floors(run, data)
             main = run if world.is_main else None
             yield from train(main, data, compute, world, checkpoint=checkpoint, state=state, base=base, stop=stop)
 
@@ -351,7 +370,8 @@ def _changes(before: Recipe, after: Recipe) -> dict[str, str]:
     keys = dict.fromkeys([*values[0], *values[1]])
     if after.training.epochs is None:
         # steps take their place when a run is trained longer
-        keys.pop("training.epochs")
+        for key in ("training.epochs", "training.min_steps"):
+            keys.pop(key)
     return {
         key: f"{key} {values[0].get(key)} -> {values[1].get(key)}"
         for key in keys
