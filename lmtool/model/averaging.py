@@ -1,10 +1,11 @@
 """Bag-of-words classifiers: the deep averaging network and, without embeddings and layers, the linear classifier.
 
-Shapes: B texts, T positions, F features of a text, U of a batch, D model width, C classes or labels.
+Shapes: B texts, T positions, F features of a text, U of a batch, K buckets, D model width, C classes or labels.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -80,13 +81,15 @@ class AveragingModel(SilentModel):
     frequencies of features, and the head is a linear classifier; with log_ratios too, x is 1 for each feature present
     in the text, and the head is a RatioHead. With tf_idf, the weights of the sum are (1 + log n_f) idf_f instead of
     equal ones, n_f being how often the text has f, scaled so that their squares sum to 1 (Salton and Buckley 1988).
-    idf_F is set by `count`; a feature that no training text has gets 0.
+    `count` sets idf_F, and owner_K, the n-gram that a bucket stands for: the one that most training texts have. All
+    other n-grams are ignored then, so that those of new texts do not take the weights of known ones.
 
     width: input width of a head.
     """
 
     reads: Reads = "words"
     idf_F: Tensor | None
+    owner_K: Tensor | None
 
     def __init__(self, spec: Averaging, vocab_size: int) -> None:
         super().__init__()
@@ -100,6 +103,9 @@ class AveragingModel(SilentModel):
         self.dropout = spec.dropout
         n_features = vocab_size + spec.n_hashed
         self.register_buffer("idf_F", torch.ones(n_features) if spec.tf_idf else None)
+        # no n-gram has the hash -1: until they are counted, a bucket stands for all
+        owner_K = torch.full((spec.n_hashed,), -1, dtype=torch.int32) if spec.tf_idf and spec.ngrams > 1 else None
+        self.register_buffer("owner_K", owner_K)
         self.width = n_features if spec.one_hot else spec.d_model
         self.embedding = None if spec.one_hot else nn.Embedding(n_features, spec.d_model)
         self.dense = nn.ModuleList(nn.Linear(spec.d_model, spec.d_model) for _ in range(spec.n_layers))
@@ -113,12 +119,33 @@ class AveragingModel(SilentModel):
         """Set idf_f = 1 + log((1 + n) / (1 + n_f)) from n texts in CPU memory, n_f of which have the feature f."""
         if self.idf_F is None:
             return
+        if self.owner_K is not None:
+            self.owner_K.copy_(self._owners(batches))
         n_texts, counts_F = 0, torch.zeros(len(self.idf_F), dtype=torch.float64)
         for batch in batches:
             features_BF, times_BF = _distinct(*self._all_features(batch))
             counts_F += torch.bincount(features_BF[times_BF > 0], minlength=len(counts_F))
             n_texts += len(batch.tokens_BT)
         self.idf_F.copy_(torch.where(counts_F > 0, 1 + torch.log((1 + n_texts) / (1 + counts_F)), 0.0))
+
+    def _owners(self, batches: Sequence[Batch]) -> Tensor:
+        """The hash of the n-gram in most texts, for each bucket; -1 where no text has any. Ties: the larger hash."""
+        hashes = counts = torch.zeros(0, dtype=torch.int64)
+        n_merged = 0
+        for batch in batches:
+            for hash_BT, keep_BT in self._hashes(batch):
+                hash_BT, times_BT = _distinct(hash_BT, keep_BT)
+                found, n_found = torch.unique(hash_BT[times_BT > 0], return_counts=True)
+                hashes, counts = torch.cat((hashes, found)), torch.cat((counts, n_found))
+            if len(hashes) > 2 * n_merged:
+                hashes, counts = _merged(hashes, counts)
+                n_merged = len(hashes)
+        hashes, counts = _merged(hashes, counts)
+        hashes = hashes[counts.argsort(stable=True)]
+        owner_K = np.full(self.buckets, -1, dtype=np.int32)
+        # of several with one bucket the last is kept
+        owner_K[(hashes % self.buckets).numpy()] = hashes.numpy()
+        return torch.from_numpy(owner_K)
 
     def scores(self, batch: Batch, head: nn.Linear, dropout: float) -> Tensor:
         """The head's scores of each text (B, C). dropout: on the head's input vector, unless words are one_hot.
@@ -161,14 +188,25 @@ class AveragingModel(SilentModel):
         tokens_BT = batch.tokens_BT
         keep_BT = torch.ones_like(tokens_BT, dtype=torch.bool) if batch.keep_BT is None else batch.keep_BT
         features, keeps = [tokens_BT], [keep_BT]
-        hash_BT, keep_BF = tokens_BT, keep_BT
+        for hash_BT, known_BT in self._hashes(batch):
+            bucket_BT = hash_BT % self.buckets
+            if self.owner_K is not None:
+                owner_BT = self.owner_K[bucket_BT]
+                known_BT = known_BT & ((owner_BT == hash_BT) | (owner_BT < 0))
+            features.append(self.vocab_size + bucket_BT)
+            keeps.append(known_BT)
+        return torch.cat(features, 1), torch.cat(keeps, 1)
+
+    def _hashes(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+        """The hashes of the n-grams that begin at each position, and False where they do not fit; by order from 2."""
+        tokens_BT = batch.tokens_BT
+        hash_BT = tokens_BT
+        keep_BT = kept_BT = torch.ones_like(tokens_BT, dtype=torch.bool) if batch.keep_BT is None else batch.keep_BT
         for n in range(2, self.ngrams + 1):
             # polynomial hash: a prime multiplier makes it depend on all tokens
             hash_BT = (hash_BT[:, :-1] * 1_000_003 ^ tokens_BT[:, n - 1 :]) % MERSENNE
-            keep_BF = keep_BF[:, :-1] & keep_BT[:, n - 1 :]
-            features.append(self.vocab_size + hash_BT % self.buckets)
-            keeps.append(keep_BF)
-        return torch.cat(features, 1), torch.cat(keeps, 1)
+            kept_BT = kept_BT[:, :-1] & keep_BT[:, n - 1 :]
+            yield hash_BT, kept_BT
 
     def forward(self, batch: Batch) -> Output:
         """Context-independent embeddings of the tokens (B, T, D). Raises UsageError with one_hot."""
@@ -197,6 +235,12 @@ class AveragingModel(SilentModel):
 
     def describe(self) -> str:
         return "linear in words" if self.embedding is None else f"mean of words, {len(self.dense)} x {self.width}"
+
+
+def _merged(numbers: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct numbers, sorted, and the sums of their counts."""
+    distinct, place = torch.unique(numbers, return_inverse=True)
+    return distinct, torch.zeros_like(distinct).index_add_(0, place, counts)
 
 
 def _distinct(features_BF: Tensor, keep_BF: Tensor) -> tuple[Tensor, Tensor]:

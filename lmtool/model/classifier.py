@@ -138,10 +138,12 @@ class Classifier(Wrapper):
         batches: all labelled training texts, in CPU memory.
         """
         if isinstance(self.body, AveragingModel) and (self.body.idf_F is not None or isinstance(self.head, RatioHead)):
-            counted = list(batches)
+            counted, device = list(batches), self.head.weight.device
+            self.cpu()
             self.body.count(counted)
             if isinstance(self.head, RatioHead):
                 self.head.count(self.body, counted)
+            self.to(device)
 
     def answer(self, batch: Batch) -> Answer:
         """Scores of the rows, with the hidden states and auxiliary losses."""
