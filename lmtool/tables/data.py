@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ from lmtool.recipe.spec import Classification, Data, Recipe, Seq2Seq, TokenizerF
 from lmtool.tables.columns import Columns, choose_columns
 from lmtool.tables.floor import Floor, measure_floor
 from lmtool.tables.labels import LabelKind, LabelMap
-from lmtool.tables.reading import LabelledTexts, read_labelled, shared_rows
+from lmtool.tables.reading import LabelledTexts, read_labelled, shared_rows, stream_labelled
 from lmtool.tables.results import Results
 from lmtool.tables.rows import EncodedRow, TableExamples
 from lmtool.tables.split import restore_split, split_rows
@@ -30,7 +31,7 @@ from lmtool.tables.tasks import AnsweringModel, Task, as_answer, as_source, buil
 from lmtool.text.chat import ChatFormat
 from lmtool.text.files import place, shown
 from lmtool.text.prepare import default_cache
-from lmtool.text.table import Table, open_table
+from lmtool.text.table import Skipped, Table, open_table
 from lmtool.text.tokenizer import Tokenizer
 
 MOST_VALIDATIONS = 40
@@ -167,6 +168,12 @@ def open_tables(data: Data) -> list[TaskTables]:
     return [
         TaskTables(name, *_open(file, data), None, tests.get(name), weight) for name, (file, weight) in named.items()
     ]
+
+
+def sample_texts(tables: TaskTables, most: int = 2000) -> list[str]:
+    """The texts of the first good rows of a training table, a row's in one."""
+    rows = stream_labelled(tables.table, replace(tables.columns, label=None), skipped=Skipped())
+    return ["\n".join(item.texts) for _, item in islice(rows, most)]
 
 
 def task_names(data: Data) -> list[str]:

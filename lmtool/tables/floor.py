@@ -81,7 +81,9 @@ class Floor:
 
 def mean_line(floors: Sequence[Floor]) -> str:
     """One line for the floors of several runs on one table, whose held-out rows differ: their means."""
-    constant, linear = (float(np.mean(values)) for values in zip(*((f.constant, f.linear) for f in floors), strict=True))
+    constant, linear = (
+        float(np.mean(values)) for values in zip(*((f.constant, f.linear) for f in floors), strict=True)
+    )
     return replace(floors[0], constant=constant, linear=linear).line()
 
 
@@ -154,7 +156,9 @@ def _linear(
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression, Ridge
 
-    settings = {"ngram_range": (1, 2), "token_pattern": r"\w+"} if words else {"analyzer": "char", "ngram_range": (1, 4)}
+    settings = (
+        {"ngram_range": (1, 2), "token_pattern": r"\w+"} if words else {"analyzer": "char", "ngram_range": (1, 4)}
+    )
     vectors = TfidfVectorizer(sublinear_tf=True, dtype=np.float64, **settings)
     analyze = vectors.build_analyzer()
     varies_C = (target_RC != target_RC[0]).any(0)
@@ -184,5 +188,3 @@ def _metric(truth_RC: Floats, scores_RC: Floats, kind: LabelKind) -> float:
         case "class":
             n_classes = truth_RC.shape[1]
             return class_metrics(confusion_matrix(truth_RC.argmax(1), scores_RC.argmax(1), n_classes)).accuracy
-
-

@@ -18,12 +18,12 @@ from lmtool.recipe.document import KeyPath, dotted
 from lmtool.recipe.dump import dump, leaves
 from lmtool.recipe.finetuning import recipe_for_tables, recipe_for_text, with_rate
 from lmtool.recipe.load import Resolved, Setting, lay_over, load
-from lmtool.recipe.spec import Classification, Data, Recipe, Seq2Seq
+from lmtool.recipe.spec import Classification, Data, Recipe, Recurrent, Seq2Seq, Transformer
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import FLOOR, RESULTS, SPLIT, Run, check_folder, describe_environment
 from lmtool.run.find import find
-from lmtool.tables.data import TableData, TaskTables, open_tables, read_tables
-from lmtool.tables.floor import Floor
+from lmtool.tables.data import TableData, TaskTables, open_tables, read_tables, sample_texts
+from lmtool.tables.floor import Floor, has_words
 from lmtool.text.disk import write_file
 from lmtool.text.prepare import Report
 from lmtool.text.tokenizer import Tokenizer
@@ -49,6 +49,10 @@ CHANGEABLE = (
 
 Files may have moved, since their content is compared.
 """
+
+
+CHARACTERS = ("tokenizer.kind=char", "model.ngrams=5", "model.context=2048")
+"""Overrides of the recipe `linear` for texts whose words do not recur."""
 
 
 def pretrain(
@@ -100,12 +104,14 @@ def to_continue(
 class FineTuning:
     """A resolved fine-tuning session, before the first row is read.
 
-    base: the run that is fine-tuned; from scratch when None. tables: of each task, opened once.
+    base: the run that is fine-tuned; from scratch when None. tables: of each task, opened once. choice: what was chosen
+    where the user named neither a run nor a recipe, as one line; else empty.
     """
 
     resolved: Resolved
     base: Base | None
     tables: tuple[TaskTables, ...]
+    choice: str = ""
 
     def with_seed(self, seed: int) -> "FineTuning":
         """The same with another seed."""
@@ -130,11 +136,12 @@ class FineTuning:
 
 
 def plan_finetuning(
-    source: str, scratch: Resolved | None, overrides: Sequence[str], flags: Sequence[Setting]
+    source: str | None, scratch: Resolved | None, overrides: Sequence[str], flags: Sequence[Setting]
 ) -> FineTuning:
     """Open the tables that the command line names, and resolve the recipe.
 
-    source: the run that is fine-tuned. scratch: a recipe to train from scratch, instead of a run.
+    source: the run that is fine-tuned. scratch: a recipe to train from scratch, instead of a run. Without both, the
+    last run is fine-tuned if it is a pretrained body, and else the recipe `linear` is trained.
     Raises UsageError for a recipe that is not for tables, and for a model that cannot be trained on them.
     """
     if scratch is not None:
@@ -145,7 +152,14 @@ def plan_finetuning(
             )
         _refuse_adapters_alone(scratch.recipe)
         return FineTuning(scratch, None, tuple(open_tables(scratch.recipe.data)))
-    base = open_base(source)
+    choice = ""
+    if source is None:
+        base, why = _last_body()
+        if base is None:
+            return _plan_linear(why, overrides, flags)
+        choice = f"{why}: it is fine-tuned; --from RUN or --from hf:ORG/NAME takes another, --recipe linear none"
+    else:
+        base = open_base(source)
     name, label = base.run.name, f"fine-tuning of {base.run.name}"
     # settings of the data come first: the rest depends on them
     about_data = [text for text in overrides if text.lstrip().startswith("data.")]
@@ -156,7 +170,42 @@ def plan_finetuning(
     recipe = recipe_for_tables(base.recipe, name, sum(task.table.n_rows for task in tables), writes)
     resolved = lay_over(recipe, label, f"finetune-{name}", overrides, flags)
     rated = with_rate(recipe, resolved.recipe.tuning)
-    return FineTuning(lay_over(rated, label, f"finetune-{name}", overrides, flags), base, tuple(tables))
+    return FineTuning(lay_over(rated, label, f"finetune-{name}", overrides, flags), base, tuple(tables), choice)
+
+
+def _last_body() -> tuple[Base | None, str]:
+    """The last run if it is a pretrained body for other tasks, and what it is."""
+    try:
+        base = open_base("last")
+    except CheckpointError as error:
+        return None, error.what
+    recipe, name = base.recipe, base.run.name
+    is_a = "an" if recipe.model.title[0] in "aeiou" else "a"
+    last = f"the last run, {name}, is"
+    if isinstance(recipe.objective, Classification):
+        below = base.run.info.get("base")
+        other = f", --from {below['run']} what it was fine-tuned from" if below else ""
+        return None, f"{last} a classifier (--from {name} trains it on{other})"
+    if not isinstance(recipe.model, Transformer | Recurrent):
+        return None, f"{last} {is_a} {recipe.model.title}"
+    return base, f"{last} {is_a} {recipe.model.title}"
+
+
+def _plan_linear(why: str, overrides: Sequence[str], flags: Sequence[Setting]) -> FineTuning:
+    """The linear model of a labelled table, where there is nothing to fine-tune. why: as `_last_body` says it."""
+    if part := next((flag for flag in flags if flag.key.startswith("tuning.")), None):
+        raise UsageError(f"{part.flag} is for a trained model: {why}", fix="name one: --from RUN or --from hf:ORG/NAME")
+    tables = tuple(open_tables(load("linear", overrides, flags).recipe.data))
+    if tables[0].name or tables[0].columns.writes:
+        raise UsageError(
+            f"a table of target texts needs a model that writes: {why}",
+            fix="name one: --from RUN or --from hf:ORG/NAME; or train one from scratch: --recipe transformer-tiny",
+        )
+    words = has_words(sample_texts(tables[0]))
+    of = "words and word pairs" if words else "character n-grams"
+    resolved = load("linear", [*(() if words else CHARACTERS), *overrides], flags)
+    choice = f"{why}: a linear model of {of} is trained; for more, --from hf:ORG/NAME or --from RUN fine-tunes a model"
+    return FineTuning(resolved, None, tables, choice)
 
 
 def _begin(
@@ -242,7 +291,9 @@ def resume(
     recipe = load(run.recipe_path, overrides).recipe
     if recipe.training.steps != load(run.recipe_path).recipe.training.steps:
         # else steps would follow from epochs again
-        recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update={"epochs": None, "min_steps": None})})
+        recipe = recipe.model_copy(
+            update={"training": recipe.training.model_copy(update={"epochs": None, "min_steps": None})}
+        )
     compute = resolve(recipe.training.device, recipe.training.precision, local_rank())
     with joined(compute) as world:
         _check(recipe, compute, world, {})
