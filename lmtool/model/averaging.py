@@ -21,10 +21,11 @@ MERSENNE = 2**31 - 1
 
 
 class RatioHead(nn.Linear):
-    """A linear classifier initialised as naive Bayes (Wang and Manning 2012, Baselines and Bigrams).
+    """A linear classifier initialised as naive Bayes (after Wang and Manning 2012, Baselines and Bigrams).
 
-    The score of class c is b_c + sum of v_cf r_cf over the features f of a text. v is trained, initially 1. r is set by
-    `count`: the log ratio of the probabilities of f in texts of c and in the others.
+    The score of class c is b_c + sum of v_cf r_cf x_f over the features f of a text, x_f being their weights. v is
+    trained, initially 1. r is set by `count`: the log ratio of how often f is in texts of c and of how often it would
+    be, were it independent of the class.
     """
 
     ratios_CF: Tensor
@@ -37,23 +38,23 @@ class RatioHead(nn.Linear):
 
     @torch.no_grad()
     def count(self, body: "AveragingModel", batches: Sequence[Batch]) -> None:
-        """Set r_cf = log((p_cf / sum of p_c) / (q_cf / sum of q_c)) / s from labelled texts in CPU memory.
+        """Set r_cf = log((n_cf + 1) / (n_f N_c / N + 1)) / s from labelled texts in CPU memory.
 
-        p_cf is 1 plus the number of texts of class c with feature f, q_cf the same over the other classes. Features
-        that no text has are excluded and get 0. s makes the mean square of all scores of these texts 1, so that one
+        n_cf and n_f are the numbers of texts of class c and of all texts with feature f, N_c and N their sums over f.
+        For two classes the scores differ as those of naive Bayes. Adding 1 on both sides keeps the ratios of rare
+        features near 0, also in rare classes. s makes the mean square of all scores of these texts 1, so that one
         learning rate suits texts of all lengths.
         """
-        counts_CF = torch.zeros(2, *self.ratios_CF.shape, dtype=torch.float64)
+        counts_CF = torch.zeros(self.ratios_CF.shape, dtype=torch.float64)
+        totals_F = torch.zeros(counts_CF.shape[1], dtype=torch.float64)
         for batch in batches:
             (features_BF, weight_BF), is_BC = body.features(batch, torch.float64), _members(batch, len(self.bias))
             found_BF = (weight_BF > 0).double()
-            for c, is_B in enumerate(is_BC.T):
-                for side, count_BF in enumerate((found_BF * is_B[:, None], found_BF * (1 - is_B)[:, None])):
-                    counts_CF[side, c].index_add_(0, features_BF.flatten(), count_BF.flatten())
-        seen_F = counts_CF[:, 0].sum(0) > 0
-        share_CF = (counts_CF + 1) * seen_F
-        inside_CF, outside_CF = share_CF / share_CF.sum(-1, keepdim=True)
-        ratios_CF = torch.where(seen_F, torch.log(inside_CF / outside_CF), 0.0)
+            totals_F.index_add_(0, features_BF.flatten(), found_BF.flatten())
+            for count_F, is_B in zip(counts_CF, is_BC.T > 0, strict=True):
+                count_F.index_add_(0, features_BF[is_B].flatten(), found_BF[is_B].flatten())
+        share_C = counts_CF.sum(1) / totals_F.sum().clamp(min=1)
+        ratios_CF = torch.log((counts_CF + 1) / (share_C[:, None] * totals_F + 1))
         squares, n_scores = 0.0, 0
         for batch in batches:
             features_BF, weight_BF = body.features(batch, torch.float64)

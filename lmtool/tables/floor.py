@@ -157,7 +157,7 @@ def _linear(
     from sklearn.linear_model import LogisticRegression, Ridge
 
     settings = (
-        {"ngram_range": (1, 2), "token_pattern": r"\w+"} if words else {"analyzer": "char", "ngram_range": (1, 4)}
+        {"ngram_range": (1, 2), "token_pattern": r"\w+"} if words else {"analyzer": "char_wb", "ngram_range": (1, 5)}
     )
     vectors = TfidfVectorizer(sublinear_tf=True, dtype=np.float64, **settings)
     analyze = vectors.build_analyzer()
