@@ -26,7 +26,7 @@ def finetune(
             "--from",
             metavar="RUN",
             help="The run, or published model, to fine-tune.",
-            show_default="last",
+            show_default="last, if pretrained",
         ),
     ] = None,
     recipe: Annotated[
@@ -122,6 +122,7 @@ def finetune(
 ) -> None:
     """Fine-tune a model on a table with labels or target texts, and evaluate it.
 
+    Without a pretrained run, --from and --recipe, a linear model of words and word pairs is trained.
     Columns and the kind of labels are inferred and reported. Prints the results and the run directory at the end.
     Ctrl-C saves and stops; `lmtool resume` continues.
     """
@@ -164,15 +165,18 @@ def finetune(
     scratch = None if recipe is None else load(recipe, overrides or (), flags)
 
     from lmtool.cli.training import follow
+    from lmtool.compute.processes import is_main
     from lmtool.inference.merging import merge as make_merged
     from lmtool.interop.reference import run_of
     from lmtool.printable import plain
     from lmtool.tables.results import spread
     from lmtool.training.start import plan_finetuning
 
-    plan = plan_finetuning(run_of(source or "last"), scratch, overrides or (), flags)
+    plan = plan_finetuning(None if source is None else run_of(source), scratch, overrides or (), flags)
     if merge and plan.resolved.recipe.tuning.lora is None:
         raise UsageError("--merge is for adapters, and there are none", fix="add --lora-rank 8, or omit --merge")
+    if plan.choice and is_main() and not quiet:
+        typer.echo(plain(plan.choice), err=True)
     first = plan.resolved.recipe.seed
     measured = []
     for seed in range(first, first + seeds):

@@ -80,6 +80,8 @@ class Display:
                 self._say(*(f"changed: {change}" for change in event.changes))
             case events.AlreadyFinished():
                 self._warn(*_already_finished(event))
+            case events.Noted():
+                self._say(event.text)
             case events.Plan():
                 self._say(*_plan(event))
                 self._begin(event)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lmtool.decoding.reader import Prompt
 from lmtool.errors import UsageError
-from lmtool.recipe.spec import Classification, Masked, Prefix, Reads, Recipe, Seq2Seq
+from lmtool.recipe.spec import Averaging, Classification, Masked, Prefix, Reads, Recipe, Seq2Seq
 from lmtool.text.chat import ChatFormat, Message, own_template
 from lmtool.text.tokenizer import Tokenizer
 
@@ -67,7 +67,8 @@ class Framing:
 
         Rows of labelled tables are [CLS] A [SEP] B [SEP] for encoders (Devlin et al. 2019), and [BOS] A [SEP] B [CLS]
         for left-to-right models, whose head is on the last token, GPT's [EXTRACT] (Radford et al. 2018). Bag-of-words
-        models read A [SEP] B. All texts of a published model, sources included, are framed by its own template.
+        models read A [SEP] B, with tf-idf [SEP] A [SEP] B [SEP], so that their n-grams know where a text begins and
+        ends. All texts of a published model, sources included, are framed by its own template.
 
         A decoder that learns answers reads [BOS] source [SEP] target [EOS] in one row. That of a published model reads
         its chat template, with the source as the user's message; without one, the target follows the source.
@@ -107,6 +108,8 @@ class Framing:
                 before, after = (t.cls_id,), (t.sep_id,)
             case Classification(), "past":
                 before, after, documents = (t.bos_id,), (t.cls_id,), True
+            case Classification(), "words" if isinstance(model, Averaging) and model.tf_idf:
+                before = after = (t.sep_id,)
             case ((Classification() | Seq2Seq()), _):
                 pass  # words only, or a source only
             case _ if documents:

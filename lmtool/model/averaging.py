@@ -1,10 +1,11 @@
 """Bag-of-words classifiers: the deep averaging network and, without embeddings and layers, the linear classifier.
 
-Shapes: B texts, T positions, F features of a text, D model width, C classes or labels.
+Shapes: B texts, T positions, F features of a text, U of a batch, K buckets, D model width, C classes or labels.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -20,10 +21,11 @@ MERSENNE = 2**31 - 1
 
 
 class RatioHead(nn.Linear):
-    """A linear classifier initialised as naive Bayes (Wang and Manning 2012, Baselines and Bigrams).
+    """A linear classifier initialised as naive Bayes (after Wang and Manning 2012, Baselines and Bigrams).
 
-    The score of class c is b_c + sum of v_cf r_cf over the features f of a text. v is trained, initially 1. r is set by
-    `count`: the log ratio of the probabilities of f in texts of c and in the others.
+    The score of class c is b_c + sum of v_cf r_cf x_f over the features f of a text, x_f being their weights. v is
+    trained, initially 1. r is set by `count`: the log ratio of how often f is in texts of c and of how often it would
+    be, were it independent of the class.
     """
 
     ratios_CF: Tensor
@@ -36,26 +38,27 @@ class RatioHead(nn.Linear):
 
     @torch.no_grad()
     def count(self, body: "AveragingModel", batches: Sequence[Batch]) -> None:
-        """Set r_cf = log((p_cf / sum of p_c) / (q_cf / sum of q_c)) / s from labelled texts in CPU memory.
+        """Set r_cf = log((n_cf + 1) / (n_f N_c / N + 1)) / s from labelled texts in CPU memory.
 
-        p_cf is 1 plus the number of texts of class c with feature f, q_cf the same over the other classes. Features
-        that no text has are excluded and get 0. s makes the mean square of all scores of these texts 1, so that one
+        n_cf and n_f are the numbers of texts of class c and of all texts with feature f, N_c and N their sums over f.
+        For two classes the scores differ as those of naive Bayes. Adding 1 on both sides keeps the ratios of rare
+        features near 0, also in rare classes. s makes the mean square of all scores of these texts 1, so that one
         learning rate suits texts of all lengths.
         """
-        counts_CF = torch.zeros(2, *self.ratios_CF.shape, dtype=torch.float64)
+        counts_CF = torch.zeros(self.ratios_CF.shape, dtype=torch.float64)
+        totals_F = torch.zeros(counts_CF.shape[1], dtype=torch.float64)
         for batch in batches:
-            (features_BF, found_BF), is_BC = body.features(batch, torch.float64), _members(batch, len(self.bias))
-            for c, is_B in enumerate(is_BC.T):
-                for side, weight_BF in enumerate((found_BF * is_B[:, None], found_BF * (1 - is_B)[:, None])):
-                    counts_CF[side, c].index_add_(0, features_BF.flatten(), weight_BF.flatten())
-        seen_F = counts_CF[:, 0].sum(0) > 0
-        share_CF = (counts_CF + 1) * seen_F
-        inside_CF, outside_CF = share_CF / share_CF.sum(-1, keepdim=True)
-        ratios_CF = torch.where(seen_F, torch.log(inside_CF / outside_CF), 0.0)
+            (features_BF, weight_BF), is_BC = body.features(batch, torch.float64), _members(batch, len(self.bias))
+            found_BF = (weight_BF > 0).double()
+            totals_F.index_add_(0, features_BF.flatten(), found_BF.flatten())
+            for count_F, is_B in zip(counts_CF, is_BC.T > 0, strict=True):
+                count_F.index_add_(0, features_BF[is_B].flatten(), found_BF[is_B].flatten())
+        share_C = counts_CF.sum(1) / totals_F.sum().clamp(min=1)
+        ratios_CF = torch.log((counts_CF + 1) / (share_C[:, None] * totals_F + 1))
         squares, n_scores = 0.0, 0
         for batch in batches:
-            features_BF, found_BF = body.features(batch, torch.float64)
-            scores_BC = F.embedding_bag(features_BF, ratios_CF.T.contiguous(), per_sample_weights=found_BF, mode="sum")
+            features_BF, weight_BF = body.features(batch, torch.float64)
+            scores_BC = F.embedding_bag(features_BF, ratios_CF.T.contiguous(), per_sample_weights=weight_BF, mode="sum")
             squares, n_scores = squares + float(scores_BC.square().sum()), n_scores + scores_BC.numel()
         self.ratios_CF.copy_(ratios_CF / ((squares / n_scores) ** 0.5 or 1.0))
 
@@ -77,12 +80,17 @@ class AveragingModel(SilentModel):
     rows of E (Joulin et al. 2017, Bag of Tricks). Word dropout drops each from the mean with the given probability in
     training; a text that would lose all of them keeps them. With one_hot, E is the identity: x holds relative
     frequencies of features, and the head is a linear classifier; with log_ratios too, x is 1 for each feature present
-    in the text, and the head is a RatioHead.
+    in the text, and the head is a RatioHead. With tf_idf, the weights of the sum are (1 + log n_f) idf_f instead of
+    equal ones, n_f being how often the text has f, scaled so that their squares sum to 1 (Salton and Buckley 1988).
+    `count` sets idf_F, and owner_K, the n-gram that a bucket stands for: the one that most training texts have. All
+    other n-grams are ignored then, so that those of new texts do not take the weights of known ones.
 
     width: input width of a head.
     """
 
     reads: Reads = "words"
+    idf_F: Tensor | None
+    owner_K: Tensor | None
 
     def __init__(self, spec: Averaging, vocab_size: int) -> None:
         super().__init__()
@@ -91,9 +99,14 @@ class AveragingModel(SilentModel):
         self.ngrams = spec.ngrams
         self.buckets = spec.buckets
         self.log_ratios = spec.log_ratios
+        self.tf_idf = spec.tf_idf
         self.word_dropout = spec.word_dropout
         self.dropout = spec.dropout
         n_features = vocab_size + spec.n_hashed
+        self.register_buffer("idf_F", torch.ones(n_features) if spec.tf_idf else None)
+        # no n-gram has the hash -1: until they are counted, a bucket stands for all
+        owner_K = torch.full((spec.n_hashed,), -1, dtype=torch.int32) if spec.tf_idf and spec.ngrams > 1 else None
+        self.register_buffer("owner_K", owner_K)
         self.width = n_features if spec.one_hot else spec.d_model
         self.embedding = None if spec.one_hot else nn.Embedding(n_features, spec.d_model)
         self.dense = nn.ModuleList(nn.Linear(spec.d_model, spec.d_model) for _ in range(spec.n_layers))
@@ -102,6 +115,39 @@ class AveragingModel(SilentModel):
             # small, so that words rare in training have little weight
             nn.init.normal_(self.embedding.weight, std=1 / spec.d_model)
 
+    @torch.no_grad()
+    def count(self, batches: Sequence[Batch]) -> None:
+        """Set idf_f = 1 + log((1 + n) / (1 + n_f)) from n texts in CPU memory, n_f of which have the feature f."""
+        if self.idf_F is None:
+            return
+        if self.owner_K is not None:
+            self.owner_K.copy_(self._owners(batches))
+        n_texts, counts_F = 0, torch.zeros(len(self.idf_F), dtype=torch.float64)
+        for batch in batches:
+            features_BF, times_BF = _distinct(*self._all_features(batch))
+            counts_F += torch.bincount(features_BF[times_BF > 0], minlength=len(counts_F))
+            n_texts += len(batch.tokens_BT)
+        self.idf_F.copy_(torch.where(counts_F > 0, 1 + torch.log((1 + n_texts) / (1 + counts_F)), 0.0))
+
+    def _owners(self, batches: Sequence[Batch]) -> Tensor:
+        """The hash of the n-gram in most texts, for each bucket; -1 where no text has any. Ties: the larger hash."""
+        hashes = counts = torch.zeros(0, dtype=torch.int64)
+        n_merged = 0
+        for batch in batches:
+            for hash_BT, keep_BT in self._hashes(batch):
+                hash_BT, times_BT = _distinct(hash_BT, keep_BT)
+                found, n_found = torch.unique(hash_BT[times_BT > 0], return_counts=True)
+                hashes, counts = torch.cat((hashes, found)), torch.cat((counts, n_found))
+            if len(hashes) > 2 * n_merged:
+                hashes, counts = _merged(hashes, counts)
+                n_merged = len(hashes)
+        hashes, counts = _merged(hashes, counts)
+        hashes = hashes[counts.argsort(stable=True)]
+        owner_K = np.full(self.buckets, -1, dtype=np.int32)
+        # of several with one bucket the last is kept
+        owner_K[(hashes % self.buckets).numpy()] = hashes.numpy()
+        return torch.from_numpy(owner_K)
+
     def scores(self, batch: Batch, head: nn.Linear, dropout: float) -> Tensor:
         """The head's scores of each text (B, C). dropout: on the head's input vector, unless words are one_hot.
 
@@ -109,10 +155,14 @@ class AveragingModel(SilentModel):
         """
         features_BF, share_BF = self.features(batch, head.weight.dtype)
         if self.embedding is None:
-            weight_CF = head.weight * head.ratios_CF if isinstance(head, RatioHead) else head.weight
-            # row look-ups instead of a product with a vector as long as the vocabulary
-            scores_BC = F.embedding_bag(features_BF, weight_CF.T.contiguous(), per_sample_weights=share_BF, mode="sum")
-            return scores_BC + head.bias
+            # only the weights of these features are read, of many thousands
+            used_U, place_BF = torch.unique(features_BF, return_inverse=True)
+            used_CU = used_U.expand(len(head.weight), -1)
+            weight_CU = head.weight.gather(1, used_CU)
+            if isinstance(head, RatioHead):
+                weight_CU = weight_CU * head.ratios_CF.gather(1, used_CU)
+            scores_BC = F.embedding_bag(place_BF, weight_CU.T.contiguous(), per_sample_weights=share_BF, mode="sum")
+            return scores_BC if head.bias is None else scores_BC + head.bias
         x_BD = F.embedding_bag(features_BF, self.embedding.weight, per_sample_weights=share_BF, mode="sum")
         for layer in self.dense:
             x_BD = drop(self.activation(layer(x_BD)), self.dropout, self.training)
@@ -121,24 +171,43 @@ class AveragingModel(SilentModel):
 
     def features(self, batch: Batch, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The features of each text, and the weight of each in x; both (B, F)."""
-        tokens_BT = batch.tokens_BT
-        keep_BT = torch.ones_like(tokens_BT, dtype=torch.bool) if batch.keep_BT is None else batch.keep_BT
-        features, keeps = [tokens_BT], [keep_BT]
-        hash_BT, keep_BF = tokens_BT, keep_BT
-        for n in range(2, self.ngrams + 1):
-            # polynomial hash: a prime multiplier makes it depend on all tokens
-            hash_BT = (hash_BT[:, :-1] * 1_000_003 ^ tokens_BT[:, n - 1 :]) % MERSENNE
-            keep_BF = keep_BF[:, :-1] & keep_BT[:, n - 1 :]
-            features.append(self.vocab_size + hash_BT % self.buckets)
-            keeps.append(keep_BF)
-        features_BF, keep_BF = torch.cat(features, 1), torch.cat(keeps, 1)
-        if self.log_ratios:
-            features_BF, keep_BF = _once(features_BF, keep_BF)
-            return features_BF, keep_BF.to(dtype)
+        features_BF, keep_BF = self._all_features(batch)
+        if self.log_ratios and self.idf_F is None:
+            features_BF, times_BF = _distinct(features_BF, keep_BF)
+            return features_BF, (times_BF > 0).to(dtype)
         if self.training and self.word_dropout:
             stays_BF = keep_BF & (torch.rand(keep_BF.shape, device=keep_BF.device) >= self.word_dropout)
             keep_BF = torch.where(stays_BF.any(1, keepdim=True), stays_BF, keep_BF)
+        if self.idf_F is not None:
+            features_BF, times_BF = _distinct(features_BF, keep_BF)
+            weight_BF = torch.where(times_BF > 0, 1 + times_BF.clamp(min=1).to(dtype).log(), 0.0)
+            return features_BF, F.normalize(weight_BF * self.idf_F[features_BF].to(dtype), dim=1)
         return features_BF, keep_BF.to(dtype) / keep_BF.sum(1, keepdim=True).clamp(min=1)
+
+    def _all_features(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The features of each text, repeated ones too, and False for padding; both (B, F)."""
+        tokens_BT = batch.tokens_BT
+        keep_BT = torch.ones_like(tokens_BT, dtype=torch.bool) if batch.keep_BT is None else batch.keep_BT
+        features, keeps = [tokens_BT], [keep_BT]
+        for hash_BT, known_BT in self._hashes(batch):
+            bucket_BT = hash_BT % self.buckets
+            if self.owner_K is not None:
+                owner_BT = self.owner_K[bucket_BT]
+                known_BT = known_BT & ((owner_BT == hash_BT) | (owner_BT < 0))
+            features.append(self.vocab_size + bucket_BT)
+            keeps.append(known_BT)
+        return torch.cat(features, 1), torch.cat(keeps, 1)
+
+    def _hashes(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+        """The hashes of the n-grams that begin at each position, and False where they do not fit; by order from 2."""
+        tokens_BT = batch.tokens_BT
+        hash_BT = tokens_BT
+        keep_BT = kept_BT = torch.ones_like(tokens_BT, dtype=torch.bool) if batch.keep_BT is None else batch.keep_BT
+        for n in range(2, self.ngrams + 1):
+            # polynomial hash: a prime multiplier makes it depend on all tokens
+            hash_BT = (hash_BT[:, :-1] * 1_000_003 ^ tokens_BT[:, n - 1 :]) % MERSENNE
+            kept_BT = kept_BT[:, :-1] & keep_BT[:, n - 1 :]
+            yield hash_BT, kept_BT
 
     def forward(self, batch: Batch) -> Output:
         """Context-independent embeddings of the tokens (B, T, D). Raises UsageError with one_hot."""
@@ -169,8 +238,16 @@ class AveragingModel(SilentModel):
         return "linear in words" if self.embedding is None else f"mean of words, {len(self.dense)} x {self.width}"
 
 
-def _once(features_BF: Tensor, keep_BF: Tensor) -> tuple[Tensor, Tensor]:
-    """Deduplicated features of each text: sorted features, and True at the first of equal ones; both (B, F)."""
+def _merged(numbers: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct numbers, sorted, and the sums of their counts."""
+    distinct, place = torch.unique(numbers, return_inverse=True)
+    return distinct, torch.zeros_like(distinct).index_add_(0, place, counts)
+
+
+def _distinct(features_BF: Tensor, keep_BF: Tensor) -> tuple[Tensor, Tensor]:
+    """Sorted features of each text, and how often it has them at the first of equal ones, else 0; both (B, F)."""
     sorted_BF = features_BF.masked_fill(~keep_BF, -1).sort(1).values
     is_new_BF = F.pad(sorted_BF[:, 1:] != sorted_BF[:, :-1], (1, 0), value=True)
-    return sorted_BF.clamp(min=0), is_new_BF & (sorted_BF >= 0)
+    run_BF = is_new_BF.cumsum(1) - 1
+    times_BF = torch.zeros_like(sorted_BF).scatter_add_(1, run_BF, torch.ones_like(sorted_BF)).gather(1, run_BF)
+    return sorted_BF.clamp(min=0), times_BF * (is_new_BF & (sorted_BF >= 0))

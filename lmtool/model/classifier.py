@@ -115,7 +115,7 @@ class Classifier(Wrapper):
             if spec.dense_norm and isinstance(model, Transformer):
                 self.dense_norm = build_norm(model.norm, width, bias)
         n_scores = 1 if spec.task == "number" else len(spec.labels)
-        if isinstance(body, AveragingModel) and body.log_ratios:
+        if isinstance(body, AveragingModel) and body.log_ratios and (spec.task != "number" or not body.tf_idf):
             if spec.task == "number":
                 raise UsageError(
                     "log ratios need classes or labels, and this table has numbers",
@@ -125,17 +125,25 @@ class Classifier(Wrapper):
             self.head: nn.Linear = RatioHead(width, n_scores)
         else:
             self.head = new_linear(width, n_scores, spec.bias)
+            if isinstance(body, AveragingModel) and body.embedding is None:
+                # features that no training text has must have no weight
+                nn.init.zeros_(self.head.weight)
         if self.pool is not None and not spec.lm_weight:
             for parameter in self._beside_states():
                 parameter.requires_grad_(False)
 
     def count_features(self, batches: Iterable[Batch]) -> None:
-        """Initialise a naive Bayes head from counts; a no-op for other heads, which do not read the batches.
+        """Initialise weights that are counted: of features, and of a naive Bayes head. Others do not read the batches.
 
         batches: all labelled training texts, in CPU memory.
         """
-        if isinstance(self.body, AveragingModel) and isinstance(self.head, RatioHead):
-            self.head.count(self.body, list(batches))
+        if isinstance(self.body, AveragingModel) and (self.body.idf_F is not None or isinstance(self.head, RatioHead)):
+            counted, device = list(batches), self.head.weight.device
+            self.cpu()
+            self.body.count(counted)
+            if isinstance(self.head, RatioHead):
+                self.head.count(self.body, counted)
+            self.to(device)
 
     def answer(self, batch: Batch) -> Answer:
         """Scores of the rows, with the hidden states and auxiliary losses."""

@@ -146,6 +146,15 @@ def _read(file: Path, source: str) -> str:
         raise RecipeError([f"{source}: byte {error.start} is not UTF-8; a recipe is YAML text"]) from error
 
 
+_LENGTHS = ("steps", "epochs", "min_steps", "tokens", "minutes")
+
+GIVES_WAY: Mapping[KeyPath, tuple[KeyPath, ...]] = {
+    **{("training", key): tuple(("training", other) for other in _LENGTHS[1:] if other != key) for key in _LENGTHS},
+    ("evaluation", "every"): (("evaluation", "epochs"),),
+}
+"""Keys of a recipe that would overrule a key set on the command line, and are dropped unless they are set there too."""
+
+
 class _Layers:
     """The nested mapping of a recipe while overrides are applied, and the origins of its values."""
 
@@ -222,6 +231,11 @@ class _Layers:
                 if owners(sibling) and not any(other[: len(path)] == sibling for other in self._set):
                     del part[key]
         part[path[-1]] = value
+        if value is not None:
+            for other in GIVES_WAY.get(path, ()):
+                if other not in self._set:
+                    self._written.pop(other, None)
+                    self.tree.get(str(other[0]), {}).pop(other[-1], None)
         for origins in (self._written, self._set):
             for other in [other for other in origins if other[: len(path)] == path]:
                 del origins[other]

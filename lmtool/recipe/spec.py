@@ -598,6 +598,9 @@ class Averaging(ModelSpec):
     log_ratios: bool = False
     """With one_hot: a text is the set of its words, each weighted by the log ratio of its probabilities in a class and
     in the others, so that training starts from naive Bayes (Wang and Manning 2012)."""
+    tf_idf: bool = False
+    """Weight the words of a text by (1 + log count) x inverse document frequency, scaled to length 1, instead of
+    equally (Salton and Buckley 1988)."""
     ngrams: Annotated[int, Field(ge=1, le=8)] = 1
     """Maximum order of the token n-grams that are features; 1 for single tokens only."""
     buckets: PositiveInt = 262_144
@@ -938,6 +941,8 @@ class Training(Spec):
     """Total optimizer steps."""
     epochs: PositiveFloat | None = None
     """Epochs over the training data, which then determine the steps."""
+    min_steps: PositiveInt | None = None
+    """With epochs: the fewest steps, so that a small table is read more often."""
     tokens: PositiveInt | None = None
     """Tokens of text to train on, which then determine the steps."""
     minutes: PositiveFloat | None = None
@@ -1130,6 +1135,8 @@ class Evaluation(Spec):
 
     every: PositiveInt = 250
     """Steps between validations; the last step always validates."""
+    epochs: PositiveFloat | None = None
+    """Epochs over a table between validations, which then determine `every`; at most 40 validations in all."""
     tokens: PositiveInt | None = 100_000
     """Validation tokens scored each time, the same ones every time; null for all."""
     metric: Literal["loss", "accuracy", "macro-f1", "correlation"] = "loss"

@@ -46,13 +46,16 @@ METRICS, SAMPLES, CHECKPOINTS = "metrics.jsonl", "samples.jsonl", "checkpoints"
 SPLIT = "split.json"
 """Indices of the table rows held out for validation."""
 
+FLOOR = "floor.json"
+"""Results of simple models on the rows of a table that the run is evaluated on."""
+
 VALIDATED = "validated.json"
 """Result of the last validation, and the best step."""
 
 RESULTS = "metrics.json"
 """Scores of the best checkpoint on a table."""
 
-FILES = (INFO, RECIPE, TOKENIZER, TOKENIZER_CONFIG, METRICS, SAMPLES, VALIDATED, SPLIT, RESULTS, CHECKPOINTS)
+FILES = (INFO, RECIPE, TOKENIZER, TOKENIZER_CONFIG, METRICS, SAMPLES, VALIDATED, SPLIT, FLOOR, RESULTS, CHECKPOINTS)
 """What a run directory may hold, besides its lock."""
 
 RunState = Literal["running", "finished", "stopped", "imported"]

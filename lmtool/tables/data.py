@@ -4,7 +4,8 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,8 +21,9 @@ from lmtool.model.classifier import Classifier
 from lmtool.objective import Objective, build_objective
 from lmtool.recipe.spec import Classification, Data, Recipe, Seq2Seq, TokenizerFile
 from lmtool.tables.columns import Columns, choose_columns
+from lmtool.tables.floor import Floor, measure_floor
 from lmtool.tables.labels import LabelKind, LabelMap
-from lmtool.tables.reading import LabelledTexts, read_labelled, shared_rows
+from lmtool.tables.reading import LabelledTexts, read_labelled, shared_rows, stream_labelled
 from lmtool.tables.results import Results
 from lmtool.tables.rows import EncodedRow, TableExamples
 from lmtool.tables.split import restore_split, split_rows
@@ -29,8 +31,11 @@ from lmtool.tables.tasks import AnsweringModel, Task, as_answer, as_source, buil
 from lmtool.text.chat import ChatFormat
 from lmtool.text.files import place, shown
 from lmtool.text.prepare import default_cache
-from lmtool.text.table import Table, open_table
+from lmtool.text.table import Skipped, Table, open_table
 from lmtool.text.tokenizer import Tokenizer
+
+MOST_VALIDATIONS = 40
+"""Validations of a run whose recipe counts epochs between them."""
 
 SavedSplit = dict[str, Any]
 """What a run saves of the rows held out of its table; of several tables, by task name."""
@@ -53,20 +58,26 @@ class TaskTables:
 
 @dataclass(frozen=True)
 class TaskRows:
-    """Rows of one task."""
+    """Rows of one task. labelled: the texts of the rows for training and of those measured, where they have labels."""
 
     task: Task
     weight: float
     train: list[EncodedRow]
     valid: list[EncodedRow]
     test: list[EncodedRow] | None
+    labelled: tuple[LabelledTexts, LabelledTexts] | None
+
+    @property
+    def part(self) -> str:
+        """The part that the task is measured on, as in `Results`."""
+        return "test" if self.test else "validation"
 
 
 class TableData:
     """Rows of tables for training, validation and testing.
 
-    split: the held-out rows, as saved in the run; None where validation tables were given. See
-    `lmtool.training.data.TrainingData` for the rest.
+    split: the held-out rows, as saved in the run; None where validation tables were given. floors: of tasks with
+    labels, by name, once they are measured. See `lmtool.training.data.TrainingData` for the rest.
     """
 
     unit = "row"
@@ -88,6 +99,7 @@ class TableData:
         self.warnings = warnings
         self.split = split
         self.batch_units = recipe.training.batch_size
+        self.floors: dict[str, Floor] = {}
 
     @property
     def prompts(self) -> tuple[str, ...]:
@@ -111,6 +123,12 @@ class TableData:
             groups = by_length([row.lengths for row in rows], BATCH_TOKENS)
             lm.count_features(objective.collate([rows[i].example() for i in group]) for group in groups)
 
+    def measure_floors(self) -> None:
+        """Set the floors; takes seconds."""
+        self.floors = {
+            task.task.name: measure_floor(*task.labelled, task.part) for task in self.tasks if task.labelled is not None
+        }
+
     def examples(self, objective: Objective) -> TableExamples:
         """Training rows."""
         rows = [row for task in self.tasks for row in task.train]
@@ -128,10 +146,8 @@ class TableData:
     ) -> list[Results]:
         """Results on the test rows of each task, or else on its validation rows."""
         model = AnsweringModel(lm, objective, compute, world)
-        return [
-            task.task.measure(model, task.test or task.valid, "test" if task.test else "validation", step)
-            for task in self.tasks
-        ]
+        found = [task.task.measure(model, task.test or task.valid, task.part, step) for task in self.tasks]
+        return [replace(results, floor=self.floors.get(results.task)) for results in found]
 
 
 def open_tables(data: Data) -> list[TaskTables]:
@@ -157,6 +173,12 @@ def open_tables(data: Data) -> list[TaskTables]:
     return [
         TaskTables(name, *_open(file, data), None, tests.get(name), weight) for name, (file, weight) in named.items()
     ]
+
+
+def sample_texts(tables: TaskTables, most: int = 2000) -> list[str]:
+    """The texts of the first good rows of a training table, a row's in one."""
+    rows = stream_labelled(tables.table, replace(tables.columns, label=None), skipped=Skipped())
+    return ["\n".join(item.texts) for _, item in islice(rows, most)]
 
 
 def task_names(data: Data) -> list[str]:
@@ -206,6 +228,11 @@ class _Read:
     def train(self) -> LabelledTexts:
         return self.parts["train"]
 
+    @property
+    def labelled(self) -> tuple[LabelledTexts, LabelledTexts] | None:
+        """See `TaskRows`."""
+        return None if self.train.labels is None else (self.train, self.parts.get("test", self.parts["validation"]))
+
 
 def read_tables(
     recipe: Recipe, tasks: Sequence[TaskTables], tokenizer: Tokenizer | None, split: SavedSplit | None = None
@@ -242,7 +269,8 @@ def read_tables(
         held = ", ".join(f"{key}: {len(own):,} rows" for key, own in encoded.items() if key != "train")
         table = f"task {name}" if name else "table"
         lines += [part.tables.columns.describe(), f"{table}: {part.train.describe()}; {held}"]
-        rows.append(TaskRows(task, part.tables.weight, encoded["train"], encoded["validation"], encoded.get("test")))
+        parts = (encoded["train"], encoded["validation"], encoded.get("test"))
+        rows.append(TaskRows(task, part.tables.weight, *parts, part.labelled))
     _check_metric(recipe, rows[0].task)
     kept = {part.tables.name: part.kept for part in read if part.kept is not None}
     return TableData(recipe, framing, rows, tuple(lines), tuple(warnings), kept.get("", kept) or None)
@@ -400,9 +428,13 @@ def _texts(recipe: Recipe, part: _Read) -> Iterable[str]:
 
 def _with_sizes(recipe: Recipe, n_rows: int, tokenizer: Tokenizer) -> Recipe:
     """The recipe with its steps for `n_rows` rows in an epoch, and with the size of the vocabulary."""
-    training, model = recipe.training, recipe.model
+    training, evaluation, model = recipe.training, recipe.evaluation, recipe.model
     if training.epochs is not None:
-        steps = max(1, math.ceil(training.epochs * n_rows / training.batch_size))
+        steps = max(training.min_steps or 1, math.ceil(training.epochs * n_rows / training.batch_size))
         training = training.model_copy(update={"steps": steps})
+    if evaluation.epochs is not None:
+        per_epoch = n_rows / training.batch_size
+        every = max(round(evaluation.epochs * per_epoch), math.ceil(training.steps / MOST_VALIDATIONS))
+        evaluation = evaluation.model_copy(update={"every": every})
     model = model.model_copy(update={"vocab_size": tokenizer.embedding_rows(model.vocab_size)})
-    return recipe.model_copy(update={"training": training, "model": model})
+    return recipe.model_copy(update={"training": training, "evaluation": evaluation, "model": model})

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from lmtool.tables.floor import Floor, mean_line
 from lmtool.tables.metrics import class_lines, class_metrics, confusion_lines
 
 
@@ -17,6 +18,7 @@ class Results:
     part: "test" for a table that was not used in training, "validation" for the rows that chose the checkpoint.
     figures: accuracy, macro_f1, bleu and so on, as in `record`. mistakes: the most confident ones.
     task: one of several that a model was trained on. decoding: the decoding strategy, for generated texts.
+    floor: of the same rows, where it was measured.
     """
 
     part: str
@@ -28,14 +30,16 @@ class Results:
     labels: tuple[str, ...]
     task: str = ""
     decoding: str | None = None
+    floor: Floor | None = None
 
     def record(self) -> dict[str, Any]:
         """All results by name, for JSON."""
         task = {"task": self.task} if self.task else {}
+        floor = {} if self.floor is None else {"floor": self.floor.record()}
         head = task | {"part": self.part, "step": self.step, "rows": self.rows, "loss": self.loss}
         if self.decoding is not None:
-            return head | {"decoding": self.decoding} | self.figures | {"labels": list(self.labels)}
-        return head | self.figures | {"labels": list(self.labels), "mistakes": self.mistakes}
+            return head | {"decoding": self.decoding} | self.figures | floor | {"labels": list(self.labels)}
+        return head | self.figures | floor | {"labels": list(self.labels), "mistakes": self.mistakes}
 
     def lines(self) -> list[str]:
         """All results as text lines."""
@@ -44,6 +48,8 @@ class Results:
         task = f"{self.task}, " if self.task else ""
         how = f"; {self.decoding}" if self.decoding else ""
         lines = [f"{task}{self.part}: {self.rows:,} rows  {shown}  loss {self.loss:.4f}  (step {self.step}{how})"]
+        if self.floor is not None:
+            lines.append(self.floor.beside(self.figures))
         if "confusion" in self.figures:
             metrics = class_metrics(np.array(self.figures["confusion"]))
             names = tuple(self.figures["classes"])
@@ -75,7 +81,9 @@ def spread(runs: Sequence[Sequence[Results]]) -> list[str]:
             if len(values) == len(same)
         )
         task = f"{same[0].task}, " if same[0].task else ""
-        lines.append(f"{task}{same[0].part}, {len(same)} runs: {shown}")
+        floors = [results.floor for results in same if results.floor is not None]
+        floor = f"; {mean_line(floors)}" if len(floors) == len(same) else ""
+        lines.append(f"{task}{same[0].part}, {len(same)} runs: {shown}{floor}")
     return lines
 
 

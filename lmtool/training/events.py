@@ -39,6 +39,13 @@ class AlreadyFinished:
 
 
 @dataclass(frozen=True)
+class Noted:
+    """A line to tell before training."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Plan:
     """The plan of the session, before the first step.
 
@@ -104,4 +111,4 @@ class Ended:
     is_overfitted: bool = False
 
 
-Event = Started | AlreadyFinished | Plan | Stepped | Sampled | Saved | Warned | Ended | Results | TextResults
+Event = Started | AlreadyFinished | Noted | Plan | Stepped | Sampled | Saved | Warned | Ended | Results | TextResults

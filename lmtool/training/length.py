@@ -41,7 +41,7 @@ def with_length(
     limits: list[tuple[int, str]] = []
     if training.epochs is not None:
         per_epoch = data.examples(build_objective(recipe, data.framing.tokenizer)).per_epoch
-        steps = math.ceil(training.epochs * per_epoch / training.batch_size)
+        steps = max(training.min_steps or 1, math.ceil(training.epochs * per_epoch / training.batch_size))
         limits.append((steps, f"{training.epochs:g} passes over the text"))
     if training.tokens is not None:
         steps = math.ceil(training.tokens / (training.batch_size * recipe.model.context))
@@ -53,9 +53,10 @@ def with_length(
     steps, why = min(limits)
     between = max(1, steps // VALIDATIONS)
     evaluation, checkpoint = recipe.evaluation, recipe.checkpoint
+    no_budget = dict.fromkeys(("epochs", "min_steps", "tokens", "minutes"))
     settled = recipe.model_copy(
         update={
-            "training": training.model_copy(update={"steps": steps, "epochs": None, "tokens": None, "minutes": None}),
+            "training": training.model_copy(update={"steps": steps, **no_budget}),
             "evaluation": evaluation.model_copy(update={"every": min(evaluation.every, between)}),
             "checkpoint": checkpoint.model_copy(update={"every": min(checkpoint.every, between)}),
         }

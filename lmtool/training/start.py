@@ -20,17 +20,18 @@ from lmtool.recipe.dump import dump, leaves
 from lmtool.recipe.finetuning import recipe_for_tables, recipe_for_text, with_choices
 from lmtool.recipe.load import Resolved, Setting, lay_over, load
 from lmtool.recipe.pretraining import DefaultRecipe
-from lmtool.recipe.spec import Classification, Data, Recipe, Seq2Seq
+from lmtool.recipe.spec import Classification, Data, Recipe, Recurrent, Seq2Seq, Transformer
 from lmtool.run.checkpoint import Checkpoint
-from lmtool.run.directory import RESULTS, SPLIT, Run, check_folder, describe_environment
+from lmtool.run.directory import FLOOR, RESULTS, SPLIT, Run, check_folder, describe_environment
 from lmtool.run.find import find
-from lmtool.tables.data import TaskTables, open_tables, read_tables
+from lmtool.tables.data import TableData, TaskTables, open_tables, read_tables, sample_texts
+from lmtool.tables.floor import Floor, has_words
 from lmtool.text.disk import write_file
 from lmtool.text.prepare import default_cache
 from lmtool.text.survey import Report, settle
 from lmtool.text.tokenizer import Tokenizer
 from lmtool.training.data import TrainingData, read_text
-from lmtool.training.events import AlreadyFinished, Event, Started, Warned
+from lmtool.training.events import AlreadyFinished, Event, Noted, Started, Warned
 from lmtool.training.keeper import TrainingState
 from lmtool.training.length import with_length
 from lmtool.training.train import train
@@ -52,6 +53,10 @@ CHANGEABLE = (
 
 Files may have moved, since their content is compared.
 """
+
+
+CHARACTERS = ("tokenizer.kind=char", "model.ngrams=5", "model.context=2048")
+"""Overrides of the recipe `linear` for texts whose words do not recur."""
 
 
 def pretrain(
@@ -118,12 +123,14 @@ def to_continue(
 class FineTuning:
     """A resolved fine-tuning session, before the first row is read.
 
-    base: the run that is fine-tuned; from scratch when None. tables: of each task, opened once.
+    base: the run that is fine-tuned; from scratch when None. tables: of each task, opened once. choice: what was chosen
+    where the user named neither a run nor a recipe, as one line; else empty.
     """
 
     resolved: Resolved
     base: Base | None
     tables: tuple[TaskTables, ...]
+    choice: str = ""
 
     def with_seed(self, seed: int) -> "FineTuning":
         """The same with another seed."""
@@ -149,11 +156,12 @@ class FineTuning:
 
 
 def plan_finetuning(
-    source: str, scratch: Resolved | None, overrides: Sequence[str], flags: Sequence[Setting]
+    source: str | None, scratch: Resolved | None, overrides: Sequence[str], flags: Sequence[Setting]
 ) -> FineTuning:
     """Open the tables that the command line names, and resolve the recipe.
 
-    source: the run that is fine-tuned. scratch: a recipe to train from scratch, instead of a run.
+    source: the run that is fine-tuned. scratch: a recipe to train from scratch, instead of a run. Without both, the
+    last run is fine-tuned if it is a pretrained body, and else the recipe `linear` is trained.
     Raises UsageError for a recipe that is not for tables, and for a model that cannot be trained on them.
     """
     if scratch is not None:
@@ -164,7 +172,14 @@ def plan_finetuning(
             )
         _refuse_adapters_alone(scratch.recipe)
         return FineTuning(scratch, None, tuple(open_tables(scratch.recipe.data)))
-    base = open_base(source)
+    choice = ""
+    if source is None:
+        base, why = _last_body()
+        if base is None:
+            return _plan_linear(why, overrides, flags)
+        choice = f"{why}: it is fine-tuned; --from RUN or --from hf:ORG/NAME takes another, --recipe linear none"
+    else:
+        base = open_base(source)
     name, label = base.run.name, f"fine-tuning of {base.run.name}"
     # settings of the data come first: the rest depends on them
     about_data = [text for text in overrides if text.lstrip().startswith("data.")]
@@ -176,7 +191,42 @@ def plan_finetuning(
     recipe = recipe_for_tables(base.recipe, name, n_rows, writes, base.is_published)
     chosen = lay_over(recipe, label, f"finetune-{name}", overrides, flags).recipe
     recipe = with_choices(recipe, chosen, n_rows, base.is_published)
-    return FineTuning(lay_over(recipe, label, f"finetune-{name}", overrides, flags), base, tuple(tables))
+    return FineTuning(lay_over(recipe, label, f"finetune-{name}", overrides, flags), base, tuple(tables), choice)
+
+
+def _last_body() -> tuple[Base | None, str]:
+    """The last run if it is a pretrained body for other tasks, and what it is."""
+    try:
+        base = open_base("last")
+    except CheckpointError as error:
+        return None, error.what
+    recipe, name = base.recipe, base.run.name
+    is_a = "an" if recipe.model.title[0] in "aeiou" else "a"
+    last = f"the last run, {name}, is"
+    if isinstance(recipe.objective, Classification):
+        below = base.run.info.get("base")
+        other = f", --from {below['run']} what it was fine-tuned from" if below else ""
+        return None, f"{last} a classifier (--from {name} trains it on{other})"
+    if not isinstance(recipe.model, Transformer | Recurrent):
+        return None, f"{last} {is_a} {recipe.model.title}"
+    return base, f"{last} {is_a} {recipe.model.title}"
+
+
+def _plan_linear(why: str, overrides: Sequence[str], flags: Sequence[Setting]) -> FineTuning:
+    """The linear model of a labelled table, where there is nothing to fine-tune. why: as `_last_body` says it."""
+    if part := next((flag for flag in flags if flag.key.startswith("tuning.")), None):
+        raise UsageError(f"{part.flag} is for a trained model: {why}", fix="name one: --from RUN or --from hf:ORG/NAME")
+    tables = tuple(open_tables(load("linear", overrides, flags).recipe.data))
+    if tables[0].name or tables[0].columns.writes:
+        raise UsageError(
+            f"a table of target texts needs a model that writes: {why}",
+            fix="name one: --from RUN or --from hf:ORG/NAME; or train one from scratch: --recipe transformer-tiny",
+        )
+    words = has_words(sample_texts(tables[0]))
+    of = "words and word pairs" if words else "character n-grams"
+    resolved = load("linear", [*(() if words else CHARACTERS), *overrides], flags)
+    choice = f"{why}: a linear model of {of} is trained; for more, --from hf:ORG/NAME or --from RUN fine-tunes a model"
+    return FineTuning(resolved, None, tables, choice)
 
 
 def _begin(
@@ -216,9 +266,26 @@ def _begin(
                     write_file(run.path / SPLIT, json.dumps(data.split).encode())
                 run.start(step=0, command=command, environment=describe_environment(str(compute.device)))
                 yield Started(run.path, run.name, recipe, data.framing.tokenizer, (*data.lines, *inferred))
+                yield from _floors(run, data)
             yield from map(Warned, data.warnings)
             same = base is not None and _labels(base.recipe) == _labels(recipe)
             yield from train(run, data, compute, world, base=base, same_labels=same, stop=stop)
+
+
+def _floors(run: Run, data: TrainingData) -> Iterator[Event]:
+    """Measure the floors of tables with labels, or read those that the run has kept."""
+    if not isinstance(data, TableData):
+        return
+    kept = run.path / FLOOR
+    if kept.exists():
+        data.floors = {name: Floor.of_record(record) for name, record in json.loads(kept.read_bytes()).items()}
+    else:
+        data.measure_floors()
+        if data.floors:
+            records = {name: floor.record() for name, floor in data.floors.items()}
+            write_file(kept, json.dumps(records, indent=1).encode())
+    for name, floor in data.floors.items():
+        yield Noted(f"{name}: {floor.line()}" if name else floor.line())
 
 
 def resume(
@@ -245,7 +312,9 @@ def resume(
     recipe = load(run.recipe_path, overrides).recipe
     if recipe.training.steps != load(run.recipe_path).recipe.training.steps:
         # else steps would follow from epochs again
-        recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update={"epochs": None})})
+        recipe = recipe.model_copy(
+            update={"training": recipe.training.model_copy(update={"epochs": None, "min_steps": None})}
+        )
     compute = resolve(recipe.training.device, recipe.training.precision, local_rank())
     with joined(compute) as world:
         _check(recipe, compute, world, {})
@@ -280,6 +349,7 @@ def resume(
                 )
                 run.write_recipe(dump(recipe))
                 yield Started(run.path, run.name, recipe, tokenizer, data.lines, tuple(changes.values()))
+                yield from _floors(run, data)
             main = run if world.is_main else None
             yield from train(main, data, compute, world, checkpoint=checkpoint, state=state, base=base, stop=stop)
 
@@ -375,7 +445,8 @@ def _changes(before: Recipe, after: Recipe) -> dict[str, str]:
     keys = dict.fromkeys([*values[0], *values[1]])
     if after.training.epochs is None:
         # steps take their place when a run is trained longer
-        keys.pop("training.epochs")
+        for key in ("training.epochs", "training.min_steps"):
+            keys.pop(key)
     return {
         key: f"{key} {values[0].get(key)} -> {values[1].get(key)}"
         for key in keys

@@ -1,0 +1,190 @@
+"""The floor of a labelled table: what counting reaches in seconds, by scikit-learn, to measure a trained model by."""
+
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtool.tables.labels import LabelKind, LabelMap
+from lmtool.tables.metrics import class_metrics, confusion_matrix, multi_label_metrics, regression_metrics
+from lmtool.tables.reading import LabelledText, LabelledTexts
+
+MOST_ROWS = 20_000
+"""Training rows that the linear model is fitted to, evenly spread over the table."""
+
+MOST_CHARACTERS = 2_000
+"""Characters of a row that it reads."""
+
+MOST_SCORED = 2_000
+"""Rows by which `has_words` decides."""
+
+KNOWN_WORDS = 0.6
+"""Share of words in half of the texts that must occur in the other half, for words to be features."""
+
+METRICS: Mapping[LabelKind, str] = {"class": "accuracy", "multi": "micro_f1", "number": "mse"}
+"""The metric of each kind of labels, as named in `Results`."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Floor:
+    """Results of two simple models, on the rows that a run is measured on.
+
+    metric: its name in `Results`; micro_f1 for several labels, mse for numbers. constant: of the most frequent class or
+    label, or the mean, for every row. linear: of logistic or ridge regression on tf-idf of `features`. part: as in
+    `Results`. fitted: rows that the linear model was fitted to, of `rows` training rows.
+    """
+
+    kind: LabelKind
+    part: str
+    metric: str
+    constant: float
+    linear: float
+    features: str
+    fitted: int
+    rows: int
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> "Floor":
+        return cls(**record)
+
+    def record(self) -> dict[str, Any]:
+        """All fields by name, for JSON."""
+        return asdict(self)
+
+    def line(self) -> str:
+        """The floor as one line."""
+        constant = {"class": "majority", "multi": "most frequent label", "number": "mean"}[self.kind]
+        linear = f"ridge regression on {self.features}" if self.kind == "number" else self.features
+        metric = {"class": "", "multi": " (micro F1)", "number": " (mean squared error)"}[self.kind]
+        some = f"; fitted to {self.fitted:,} of {self.rows:,} rows" if self.fitted < self.rows else ""
+        return f"floor: {constant} {self._shown(self.constant)}, {linear} {self._shown(self.linear)}{metric}{some}"
+
+    def beside(self, figures: Mapping[str, Any]) -> str:
+        """The floor and the figures of a model as one line, which says what to do when the model is below it."""
+        found = figures.get(self.metric)
+        if found is None:
+            return self.line()
+        best = min(self.constant, self.linear) if self.kind == "number" else max(self.constant, self.linear)
+        is_below = found > best if self.kind == "number" else found < best
+        advice = " is below it: take --recipe linear, --from hf:ORG/NAME for a published model, or more --epochs"
+        return f"{self.line()}; this model {self._shown(found)}{advice if is_below else ''}"
+
+    def _shown(self, value: float) -> str:
+        return f"{value:.4g}" if self.kind == "number" else f"{100 * value:.1f} %"
+
+
+def mean_line(floors: Sequence[Floor]) -> str:
+    """One line for the floors of several runs on one table, whose held-out rows differ: their means."""
+    constant, linear = (
+        float(np.mean(values)) for values in zip(*((f.constant, f.linear) for f in floors), strict=True)
+    )
+    return replace(floors[0], constant=constant, linear=linear).line()
+
+
+def measure_floor(train: LabelledTexts, rows: LabelledTexts, part: str) -> Floor:
+    """The floor of a table, fitted to its training rows and measured on `rows`; in seconds, whatever the table's size.
+
+    Both have labels. Raises nothing for texts or labels that cannot be learned: there the constant is the floor.
+    """
+    labels = cast(LabelMap, train.labels)
+    step = -(-len(train) // MOST_ROWS)
+    fitted = train.items[::step]
+    truth_RC, fitted_RC = _targets(rows.items, labels), _targets(fitted, labels)
+    constant_C = _constant(_targets(train.items, labels), labels.kind)
+    texts, others = _texts(fitted), _texts(rows.items)
+    words = has_words(texts)
+    scores_RC = _linear(texts, fitted_RC, others, labels.kind, words)
+    if scores_RC is None:
+        scores_RC = np.tile(constant_C, (len(truth_RC), 1))
+    return Floor(
+        kind=labels.kind,
+        part=part,
+        metric=METRICS[labels.kind],
+        constant=_metric(truth_RC, np.tile(constant_C, (len(truth_RC), 1)), labels.kind),
+        linear=_metric(truth_RC, scores_RC, labels.kind),
+        features="words and pairs" if words else "character n-grams",
+        fitted=len(fitted),
+        rows=len(train),
+    )
+
+
+def has_words(texts: Sequence[str]) -> bool:
+    """Whether words are useful features of texts: most words of one half of them are known from the other half.
+
+    They are not for names, and for scripts that do not separate words.
+    """
+    some = texts[:: -(-len(texts) // MOST_SCORED) or 1]
+    found = [re.findall(r"\w+", text.lower()) for text in some]
+    known = {word for words in found[::2] for word in words}
+    others = [word for words in found[1::2] for word in words]
+    return sum(word in known for word in others) >= KNOWN_WORDS * max(1, len(others))
+
+
+def _texts(items: Sequence[LabelledText]) -> list[str]:
+    return ["\n".join(text[: MOST_CHARACTERS // len(item.texts)] for text in item.texts) for item in items]
+
+
+def _targets(items: Sequence[LabelledText], labels: LabelMap) -> Floats:
+    """Labels as multi-hot vectors (R, C), classes as such of one label; numbers as they are (R, 1)."""
+    if labels.kind == "number":
+        return np.array([[cast(float, item.label)] for item in items], dtype=np.float64)
+    names = [item.label if isinstance(item.label, tuple) else (cast(str, item.label),) for item in items]
+    return np.array([labels.encode(row) for row in names], dtype=np.float64)
+
+
+def _constant(target_RC: Floats, kind: LabelKind) -> Floats:
+    """The scores (C,) that every row gets without its text."""
+    mean_C: Floats = target_RC.mean(0)
+    if kind == "number":
+        return mean_C
+    chosen_C = np.zeros(len(mean_C))
+    chosen_C[mean_C.argmax()] = 1
+    return chosen_C
+
+
+def _linear(
+    texts: Sequence[str], target_RC: Floats, others: Sequence[str], kind: LabelKind, words: bool
+) -> Floats | None:
+    """Scores (R, C) of `others` by a linear model of tf-idf; None when nothing varies."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression, Ridge
+
+    settings = (
+        {"ngram_range": (1, 2), "token_pattern": r"\w+"} if words else {"analyzer": "char_wb", "ngram_range": (1, 5)}
+    )
+    vectors = TfidfVectorizer(sublinear_tf=True, dtype=np.float64, **settings)
+    analyze = vectors.build_analyzer()
+    varies_C = (target_RC != target_RC[0]).any(0)
+    if not varies_C.any() or not any(analyze(text) for text in texts):
+        return None
+    fitted_RF, other_RF = vectors.fit_transform(texts), vectors.transform(others)
+    if kind == "number":
+        numbers_R = Ridge(alpha=1.0, solver="lsqr").fit(fitted_RF, target_RC[:, 0]).predict(other_RF)
+        return np.asarray(numbers_R, dtype=np.float64)[:, None]
+    scores_RC = np.where(target_RC[0] > 0, np.inf, -np.inf) * np.ones((len(others), 1))
+    with warnings.catch_warnings():
+        # a bounded number of passes is enough
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        for c in np.flatnonzero(varies_C):
+            # one against the rest, in the dual: a fraction of a second for each class
+            one = LogisticRegression(C=10.0, solver="liblinear", dual=True, max_iter=30, random_state=0)
+            scores_RC[:, c] = one.fit(fitted_RF, target_RC[:, c]).decision_function(other_RF)
+    return scores_RC
+
+
+def _metric(truth_RC: Floats, scores_RC: Floats, kind: LabelKind) -> float:
+    match kind:
+        case "number":
+            return regression_metrics(truth_RC[:, 0], scores_RC[:, 0]).mse
+        case "multi":
+            return multi_label_metrics(truth_RC > 0.5, scores_RC > 0).micro_f1
+        case "class":
+            n_classes = truth_RC.shape[1]
+            return class_metrics(confusion_matrix(truth_RC.argmax(1), scores_RC.argmax(1), n_classes)).accuracy
