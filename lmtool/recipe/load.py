@@ -119,8 +119,7 @@ def _laid_over(
     chosen: Sequence[Setting] = (),
 ) -> Resolved:
     layers = _Layers(document.value, document.origins, source)
-    for choice in chosen:
-        layers.choose(tuple(choice.key.split(".")), choice.value, Origin(choice.flag))
+    layers.write(chosen)
     for override in overrides:
         layers.override(override)
     for flag in flags:
@@ -146,10 +145,13 @@ def _read(file: Path, source: str) -> str:
         raise RecipeError([f"{source}: byte {error.start} is not UTF-8; a recipe is YAML text"]) from error
 
 
-_LENGTHS = ("steps", "epochs", "min_steps", "tokens", "minutes")
+_BUDGETS = ("epochs", "min_steps", "tokens", "minutes")
 
 GIVES_WAY: Mapping[KeyPath, tuple[KeyPath, ...]] = {
-    **{("training", key): tuple(("training", other) for other in _LENGTHS[1:] if other != key) for key in _LENGTHS},
+    **{
+        ("training", key): tuple(("training", other) for other in _BUDGETS if other != key)
+        for key in ("steps", "epochs", "tokens", "minutes")
+    },
     ("evaluation", "every"): (("evaluation", "epochs"),),
 }
 """Keys of a recipe that would overrule a key set on the command line, and are dropped unless they are set there too."""
@@ -181,10 +183,12 @@ class _Layers:
                 return origin
         return Origin(self._source, 1)
 
-    def choose(self, path: KeyPath, value: object, origin: Origin) -> None:
-        """Write a value at `path` as if the recipe had it."""
-        self.set(path, value, origin)
-        self._written[path] = self._set.pop(path)
+    def write(self, settings: Sequence[Setting]) -> None:
+        """Write values as if the recipe had them."""
+        for setting in settings:
+            self.set(tuple(setting.key.split(".")), setting.value, Origin(setting.flag))
+        self._written |= self._set
+        self._set.clear()
 
     def override(self, argument: str) -> None:
         """Apply one `KEY=VALUE` override."""
