@@ -9,7 +9,6 @@ SHAPES: dict[str, tuple[dict[str, object], int]] = {
     # a gigabyte of 12 x (18 x 768 + 4 x 3072) = 313,344 bytes for each position
     "BERT-base": ({"kind": "transformer", "shape": "encoder", "n_layers": 12, "d_model": 768, "n_heads": 12}, 3191),
     "MiniLM": ({"kind": "transformer", "shape": "encoder", "n_layers": 6, "d_model": 384, "n_heads": 12}, 8192),
-    "means": ({"kind": "averaging", "d_model": 100}, 8192),
 }
 
 
