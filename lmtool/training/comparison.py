@@ -2,11 +2,8 @@
 
 from dataclasses import dataclass
 
-from lmtool.compute.device import resolve
-from lmtool.inference.perplexity import perplexity
 from lmtool.model.ngram import NGramModel
-from lmtool.objective import build_objective
-from lmtool.recipe.spec import BpeTokenizer, Causal, NGram, Recipe
+from lmtool.recipe.spec import BpeTokenizer, NGram
 from lmtool.text.prepare import Prepared, default_cache, prepare
 from lmtool.training.windows import Windows
 
@@ -65,22 +62,20 @@ class TextResults:
         return lines
 
 
-def ngram_bits(recipe: Recipe, prepared: Prepared) -> float | None:
-    """Bits per byte of a 5-gram model of the training text on the validation text; None for very long texts.
+def to_count(prepared: Prepared, seed: int) -> Prepared:
+    """The text in tokens for an n-gram model: its own where they are pieces, or the characters of a list.
 
-    Its tokens are those of `prepared` where they are pieces, or the characters of a list; else pieces of its own, since
-    five characters of running text are a short context.
+    Else pieces of its own, since five characters of running text are a short context.
     """
     kind, data = prepared.tokenizer.kind, prepared.data
-    if kind != "bpe" and not (kind == "char" and data.documents == "line"):
-        prepared = prepare(data, BpeTokenizer(), cache=default_cache(), seed=recipe.seed)
-    train, tokenizer = prepared.train, prepared.tokenizer
-    if len(train) > MOST_TOKENS:
-        return None
-    objective = build_objective(recipe.model_copy(update={"objective": Causal()}), tokenizer)
-    model = NGramModel(NGram(kind="ngram", order=ORDER, context=ROW), tokenizer.embedding_rows(None))
-    windows = Windows(train, objective.cut(min(ROW, len(train) - 1)), recipe.seed)
-    starts = range(0, len(train), AT_ONCE)
-    model.count((windows.in_order(a, min(len(train), a + AT_ONCE), model.width) for a in starts), len(train))
-    compute = resolve("cpu", "float32")
-    return perplexity(model, prepared.valid, tokenizer, objective, compute, ROW, ROW).bits_per_byte
+    if kind == "bpe" or (kind == "char" and data.documents == "line"):
+        return prepared
+    return prepare(data, BpeTokenizer(), cache=default_cache(), seed=seed)
+
+
+def counted(windows: Windows, n_entries: int) -> NGramModel:
+    """The n-gram model of a text. n_entries: of its vocabulary."""
+    model = NGramModel(NGram(kind="ngram", order=ORDER, context=ROW), n_entries)
+    n = windows.n_tokens
+    model.count((windows.in_order(a, min(n, a + AT_ONCE), model.width) for a in range(0, n, AT_ONCE)), n)
+    return model

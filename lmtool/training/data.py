@@ -7,21 +7,21 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from lmtool.compute.device import Compute
+from lmtool.compute.device import Compute, resolve
 from lmtool.compute.processes import World
 from lmtool.decoding.framing import Framing
 from lmtool.errors import DataError
 from lmtool.inference.evaluation import Validation, evaluate
 from lmtool.inference.perplexity import HeldOut, limit, perplexity
 from lmtool.model import LanguageModel
-from lmtool.objective import Loss, Objective
-from lmtool.recipe.spec import Recipe
+from lmtool.objective import Loss, Objective, build_objective
+from lmtool.recipe.spec import Causal, Recipe
 from lmtool.tables.results import Results
 from lmtool.text.prepare import Prepared, default_cache, prepare
 from lmtool.text.store import TokenStore
 from lmtool.text.survey import Report
 from lmtool.text.tokenizer import Tokenizer
-from lmtool.training.comparison import MOST_TOKENS, SECONDS, TextResults, ngram_bits
+from lmtool.training.comparison import MOST_TOKENS, ROW, SECONDS, TextResults, counted, to_count
 from lmtool.training.windows import ExampleSource, Windows
 
 
@@ -180,10 +180,22 @@ class TextData:
                 tokens=found.tokens,
                 loss=found.loss,
                 bits_per_byte=found.bits_per_byte,
-                ngram=ngram_bits(self.recipe, self._prepared) if world.is_main else None,
+                ngram=self._ngram_bits() if world.is_main else None,
                 limit=limit(named, data),
             )
         ]
+
+    def _ngram_bits(self) -> float | None:
+        """Bits per byte of a 5-gram model of the training text; None for very long texts."""
+        prepared = to_count(self._prepared, self.recipe.seed)
+        train, tokenizer = prepared.train, prepared.tokenizer
+        if len(train) > MOST_TOKENS:
+            return None
+        objective = build_objective(self.recipe.model_copy(update={"objective": Causal()}), tokenizer)
+        windows = Windows(train, objective.cut(min(ROW, len(train) - 1)), self.recipe.seed)
+        model = counted(windows, tokenizer.embedding_rows(None))
+        compute = resolve("cpu", "float32")
+        return perplexity(model, prepared.valid, tokenizer, objective, compute, ROW, ROW).bits_per_byte
 
 
 def beginning(store: TokenStore, tokenizer: Tokenizer, is_stream: bool) -> str:
