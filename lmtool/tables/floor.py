@@ -1,5 +1,6 @@
 """The floor of a labelled table: what counting reaches in seconds, by scikit-learn, to measure a trained model by."""
 
+import random
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from lmtool.tables.metrics import class_metrics, confusion_matrix, multi_label_m
 from lmtool.tables.reading import LabelledText, LabelledTexts
 
 MOST_ROWS = 20_000
-"""Training rows that the linear model is fitted to, evenly spread over the table."""
+"""Training rows that the linear model is fitted to, a random sample of larger tables."""
 
 MOST_CHARACTERS = 2_000
 """Characters of a row that it reads."""
@@ -93,8 +94,7 @@ def measure_floor(train: LabelledTexts, rows: LabelledTexts, part: str) -> Floor
     Both have labels. Raises nothing for texts or labels that cannot be learned: there the constant is the floor.
     """
     labels = cast(LabelMap, train.labels)
-    step = -(-len(train) // MOST_ROWS)
-    fitted = train.items[::step]
+    fitted = random.Random(0).sample(train.items, min(MOST_ROWS, len(train)))
     truth_RC, fitted_RC = _targets(rows.items, labels), _targets(fitted, labels)
     constant_C = _constant(_targets(train.items, labels), labels.kind)
     texts, others = _texts(fitted), _texts(rows.items)
@@ -119,7 +119,7 @@ def has_words(texts: Sequence[str]) -> bool:
 
     They are not for names, and for scripts that do not separate words.
     """
-    some = texts[:: -(-len(texts) // MOST_SCORED) or 1]
+    some = random.Random(0).sample(texts, min(MOST_SCORED, len(texts)))
     found = [re.findall(r"\w+", text.lower()) for text in some]
     known = {word for words in found[::2] for word in words}
     others = [word for words in found[1::2] for word in words]
