@@ -527,6 +527,8 @@ def _train_word(spec: WordTokenizer, texts: Iterator[str]) -> Inner:
     names = _special_names(spec)
     _check_room(spec.vocab_size, len(names), 1)
     counter = _whole_pieces(names, len(names), _WORD, lowercase=spec.lowercase)
+    # else a text that spells a special token counts it as a word
+    counter.encode_special_tokens = True
     counter.train_from_iterator(
         texts,
         trainers.WordLevelTrainer(vocab_size=spec.vocab_size, special_tokens=_added(names), show_progress=False),

@@ -179,6 +179,38 @@ def test_log_ratios_are_those_of_the_plain_counts(task: str) -> None:
     torch.testing.assert_close(found.detach(), torch.from_numpy(scores) / scale, **EXACT)
 
 
+def test_tf_idf_is_that_of_the_plain_counts() -> None:
+    """Counted on some texts, weighted in others; padding has no weight, and a text without known features none."""
+    built = model(one_hot=True, n_layers=0, tf_idf=True, word_dropout=0.0)
+    counted_BT = torch.cat((tiny.tokens(4, 6) % 9, torch.tensor([[5, 5, 5, 2, 5, 5]])))
+    built.count([Batch(counted_BT[:3]), Batch(counted_BT[3:])])
+    tokens_BT = torch.tensor([[5, 5, 2, 3, 5, 0], [2, 2, 2, 12, 1, 1], [12, 12, 12, 12, 12, 12]])
+    keep_BT = torch.tensor([[True] * 5 + [False], [True] * 4 + [False] * 2, [True] * 6])
+    texts = texts_of(tokens_BT, keep_BT)
+    expected_BF = torch.from_numpy(reference.tf_idf(texts, counted_BT.tolist(), VOCAB))
+    found_BF = vectors(built, Batch(tokens_BT, keep_BT=keep_BT))
+    torch.testing.assert_close(found_BF, expected_BF, rtol=1e-6, atol=1e-7)
+    assert not found_BF[2].any()
+
+
+def test_tf_idf_of_pairs_ignores_pairs_that_no_text_had() -> None:
+    """In as few buckets as three, each stands for one of the pairs that were counted, the most frequent one."""
+    built = model(one_hot=True, n_layers=0, tf_idf=True, word_dropout=0.0, ngrams=2, buckets=3)
+    built.count([Batch(torch.tensor([[1, 2, 1, 2], [1, 2, 3, 3], [3, 1, 2, 1]]))])
+    assert built.owner_K is not None
+    known = {int(h) for h in built.owner_K if h >= 0}
+    hashes = {(a, b): ((a * 1_000_003) ^ b) % 2_147_483_647 for a in range(9) for b in range(9)}
+    in_texts = {(1, 2): 3, (2, 1): 2, (2, 3): 1, (3, 3): 1, (3, 1): 1}
+    for bucket in range(3):
+        own = {pair: n for pair, n in in_texts.items() if hashes[pair] % 3 == bucket}
+        most = {hashes[pair] for pair, n in own.items() if n == max(own.values())}
+        assert not own or most & known
+    assert len(known) == len({hashes[pair] % 3 for pair in in_texts})
+    for pair, number in hashes.items():
+        weight = vectors(built, Batch(torch.tensor([pair])))[0, VOCAB:]
+        assert bool(weight.any()) == (number in known)
+
+
 def test_a_feature_counts_its_ratio_times_its_trained_weight() -> None:
     body, head = bayes("class", 2)
     torch.manual_seed(0)

@@ -21,15 +21,26 @@ def features(text: Sequence[int], vocab_size: int, longest: int, buckets: int) -
 
 
 def log_count_ratios(texts: Sequence[set[int]], is_in: Sequence[bool], n_features: int) -> list[float]:
-    """log((p / ||p||_1) / (q / ||q||_1)) of sets of features, p and q smoothed by 1 (Wang and Manning 2012).
+    """log((observed + 1) / (expected + 1)) of sets of features, expected were features and class independent."""
+    inside = [text for text, is_one in zip(texts, is_in, strict=True) if is_one]
+    share = sum(map(len, inside)) / sum(map(len, texts))
+    ratios = []
+    for f in range(n_features):
+        observed, anywhere = sum(f in text for text in inside), sum(f in text for text in texts)
+        ratios.append(float(np.log((observed + 1) / (share * anywhere + 1))))
+    return ratios
 
-    What no text has is no feature: it is 0, and in no norm.
-    """
-    seen = set().union(*texts)
-    p = {f: 1 + sum(f in text for text, inside in zip(texts, is_in, strict=True) if inside) for f in seen}
-    q = {f: 1 + sum(f in text for text, inside in zip(texts, is_in, strict=True) if not inside) for f in seen}
-    norm = sum(p.values()) / sum(q.values())
-    return [float(np.log(p[f] / q[f] / norm)) if f in seen else 0.0 for f in range(n_features)]
+
+def tf_idf(texts: Sequence[Sequence[int]], counted: Sequence[Sequence[int]], n_features: int) -> Array:
+    """Rows of (1 + log tf) (1 + log((1 + n) / (1 + df))) of length 1, df over the n texts `counted`; unseen are 0."""
+    df = [sum(f in text for text in counted) for f in range(n_features)]
+    rows = np.zeros((len(texts), n_features))
+    for i, text in enumerate(texts):
+        for f in set(text):
+            if df[f]:
+                rows[i, f] = (1 + np.log(text.count(f))) * (1 + np.log((1 + len(counted)) / (1 + df[f])))
+        rows[i] /= np.linalg.norm(rows[i]) or 1.0
+    return rows
 
 
 def average(text: Sequence[int], vectors: Array) -> Array:

@@ -110,6 +110,15 @@ def test_vocabulary_keeps_its_size(name: str) -> None:
     assert tokenizer.vocab_size <= getattr(SPECS[name], "vocab_size", 10**6)
 
 
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_words_are_learned_from_texts_that_spell_special_tokens(lowercase: bool) -> None:
+    spec = WordTokenizer(kind="word", vocab_size=100, lowercase=lowercase)
+    trained = Tokenizer.train(spec, ["a [CLS] b [PAD]", "a b"])
+    ids = trained.encode("a [CLS]")
+    assert len(ids) == 4
+    assert not set(ids) & trained.special_ids
+
+
 @pytest.mark.parametrize(
     "spec", [BpeTokenizer(vocab_size=300, sentinels=100), WordTokenizer(kind="word", vocab_size=20, sentinels=20)]
 )
