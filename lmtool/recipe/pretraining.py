@@ -59,6 +59,11 @@ class TextShape:
     new_words: float
 
     @property
+    def is_short(self) -> bool:
+        """Whether it is a list of lines that are short enough to be read by characters, and of few different ones."""
+        return self.is_list and self.characters <= CHARACTERS_MEAN * self.documents and self.alphabet <= MOST_CHARACTERS
+
+    @property
     def is_closed(self) -> bool:
         """Whether the vocabulary is closed, as in text that a program wrote."""
         return self.characters >= LEAST_CLOSED and self.new_words < NEW_WORDS
@@ -133,33 +138,37 @@ class DefaultRecipe:
 def infer(shape: TextShape, width: int | None = None) -> list[Inferred]:
     """The settings of the default recipe that depend on the text. width: of the model, where a person has set it."""
     megabytes = shape.n_bytes / 1e6
-    inferred = [_tokens(shape, megabytes)]
+    is_small = megabytes < 0.5
+    inferred = [_characters(shape) if shape.is_short else _pieces(megabytes)]
     if shape.is_list:
         reason = f"{shape.documents:,} lines, each by itself"
         inferred.append(Inferred("documents", reason, {"data.isolate_documents": True}))
     if width is None:
-        width = 128 if megabytes < 0.5 else 192 if megabytes < 3 else 256
+        width = 128 if is_small else USUAL_WIDTH
         inferred.append(Inferred("model", f"{width} wide for {megabytes:.2g} MB", {"model.d_model": width}))
     inferred.append(_of_width(width))
-    dropout = 0.1 if megabytes < 5 else 0.0
+    dropout = 0.2 if is_small and not shape.is_short else 0.1 if megabytes < 5 else 0.0
     inferred.append(Inferred("dropout", f"{dropout} for {megabytes:.2g} MB", {"model.dropout": dropout}))
-    passes = 20 if megabytes < 0.5 else 12
+    passes = 20 if is_small else 12
     length = {"training.minutes": MINUTES, "training.epochs": passes}
     reason = f"{MINUTES:g} minutes, or {passes} passes over the text"
     inferred.append(Inferred("length", reason, length, frozenset(LENGTHS)))
     return inferred
 
 
-def _tokens(shape: TextShape, megabytes: float) -> Inferred:
-    """Characters for short lines, with a context that holds the longest; else pieces, the more the longer the text."""
-    mean = shape.characters / shape.documents
-    tokenizer = frozenset({"tokenizer"})
-    if shape.is_list and mean <= CHARACTERS_MEAN and shape.alphabet <= MOST_CHARACTERS:
-        context = min(256, 32 * -(-(shape.longest + 2) // 32))
-        values = {"tokenizer.kind": "char", "model.context": context, "training.batch_size": max(8, 2048 // context)}
-        return Inferred("tokens", f"characters, for lines of {mean:.0f} of them", values, tokenizer)
+def _characters(shape: TextShape) -> Inferred:
+    """A token for each character, in a context that holds the longest line, and as many tokens in a step as usual."""
+    context = min(256, 32 * -(-(shape.longest + 2) // 32))
+    values = {"tokenizer.kind": "char", "model.context": context, "training.batch_size": 2048 // context}
+    reason = f"characters, for lines of {shape.characters / shape.documents:.0f} of them"
+    return Inferred("tokens", reason, values, frozenset({"tokenizer"}))
+
+
+def _pieces(megabytes: float) -> Inferred:
+    """The more pieces the longer the text."""
     size = 1024 if megabytes < 0.1 else 2048 if megabytes < 0.5 else 4096 if megabytes < 10 else 8192
-    return Inferred("tokens", f"{size:,} pieces for {megabytes:.2g} MB", {"tokenizer.vocab_size": size}, tokenizer)
+    reason = f"{size:,} pieces for {megabytes:.2g} MB"
+    return Inferred("tokens", reason, {"tokenizer.vocab_size": size}, frozenset({"tokenizer"}))
 
 
 def _of_width(width: int) -> Inferred:
