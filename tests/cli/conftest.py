@@ -27,6 +27,7 @@ _SETTINGS = {
     "checkpoint.every": 2,
     "checkpoint.keep_last": 3,
     "checkpoint.keep_optimizer": "true",
+    "evaluation.baseline": "false",
 }
 SMALL = [word for key, value in _SETTINGS.items() for word in ("-s", f"{key}={value}")]
 """Makes the default recipe train quickly, and save checkpoints at steps 2, 4 and 6."""

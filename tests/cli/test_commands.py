@@ -74,6 +74,27 @@ def test_resume_trains_on_and_says_when_there_is_nothing_left(lmtool, run):
     assert outcome.err.splitlines()[0] == f"finished: runs/{RUN} has completed all 8 steps"
 
 
+def test_a_text_is_looked_at_before_it_is_trained_on(lmtool, home):
+    """What follows from it is told, with the key that chooses otherwise, and the result beside that of counting."""
+    names = home / "names.txt"
+    names.write_text("\n".join(f"{a}{b}{c}" for a in "bdfgklmnprst" for b in "aeiou" for c in "lmnrst"))
+    outcome = lmtool.succeeds("pretrain", names, "--tokens", "3000", "-s", "training.device=cpu")
+    told = outcome.err.splitlines()
+    assert any(line.startswith("tokens: characters") and "(-s tokenizer.kind)" in line for line in told)
+    assert any(line.startswith("documents: 360 lines") for line in told)
+    assert any(line.startswith("length: 2 steps, for 3,000 tokens") for line in told)
+    assert any(line.startswith("validation: ") and "a 5-gram model: " in line for line in told)
+    (path,) = outcome.out.split()
+    assert json.loads((home / path / "metrics.json").read_text())["ngram_bits_per_byte"] > 0
+    assert "text: 324 documents" in outcome.err
+
+
+def test_lines_that_are_documents_cannot_be_one_stream(lmtool, home, corpus):
+    lmtool.refuses(
+        2, "pretrain", corpus, "-r", "shakespeare-char", "-s", "data.documents=line", words=["data.split=document"]
+    )
+
+
 def test_more_steps_of_a_run_without_its_optimizer_state(lmtool, run):
     for path in (run / "checkpoints").glob("*/optimizer.safetensors"):
         path.unlink()

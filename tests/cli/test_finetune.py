@@ -364,6 +364,7 @@ def test_a_stopped_run_on_pairs_goes_on_as_if_never_stopped(folder: Path) -> Non
     recipe.write_text(PAIRS.replace("every: 50", "every: 5"))
     train = pairs(folder / "train.tsv", 80, 0)
     once = ("finetune", train, "--recipe", recipe, "-s", "training.epochs=null", "-s", "training.steps=10")
+    once += ("-s", "checkpoint.keep_optimizer=true")
     run(*once, "-o", folder / "whole")
     shutil.copytree(folder / "whole", folder / "half")
     shutil.rmtree(folder / "half/checkpoints/step-000010")
@@ -421,7 +422,7 @@ def test_a_decoder_learns_answers(folder: Path, pretrained: Path, form: str) -> 
 def test_a_stopped_run_on_conversations_goes_on_as_if_never_stopped(folder: Path, pretrained: Path) -> None:
     train = questions(folder / "train.jsonl", "conversations")
     short = ("-s", "training.epochs=null", "-s", "training.steps=6", "-s", "checkpoint.every=3")
-    short += ("-s", "evaluation.every=3", "-s", "checkpoint.keep_last=2")
+    short += ("-s", "evaluation.every=3", "-s", "checkpoint.keep_last=2", "-s", "checkpoint.keep_optimizer=true")
     run("finetune", train, "--from", pretrained, *short, "-o", folder / "whole")
     shutil.copytree(folder / "whole", folder / "half")
     shutil.rmtree(folder / "half/checkpoints/step-000006")

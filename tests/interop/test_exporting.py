@@ -393,7 +393,7 @@ def test_a_failure_leaves_nothing(
 
 SHIPPED: dict[str, str] = {
     **dict.fromkeys(("gpt2-124m", "gpt2-355m", "gpt2-774m", "gpt2-1.5b", "shakespeare-char"), "gpt2"),
-    "llama-tiny": "llama",
+    **dict.fromkeys(("default", "llama-tiny"), "llama"),
     **dict.fromkeys(("bert-base", "bert-large"), "bert"),
     "roberta-base": "bert",
     **dict.fromkeys(("t5-small", "t5-tiny"), "t5"),
