@@ -20,7 +20,7 @@ COMPARISON = "evaluation.baseline"
 LENGTHS = {"training.steps", "training.epochs", "training.tokens", "training.minutes"}
 """Keys that set the length of training: who sets one sets the length."""
 
-USUAL_WIDTH = 192
+USUAL_WIDTH = 160
 
 CLOSED = "tiny"
 """The shipped recipe for text with a closed vocabulary."""
