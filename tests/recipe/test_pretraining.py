@@ -128,6 +128,6 @@ def test_another_model_takes_what_it_has_of_it(kind: str) -> None:
 
 
 def test_mistakes_are_told_before_a_text_is_read() -> None:
-    for wrong in ("model.n_headss=2", "model.n_heads=5", "training.steps=0", "data.documents=page"):
+    for wrong in ("model.n_headss=2", "model.n_heads=7", "training.steps=0", "data.documents=page"):
         with pytest.raises(RecipeError):
             DefaultRecipe.of([wrong], [TEXT])
