@@ -596,8 +596,9 @@ class Averaging(ModelSpec):
     one_hot: bool = False
     """One-hot words instead of vectors: a linear classifier of the words' relative frequencies."""
     log_ratios: bool = False
-    """With one_hot: a text is the set of its words, each weighted by the log ratio of its probabilities in a class and
-    in the others, so that training starts from naive Bayes (Wang and Manning 2012)."""
+    """With one_hot: start from the log ratios of how often a word is in texts of a class and how often it would be
+    were it independent of the class, as in naive Bayes (after Wang and Manning 2012). A text is the set of its words,
+    or weighted by tf_idf; only with that are there numbers, which have no ratios: their weights start at 0."""
     tf_idf: bool = False
     """Weight the words of a text by (1 + log count) x inverse document frequency, scaled to length 1, instead of
     equally (Salton and Buckley 1988)."""
@@ -1136,7 +1137,7 @@ class Evaluation(Spec):
     every: PositiveInt = 250
     """Steps between validations; the last step always validates."""
     epochs: PositiveFloat | None = None
-    """Epochs over a table between validations, which then determine `every`; at most 40 validations in all."""
+    """Epochs over a table between validations, which then determine `every`; at most 20 validations in all."""
     tokens: PositiveInt | None = 100_000
     """Validation tokens scored each time, the same ones every time; null for all."""
     metric: Literal["loss", "accuracy", "macro-f1", "correlation"] = "loss"

@@ -34,7 +34,7 @@ from lmtool.text.prepare import default_cache
 from lmtool.text.table import Skipped, Table, open_table
 from lmtool.text.tokenizer import Tokenizer
 
-MOST_VALIDATIONS = 40
+MOST_VALIDATIONS = 20
 """Validations of a run whose recipe counts epochs between them."""
 
 SavedSplit = dict[str, Any]

@@ -201,15 +201,14 @@ def _last_body() -> tuple[Base | None, str]:
     except CheckpointError as error:
         return None, error.what
     recipe, name = base.recipe, base.run.name
-    is_a = "an" if recipe.model.title[0] in "aeiou" else "a"
     last = f"the last run, {name}, is"
     if isinstance(recipe.objective, Classification):
         below = base.run.info.get("base")
         other = f", --from {below['run']} what it was fine-tuned from" if below else ""
         return None, f"{last} a classifier (--from {name} trains it on{other})"
     if not isinstance(recipe.model, Transformer | Recurrent):
-        return None, f"{last} {is_a} {recipe.model.title}"
-    return base, f"{last} {is_a} {recipe.model.title}"
+        return None, f"{last} no body to fine-tune ({recipe.model.title})"
+    return base, f"{last} a {recipe.model.title}"
 
 
 def _plan_linear(why: str, overrides: Sequence[str], flags: Sequence[Setting]) -> FineTuning:
