@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,12 +63,19 @@ def listed(command: str) -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def entered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The files that each command entered, in order, as each needs what the one before made."""
     path = tmp_path_factory.mktemp("flows")
     (path / "text.txt").write_text("\n\n".join(f"the cat {n} sat on the mat and ran away" for n in range(60)))
     rows = [f"the film was {label} and long {n},{label}" for n in range(30) for label in ("good", "bad")]
     (path / "table.csv").write_text("\n".join(["text,label", *rows]))
-    return path
+    found = {}
+    for command, arguments in COMMANDS.items():
+        python = [sys.executable, "-c", TRACE, f"{ROOT / 'lmtool'}/", " ".join(f"{name}/" for name in FOLDERS)]
+        done = subprocess.run([*python, command, *arguments, "-q"], cwd=path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        found[command] = json.loads((path / "trace.json").read_text())
+    return found
 
 
 SMALL = (
@@ -84,13 +92,8 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_each_file_is_entered_once_in_the_order_of_the_list(folder: Path, command: str) -> None:
-    """In the order of the module, as each command needs what the one before made."""
-    python = [sys.executable, "-c", TRACE, f"{ROOT / 'lmtool'}/", " ".join(f"{name}/" for name in FOLDERS)]
-    done = subprocess.run([*python, command, *COMMANDS[command], "-q"], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    entered = json.loads((folder / "trace.json").read_text())
-    found = {file: entry for file, entry in entered.items() if file not in shared()}
+def test_each_file_is_entered_once_in_the_order_of_the_list(entered: dict[str, dict[str, Any]], command: str) -> None:
+    found = {file: entry for file, entry in entered[command].items() if file not in shared()}
     assert [(file, entry["door"]) for file, entry in found.items()] == listed(command)
     assert {file: entry["callers"] for file, entry in found.items() if len(entry["callers"]) > 1} == {}
 

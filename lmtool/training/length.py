@@ -51,7 +51,7 @@ def with_length(
         speed = training.batch_size * recipe.model.context / per_step
         limits.append((steps, f"{training.minutes:g} minutes at {speed:,.0f} tokens/s"))
     steps, why = min(limits)
-    between = max(1, steps // VALIDATIONS)
+    between = math.ceil(steps / VALIDATIONS)
     evaluation, checkpoint = recipe.evaluation, recipe.checkpoint
     no_budget = dict.fromkeys(("epochs", "min_steps", "tokens", "minutes"))
     settled = recipe.model_copy(

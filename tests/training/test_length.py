@@ -35,7 +35,7 @@ def test_epochs_and_tokens(work: Work, budget: str, expected: Any) -> None:
     kept = recipe_of(work)
     assert kept.training.steps == ended(told).step
     assert not kept.training.has_budget
-    assert kept.evaluation.every <= max(1, kept.training.steps // length.VALIDATIONS)
+    assert kept.evaluation.every <= math.ceil(kept.training.steps / length.VALIDATIONS)
 
 
 def test_of_several_the_first_to_end_counts(work: Work) -> None:
