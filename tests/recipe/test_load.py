@@ -297,3 +297,23 @@ def test_reading_a_wrong_recipe_imports_nothing_heavy(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == f"{tmp_path}/x.yaml:6: model.n_haeds: unknown key; did you mean n_heads?\nset()\n"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "dropped"),
+    [
+        (["training.steps=7"], ["training.epochs", "training.min_steps"]),
+        (["training.epochs=2"], ["training.min_steps"]),
+        (["evaluation.every=3"], ["evaluation.epochs"]),
+        (["training.epochs=2", "training.min_steps=5"], []),
+        (["training.steps=7", "training.epochs=2"], ["training.min_steps"]),
+    ],
+)
+def test_what_the_user_sets_is_not_overruled_by_the_recipe(overrides: list[str], dropped: list[str]) -> None:
+    found = load("linear", overrides).recipe
+    values = {
+        "training.epochs": found.training.epochs,
+        "training.min_steps": found.training.min_steps,
+        "evaluation.epochs": found.evaluation.epochs,
+    }
+    assert [key for key, value in values.items() if value is None] == dropped

@@ -175,3 +175,23 @@ def test_several_tables_have_no_one_label(work: Work) -> None:
     recipe = load(work.recipe, [*CLASSES, f"data.tasks=[a:{table}, b:{table}]"]).recipe
     with pytest.raises(UsageError, match="one labelled table"):
         read_tables(recipe, open_tables(recipe.data), None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps", "every"),
+    [
+        (("training.epochs=3", "training.min_steps=10", "evaluation.epochs=1"), 24, 8),
+        (("training.epochs=3", "training.min_steps=50", "evaluation.epochs=1"), 50, 8),
+        (("training.epochs=3", "training.min_steps=400", "evaluation.epochs=1"), 400, 20),
+        (("training.epochs=3", "evaluation.epochs=0.5"), 24, 4),
+        (("training.epochs=3", "evaluation.every=5"), 24, 5),
+    ],
+)
+def test_steps_and_validations_follow_from_the_rows(
+    work: Work, settings: tuple[str, ...], steps: int, every: int
+) -> None:
+    """A pass of 64 rows in batches of 8 is 8 steps; there are 20 validations at most."""
+    data = read(work, write(work.folder / "t.csv", ["a", "b"] * 36), "data.valid_fraction=0.1", *settings)
+    assert len(data.tasks[0].train) == 64
+    assert data.recipe.training.steps == steps
+    assert data.recipe.evaluation.every == every
