@@ -16,6 +16,9 @@ from lmtool.training.optimizer import Optimizers
 VALIDATIONS = 12
 """Validations of a run whose length is not given in steps."""
 
+WARM_UPS = 10
+"""A run whose length is not given in steps warms up for this share of them at most: one in ten."""
+
 PROBE_SECONDS = 4.0
 """Time for which the speed is measured."""
 
@@ -52,11 +55,13 @@ def with_length(
         limits.append((steps, f"{training.minutes:g} minutes at {speed:,.0f} tokens/s"))
     steps, why = min(limits)
     between = math.ceil(steps / VALIDATIONS)
-    evaluation, checkpoint = recipe.evaluation, recipe.checkpoint
+    evaluation, checkpoint, schedule = recipe.evaluation, recipe.checkpoint, recipe.schedule
+    warmup = min(schedule.warmup_steps, math.ceil(steps / WARM_UPS))
     no_budget = dict.fromkeys(("epochs", "min_steps", "tokens", "minutes"))
     settled = recipe.model_copy(
         update={
             "training": training.model_copy(update={"steps": steps, **no_budget}),
+            "schedule": schedule.model_copy(update={"warmup_steps": warmup}),
             "evaluation": evaluation.model_copy(update={"every": min(evaluation.every, between)}),
             "checkpoint": checkpoint.model_copy(update={"every": min(checkpoint.every, between)}),
         }

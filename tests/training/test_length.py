@@ -35,6 +35,7 @@ def test_epochs_and_tokens(work: Work, budget: str, expected: Any) -> None:
     kept = recipe_of(work)
     assert kept.training.steps == ended(told).step
     assert not kept.training.has_budget
+    assert kept.schedule.warmup_steps == min(3, math.ceil(kept.training.steps / 10))
     assert kept.evaluation.every <= math.ceil(kept.training.steps / length.VALIDATIONS)
 
 
@@ -66,7 +67,7 @@ def test_a_run_with_a_time_is_reproduced_by_its_steps(work: Work, monkeypatch: p
     monkeypatch.setattr(length, "PROBE_SECONDS", 0.0)
     monkeypatch.setattr(length, "_steps_in", lambda *args, real=length._steps_in: (real(*args)[0], 9))
     timed = work.pretrain("training.minutes=1", "evaluation.every=3", name="timed")
-    plain = work.pretrain("training.steps=9", "evaluation.every=1", "checkpoint.every=1", name="plain")
+    plain = work.pretrain("training.steps=9", "schedule.warmup_steps=1", "evaluation.every=1", name="plain")
     assert ended(timed).best_value == ended(plain).best_value
 
 
