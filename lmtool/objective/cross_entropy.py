@@ -123,7 +123,7 @@ class _ChunkedLoss(torch.autograd.Function):
                 hidden_grad, *grads = torch.autograd.grad(loss * scale, (hidden, *trained))
             hidden_grads.append(hidden_grad if scale == 1 else hidden_grad.float() / scale)
             for sum_so_far, grad in zip(head_grads, grads, strict=True):
-                sum_so_far += grad / scale
+                sum_so_far.add_(grad, alpha=1 / scale)
             total = total + loss.detach()
         ctx.save_for_backward(torch.cat(hidden_grads), *head_grads)
         return total

@@ -25,6 +25,9 @@ USUAL_WIDTH = 160
 CLOSED = "tiny"
 """The shipped recipe for text with a closed vocabulary."""
 
+LARGE = 3.0
+"""Megabytes from which a text is read at most about twice in MINUTES on two CPU cores: speed decides there."""
+
 MINUTES = 3.5
 """Wall-clock limit of the default recipe, from reading the text to the last measurement."""
 
@@ -138,16 +141,18 @@ class DefaultRecipe:
 def infer(shape: TextShape, width: int | None = None) -> list[Inferred]:
     """The settings of the default recipe that depend on the text. width: of the model, where a person has set it."""
     megabytes = shape.n_bytes / 1e6
-    is_small = megabytes < 0.5
-    inferred = [_characters(shape) if shape.is_short else _pieces(megabytes)]
+    is_small, is_large = megabytes < 0.5, megabytes >= LARGE
+    inferred = [_characters(shape)] if shape.is_short else [_pieces(megabytes), _context(megabytes)]
     if shape.is_list:
         reason = f"{shape.documents:,} lines, each by itself"
         inferred.append(Inferred("documents", reason, {"data.isolate_documents": True}))
     if width is None:
         width = 128 if is_small else USUAL_WIDTH
         inferred.append(Inferred("model", f"{width} wide for {megabytes:.2g} MB", {"model.d_model": width}))
+    if is_large and not shape.is_short:
+        inferred.append(Inferred("layers", f"3 for {megabytes:.2g} MB, which time is short for", {"model.n_layers": 3}))
     inferred.append(_of_width(width))
-    dropout = 0.2 if is_small and not shape.is_short else 0.1 if megabytes < 5 else 0.0
+    dropout = 0.2 if is_small and not shape.is_short else 0.0 if is_large else 0.1
     inferred.append(Inferred("dropout", f"{dropout} for {megabytes:.2g} MB", {"model.dropout": dropout}))
     passes = 20 if is_small else 12
     length = {"training.minutes": MINUTES, "training.epochs": passes}
@@ -166,9 +171,16 @@ def _characters(shape: TextShape) -> Inferred:
 
 def _pieces(megabytes: float) -> Inferred:
     """The more pieces the longer the text."""
-    size = 1024 if megabytes < 0.1 else 2048 if megabytes < 0.5 else 4096 if megabytes < 10 else 8192
+    size = 1024 if megabytes < 0.1 else 2048 if megabytes < 0.5 else 4096
     reason = f"{size:,} pieces for {megabytes:.2g} MB"
     return Inferred("tokens", reason, {"tokenizer.vocab_size": size}, frozenset({"tokenizer"}))
+
+
+def _context(megabytes: float) -> Inferred:
+    """Short windows of a page, which has few tokens, and of a large text, whose steps they make faster."""
+    context = 32 if megabytes < 0.01 else 256 if megabytes < LARGE else 128
+    reason = f"{context} tokens for {megabytes:.2g} MB"
+    return Inferred("context", reason, {"model.context": context, "training.batch_size": 2048 // context})
 
 
 def _of_width(width: int) -> Inferred:

@@ -3,6 +3,7 @@
 import math
 import statistics
 import time
+from collections.abc import Callable
 
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World
@@ -87,9 +88,8 @@ def _steps_in(
         (spent,) = world.sum((sum(seconds) if world.is_main else 0.0,), compute)
         if len(seconds) > WARM_UP and spent > PROBE_SECONDS:
             break
-    started = time.perf_counter()
-    data.validate(lm, objective, compute, world)
-    validation = time.perf_counter() - started
+    # the first one is slower
+    validation = min(_seconds(lambda: data.validate(lm, objective, compute, world)) for _ in range(2))
     after = data.seconds_after(validation)
     left = 60 * minutes - (time.perf_counter() - began) - VALIDATIONS * validation - after
     left = max(left, LEAST_SHARE * 60 * minutes)
@@ -97,3 +97,9 @@ def _steps_in(
     own = (per_step, left / per_step) if world.is_main else (0.0, 0.0)
     per_step, steps = world.sum(own, compute)
     return per_step, max(1, int(steps))
+
+
+def _seconds(action: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started

@@ -92,7 +92,7 @@ def pretrain(
     if _is_for_tables(recipe):
         raise UsageError(
             f"objective {recipe.objective.kind} is trained on a table, not on a text",
-            fix=f"lmtool finetune TABLE --recipe {resolved.name}",
+            fix="lmtool finetune TABLE, with the same settings or a recipe of this objective: lmtool recipes ls",
         )
 
     def read(world: World, compute: Compute) -> tuple[TrainingData, tuple[str, ...]]:

@@ -48,6 +48,12 @@ def test_long_lines_and_large_alphabets_are_read_in_pieces() -> None:
         assert "tokenizer.vocab_size" in told
 
 
+def test_a_text_of_a_page_has_several_windows() -> None:
+    page, book = (settled(replace(PROSE, n_bytes=size))[0] for size in (700, 700_000))
+    assert page.model.context < 64 < book.model.context
+    assert len({one.model.context * one.training.batch_size for one in (page, book)}) == 1
+
+
 def test_a_closed_vocabulary_takes_the_recipe_for_it() -> None:
     recipe, told = settled(STORIES)
     assert recipe.model == load("tiny").recipe.model
