@@ -95,7 +95,7 @@ def recipe_for_tables(base: Recipe, name: str, n_rows: int, writes: bool, publis
         tuning=Tuning(freeze="body" if _gives_features(model) else "none"),
         optimizer=AdamW(lr=RATE, weight_decay=0.01, beta2=0.98),
         schedule=Linear(kind="linear"),
-        evaluation=Evaluation(metric="loss", patience=PATIENCE),
+        evaluation=Evaluation(metric="auto", patience=PATIENCE),
         checkpoint=Checkpointing(keep_last=1),
     )
     if isinstance(model, Averaging):

@@ -1140,8 +1140,9 @@ class Evaluation(Spec):
     """Epochs over a table between validations, which then determine `every`; at most 20 validations in all."""
     tokens: PositiveInt | None = 100_000
     """Validation tokens scored each time, the same ones every time; null for all."""
-    metric: Literal["loss", "accuracy", "macro-f1", "correlation"] = "loss"
-    """Metric that selects the best checkpoint; all but loss are for objective classification."""
+    metric: Literal["auto", "loss", "accuracy", "macro-f1", "correlation"] = "loss"
+    """Metric that selects the best checkpoint, the loss among equal ones; all but loss are for objective
+    classification. Auto, for tables, is accuracy where each row has one class, and else loss."""
     baseline: bool = False
     """At the end, compare with a 5-gram model of the same text, in bits per byte; for causal language models."""
     num_beams: PositiveInt = 1
@@ -1242,7 +1243,8 @@ class Recipe(Spec):
                 f"evaluation.prompts are for generative models; a {self.model.title} fills masks, which objective "
                 f"{self.objective.kind} does not train"
             )
-        if self.evaluation.metric != "loss" and not isinstance(self.objective, Classification):
+        settles = self.evaluation.metric == "auto" and isinstance(self.objective, Seq2Seq)
+        if self.evaluation.metric != "loss" and not settles and not isinstance(self.objective, Classification):
             mistakes.append(
                 f"evaluation.metric {self.evaluation.metric} is for objective classification, not for objective "
                 f"{self.objective.kind}; take loss"

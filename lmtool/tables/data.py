@@ -251,6 +251,10 @@ def read_tables(
     read = [_read(task, recipe, split and split.get(task.name, split), chat) for task in tasks]
     if isinstance(recipe.objective, Classification):
         recipe = recipe.model_copy(update={"objective": _settled(recipe.objective, read)})
+    if recipe.evaluation.metric == "auto":
+        one_class = isinstance(recipe.objective, Classification) and recipe.objective.task == "class"
+        evaluation = recipe.evaluation.model_copy(update={"metric": "accuracy" if one_class else "loss"})
+        recipe = recipe.model_copy(update={"evaluation": evaluation})
     tokenizer = tokenizer or _trained(recipe, read)
     recipe = _with_sizes(recipe, sum(round(part.tables.weight * len(part.train)) for part in read), tokenizer)
     framing = Framing.of(recipe, tokenizer)

@@ -33,6 +33,7 @@ class TrainingState:
     seconds: float = 0.0
     best_step: int | None = None
     best_value: float | None = None
+    best_loss: float | None = None
     stale: int = 0
     micro_batch: int | None = None
     setup: dict[str, object] = field(default_factory=dict)
@@ -53,12 +54,14 @@ class TrainingState:
             ) from error
         if state.pending is not None and noted is not None and noted["step"] == checkpoint.step:
             state.best_step, state.best_value, state.stale = noted["best_step"], noted["best_value"], noted["stale"]
+            state.best_loss = noted.get("best_loss")
             state.pending = None
         return state
 
     def note(self, step: int) -> dict[str, object]:
         """The note for `read` after the validation of a step."""
-        return {"step": step, "best_step": self.best_step, "best_value": self.best_value, "stale": self.stale}
+        best = {"best_step": self.best_step, "best_value": self.best_value, "best_loss": self.best_loss}
+        return {"step": step, **best, "stale": self.stale}
 
     def recipe_of(self, checkpoint: Checkpoint) -> Recipe:
         """The recipe of a checkpoint, which the run's recipe.yaml may have diverged from since."""
@@ -86,13 +89,14 @@ class TrainingState:
         }
 
     def update_best(self, step: int, validation: Validation, metric: str) -> bool:
-        """Compare a validation with the best so far; True when it is better: a lower loss, or a higher metric.
+        """Compare a validation with the best so far; True when it is better: a higher metric, or a lower loss.
 
-        A value that is not finite is never better.
+        Of equal metrics the one with the lower loss is better. A value that is not finite is never better.
         """
         is_best = self.is_better(validation, metric)
         if is_best:
             self.best_step, self.best_value, self.stale = step, validation.value(metric), 0
+            self.best_loss = validation.loss if math.isfinite(validation.loss) else None
         else:
             self.stale += 1
         return is_best
@@ -100,7 +104,11 @@ class TrainingState:
     def is_better(self, validation: Validation, metric: str) -> bool:
         """Whether a validation is better than the best so far; changes nothing."""
         value, sign = validation.value(metric), 1 if metric == "loss" else -1
-        return math.isfinite(value) and (self.best_value is None or sign * value < sign * self.best_value)
+        if not math.isfinite(value) or self.best_value is None:
+            return math.isfinite(value)
+        if value == self.best_value and self.best_loss is not None:
+            return validation.loss < self.best_loss
+        return sign * value < sign * self.best_value
 
     def is_stale(self, evaluation: Evaluation) -> bool:
         """True when patience has run out."""

@@ -19,7 +19,7 @@ from lmtool.recipe.document import KeyPath, dotted
 from lmtool.recipe.dump import dump, leaves
 from lmtool.recipe.finetuning import recipe_for_tables, recipe_for_text, with_choices
 from lmtool.recipe.load import Resolved, Setting, lay_over, load
-from lmtool.recipe.pretraining import DefaultRecipe
+from lmtool.recipe.pretraining import NAME, DefaultRecipe
 from lmtool.recipe.spec import Classification, Data, Recipe, Recurrent, Seq2Seq, Transformer
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import FLOOR, RESULTS, SPLIT, Run, check_folder, describe_environment
@@ -92,7 +92,7 @@ def pretrain(
     if _is_for_tables(recipe):
         raise UsageError(
             f"objective {recipe.objective.kind} is trained on a table, not on a text",
-            fix="lmtool finetune TABLE, with the same settings or a recipe of this objective: lmtool recipes ls",
+            fix="lmtool finetune TABLE" + ("" if resolved.name == NAME else f" --recipe {resolved.name}"),
         )
 
     def read(world: World, compute: Compute) -> tuple[TrainingData, tuple[str, ...]]:

@@ -280,7 +280,8 @@ def test_patience_ends_a_run_and_the_best_checkpoint_is_measured(folder: Path) -
     )
     records = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
     measured = {record["step"]: record["macro-f1"] for record in records if "macro-f1" in record}
-    best = max(measured, key=lambda step: (measured[step], -step))
+    losses = {record["step"]: record["valid_loss"] for record in records}
+    best = max(measured, key=lambda step: (measured[step], -losses[step]))
     assert records[-1]["step"] == best + 3 * 4 < 1000
     result = json.loads((folder / "run/metrics.json").read_text())
     assert result["step"] == best

@@ -67,6 +67,18 @@ def test_numbers_are_learned_around_zero_whoever_says_that_they_are_numbers(work
     assert float(batch.values_BC.square().mean()) == pytest.approx(1, rel=1e-5)
 
 
+def test_accuracy_chooses_the_best_where_rows_have_one_class(work: Work) -> None:
+    one, several = (
+        write(work.folder / "one.csv", ["x", "y"] * 30),
+        write(work.folder / "several.csv", ["x;y", "y"] * 30),
+    )
+    auto = "evaluation.metric=auto"
+    assert read(work, one, auto).recipe.evaluation.metric == "accuracy"
+    assert read(work, one, "evaluation.metric=loss").recipe.evaluation.metric == "loss"
+    assert read(work, several, auto, "objective.task=multi").recipe.evaluation.metric == "loss"
+    assert read(work, numbers(work), auto, "objective.task=number").recipe.evaluation.metric == "loss"
+
+
 def test_a_scale_that_is_given_is_taken(work: Work) -> None:
     head = head_of(read(work, numbers(work), "objective.task=number", "objective.center=900", "objective.scale=10"))
     assert (head.center, head.scale) == (900, 10)

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from lmtool.tables.data import TableData
 from lmtool.training import train
 from lmtool.training.data import TextData
 from lmtool.training.events import AlreadyFinished, Plan, Sampled, Stepped
+from lmtool.training.keeper import TrainingState
 from tests.training.tiny import Work, after, ended, lasting, metrics, warnings_in, words
 
 SAMPLES = ("evaluation.prompts=[the, a cat]", "evaluation.sample_tokens=4")
@@ -134,6 +136,18 @@ def test_what_is_not_finite_is_never_the_best(work: Work, monkeypatch: pytest.Mo
     assert [event.is_best for event in told if isinstance(event, Stepped) and event.validation] == [0, 1, 0, 0]
     assert load_run(str(work.run())).step == 6
     assert [record["valid_loss"] for record in metrics(work.run())][2::3] == [None, 2.0, None, 3.0]
+
+
+def test_of_equal_accuracies_the_lower_loss_is_the_best() -> None:
+    """Also after the state of the best has been read from a checkpoint."""
+    state = TrainingState()
+    said = [(0.5, 1.0), (0.5, 1.1), (0.5, 0.9), (0.4, 0.1), (0.6, 2.0), (0.6, math.nan), (0.6, 2.0)]
+    best = []
+    for step, (accuracy, loss) in enumerate(said):
+        best.append(state.update_best(step, Validation(loss, {"accuracy": accuracy}), "accuracy"))
+        state = TrainingState(**json.loads(json.dumps(asdict(state))))
+    assert best == [True, False, True, False, True, False, False]
+    assert (state.best_step, state.best_value, state.stale) == (4, 0.6, 2)
 
 
 def test_a_run_without_any_best_step(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
