@@ -11,6 +11,7 @@ import typer
 
 from lmtool import __version__
 from lmtool.cli import recipes, runs
+from lmtool.cli.attention import attention
 from lmtool.cli.chat import chat
 from lmtool.cli.embed import embed
 from lmtool.cli.evaluate import evaluate
@@ -105,6 +106,15 @@ COMMANDS: list[tuple[str, Callable[..., None], str]] = [
             "lmtool embed last lines.txt --pool mean -o vectors.npz",
             'lmtool embed last --whole --text "One day" --text "It rained."',
             "lmtool embed last - --layer 0 < lines.txt",
+        ),
+    ),
+    (
+        "attention",
+        attention,
+        examples(
+            'lmtool attention last "The animal was tired." --layer 0 --head 1',
+            'lmtool attention last "The animal was tired." -o page.html',
+            'lmtool attention last --source "Ein Hund läuft." --target "A dog runs." --npz weights.npz',
         ),
     ),
     (
