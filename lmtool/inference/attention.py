@@ -55,9 +55,10 @@ class AttentionWeights:
         for name, index, n in (("layer", layer, n_layers), ("head", head or 0, n_heads)):
             if not -n <= index < n:
                 known = f"0 to {n - 1}" if n > 1 else "0, the only one"
-                raise UsageError(f"{self.kind}: there is no {name} {index}", fix=f"use {known}")
+                raise UsageError(f"there is no {name} {index} of the kind {self.kind}", fix=f"use {known}")
         weights_NTS = self.weights_LNTS[layer]
-        return weights_NTS.mean(0) if head is None else weights_NTS[head]
+        weights_TS: NDArray[np.float32] = weights_NTS.mean(0) if head is None else weights_NTS[head]
+        return weights_TS
 
     def to_json(self) -> dict[str, Any]:
         """Names and weights, rounded to 6 digits, as lists."""

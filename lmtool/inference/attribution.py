@@ -149,7 +149,7 @@ def integrated_gradients(
     shares_T = np.zeros(T)
     at_once = max(1, BATCH_TOKENS // T)
     points_M = (torch.arange(steps, device=tokens_BT.device) + 0.5) / steps
-    for points_B in points_M.split(at_once):
+    for points_B in torch.split(points_M, at_once):
         on_path: list[tuple[Tensor, Tensor]] = []
 
         def scale(module: nn.Module, given: Any, x_BTD: Tensor, points_B: Tensor = points_B) -> Tensor:
