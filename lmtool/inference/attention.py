@@ -259,9 +259,9 @@ def _pair(loaded: Loaded, prompt: Prompt, target: str | None) -> Input:
 
 
 def _miscounted(loaded: Loaded, asked: str, texts: Sequence[str]) -> UsageError:
-    given = {0: "no text", 1: "1 text"}.get(len(texts), f"{len(texts)} texts")
+    given = {0: "no text is", 1: "1 text is"}.get(len(texts), f"{len(texts)} texts are")
     fix = "quote each text" if texts else "give TEXT, in quotes"
-    return UsageError(f"the model reads {asked}, and {given} is given", where=str(loaded.run_path), fix=fix)
+    return UsageError(f"the model reads {asked}, and {given} given", where=str(loaded.run_path), fix=fix)
 
 
 def _check_length(loaded: Loaded, n_tokens: int) -> None:
