@@ -89,7 +89,8 @@ def _packed(part: AttentionWeights) -> dict[str, object]:
 
 def _words(decided: Attribution) -> Markup:
     columns = ("word", *(name for name, _ in decided.columns()))
-    rows = zip(decided.words, *(values for _, values in decided.columns()), strict=True)
+    rounded = ([round(value, 4) for value in values] for _, values in decided.columns())
+    rows = zip(decided.words, *rounded, strict=True)
     lead = f"{decided.label}, {decided.score:.3f}" if decided.label else f"{decided.score:.4g}"
     return table(columns, list(rows), caption=f"Prediction: {lead}", headed=True)
 
