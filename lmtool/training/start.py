@@ -258,6 +258,7 @@ def _begin(
                 tokenizer=tokenizer.files(),
                 fingerprints={"data": data.fingerprint, "tokenizer": tokenizer.fingerprint},
                 base=None if base is None else base.record(),
+                data={"lines": [*data.lines, *inferred], "bytes_per_token": data.bytes_per_token},
             )
         with run or nullcontext():
             if run is not None:
