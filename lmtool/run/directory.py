@@ -377,10 +377,12 @@ class Run:
         file = self.path / RESULTS
         try:
             found: dict[str, Any] = json.loads(file.read_bytes())
-            return {name: dict(scores.items()) for name, scores in found.get("tasks", {"": found}).items()}
+            scores = {name: dict(scores.items()) for name, scores in found.get("tasks", {"": found}).items()}
+            next(iter(scores))
+            return scores
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, TypeError, AttributeError, StopIteration, RecursionError) as error:
             raise CheckpointError(
                 f"{RESULTS} of this run is damaged",
                 where=str(file),
