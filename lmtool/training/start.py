@@ -48,6 +48,7 @@ CHANGEABLE = (
     "training.compile.",
     "evaluation.",
     "checkpoint.",
+    "logging.",
 )
 """Keys that may change when a run is resumed: they do not change the steps already done.
 
