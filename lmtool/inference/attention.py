@@ -129,14 +129,13 @@ def attention(
     an input that is longer than its context.
     """
     if not attending(loaded.model):
-        raise UsageError(
-            f"this model has no attention: {loaded.model.describe()}",
-            where=str(loaded.run_path),
-            fix="name a Transformer, or a recurrent model with `attention` in its recipe",
-        )
+        raise _inattentive(loaded)
     given = _input(loaded, texts, source, target)
     with torch.inference_mode(), loaded.compute.autocast(), observed(loaded.model) as found:
-        run(loaded.model, given.batch.to(loaded.device))
+        _run(loaded.model, given.batch.to(loaded.device))
+    if not found:
+        # a memory that a classifier of all layers does not read
+        raise _inattentive(loaded)
     by_kind: dict[AttentionKind, list[NDArray[np.float32]]] = {}
     for name, weights_BNTS in found.items():
         by_kind.setdefault(_kind(loaded.model, name), []).append(weights_BNTS[0].float().cpu().numpy())
@@ -157,7 +156,7 @@ def check_output(path: Path | None, suffix: str) -> None:
         raise UsageError("the output exists already", where=str(path), fix="choose another name")
 
 
-def run(model: LanguageModel, batch: Batch) -> torch.Tensor:
+def _run(model: LanguageModel, batch: Batch) -> torch.Tensor:
     """One forward pass, with the head of a classifier: its scores, or the hidden states."""
     if isinstance(model, Classifier):
         return model.answer(batch).scores_BC
@@ -256,6 +255,14 @@ def _pair(loaded: Loaded, prompt: Prompt, target: str | None) -> Input:
     _check_length(loaded, len(read))
     batch = Batch(torch.tensor([read]), source_BS=torch.tensor([prompt.source]))
     return Input(batch, read, prompt.source, predicted)
+
+
+def _inattentive(loaded: Loaded) -> UsageError:
+    return UsageError(
+        f"this model has no attention: {loaded.model.describe()}",
+        where=str(loaded.run_path),
+        fix="name a Transformer, or a recurrent model with `attention` in its recipe",
+    )
 
 
 def _miscounted(loaded: Loaded, asked: str, texts: Sequence[str]) -> UsageError:

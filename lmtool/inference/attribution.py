@@ -16,6 +16,7 @@ from lmtool.batch import Batch, padded
 from lmtool.inference.attention import TextAttention, row_input
 from lmtool.inference.load import Loaded
 from lmtool.model.classifier import Classifier
+from lmtool.printable import plain
 from lmtool.recipe.spec import Classification
 from lmtool.text.tokenizer import find_words
 
@@ -97,7 +98,7 @@ def attribution(loaded: Loaded, texts: Sequence[str], attended: TextAttention) -
 def _words(loaded: Loaded, texts: Sequence[str]) -> tuple[list[str], list[list[int]]]:
     """The words of the texts, and for each the positions of its tokens in the row, at least one.
 
-    A token belongs to the first word that it has a character of.
+    Control characters in words are escaped. A token belongs to the first word that it has a character of.
     """
     words, places = [], []
     position = len(loaded.framing.before)
@@ -108,7 +109,7 @@ def _words(loaded: Loaded, texts: Sequence[str]) -> tuple[list[str], list[list[i
             own = [i for i in free if spans[i][0] < stop and spans[i][1] > start]
             free = [i for i in free if i not in own]
             if own:
-                words.append(text[start:stop])
+                words.append(plain(text[start:stop]))
                 places.append([position + i for i in own])
         position += len(ids) + len(loaded.framing.between)
     return words, places

@@ -15,6 +15,7 @@ from rich.text import Text
 from lmtool.errors import UsageError
 from lmtool.inference.attention import AttentionKind, AttentionWeights, TextAttention
 from lmtool.inference.attribution import Attribution
+from lmtool.printable import plain
 from lmtool.report.page import Section, embed, page, render, table
 
 PAGE_WEIGHTS = 8_000_000
@@ -127,7 +128,7 @@ def matrix_lines(part: AttentionWeights, layer: int, head: int | None, width: in
 
 def attribution_lines(decided: Attribution) -> Iterator[Text]:
     """The words of a text and what each contributes, for a terminal."""
-    label = decided.label or "prediction"
+    label = plain(decided.label) or "prediction"
     yield Text(f"{label} {decided.score:.4g}; what each word adds:")
     columns = decided.columns()
     width = max(map(cell_len, ("word", *decided.words)))

@@ -43,6 +43,11 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "pooled lstm": (RECURRENT, {**CLASSES, "pool": "attention"}, {}),
     "pooled encoder": ({**SMALL, "shape": "encoder"}, {**CLASSES, "task": "multi", "pool": "attention"}, {}),
     "pooled by maximum": ({**SMALL, "shape": "encoder"}, {**CLASSES, "pool": "max"}, {}),
+    "classes by a mix of layers": (
+        {**RECURRENT, "attention": {"score": "dot"}},
+        {**CLASSES, "pool": "mean", "layers": "mix"},
+        {},
+    ),
     "elman": ({**RECURRENT, "cell": "rnn"}, {"kind": "causal"}, {}),
     "averages": ({"kind": "averaging", "d_model": 8}, CLASSES, {}),
 }
@@ -189,6 +194,7 @@ def test_a_head_and_the_mean_of_heads(load: Any) -> None:
     [
         ("elman", {"texts": [TEXT]}, "has no attention"),
         ("averages", {"texts": [TEXT]}, "has no attention"),
+        ("classes by a mix of layers", {"texts": [TEXT]}, "has no attention"),
         ("decoder", {}, "no text is given"),
         ("decoder", {"texts": ["a", "b"]}, "2 texts are given"),
         ("decoder", {"source": TEXT}, "reads a text, not a source"),
@@ -285,6 +291,21 @@ def test_words_that_decided(load: Any, name: str) -> None:
     assert found.rollout is not None
     for w, (start, n) in enumerate(zip(starts, counts, strict=True)):
         assert found.rollout[w] == pytest.approx(arriving[start : start + n].sum(), abs=1e-6)
+
+
+@pytest.mark.parametrize("text", ["", " ", "\x1b[31m red \udc80", "</b>&"])
+def test_odd_texts_have_words_that_can_be_printed(load: Any, text: str) -> None:
+    loaded = load("classes")
+    found = attribution(loaded, [text], attention(loaded, [text]))
+    assert len(found.words) == len(found.leave_one_out) == len(found.integrated_gradients)
+    assert all(word.isprintable() for word in found.words)
+    assert bool(found.words) == bool(text.strip())
+
+
+def test_empty_texts_sources_and_targets_are_read(load: Any) -> None:
+    assert axes(attention(load("decoder"), [""])) == {"self": (("[BOS]",), ("[BOS]",))}
+    assert axes(attention(load("2017"), source="", target=""))["cross"] == (("[EOS]",), ("[EOS]",))
+    assert not attention(load("memory"), [""]).parts[0].weights_LNTS.any()
 
 
 def test_integrated_gradients_add_up_to_the_difference_from_nothing() -> None:
