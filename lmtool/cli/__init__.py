@@ -11,6 +11,7 @@ import typer
 
 from lmtool import __version__
 from lmtool.cli import recipes, runs
+from lmtool.cli.attention import attention
 from lmtool.cli.chat import chat
 from lmtool.cli.embed import embed
 from lmtool.cli.evaluate import evaluate
@@ -22,6 +23,7 @@ from lmtool.cli.neighbors import neighbors
 from lmtool.cli.output import prepare_streams
 from lmtool.cli.predict import predict
 from lmtool.cli.pretrain import pretrain
+from lmtool.cli.report import report
 from lmtool.cli.resume import resume
 from lmtool.cli.signals import leave_on_signals
 from lmtool.cli.tokenize import tokenize
@@ -106,6 +108,20 @@ COMMANDS: list[tuple[str, Callable[..., None], str]] = [
             'lmtool embed last --whole --text "One day" --text "It rained."',
             "lmtool embed last - --layer 0 < lines.txt",
         ),
+    ),
+    (
+        "attention",
+        attention,
+        examples(
+            'lmtool attention last "The animal was tired." --layer 0 --head 1',
+            'lmtool attention last "The animal was tired." -o page.html',
+            'lmtool attention last --source "Ein Hund läuft." --target "A dog runs." --npz weights.npz',
+        ),
+    ),
+    (
+        "report",
+        report,
+        examples("lmtool report last", "lmtool report tiny lstm -o both.html", "lmtool report last --watch"),
     ),
     (
         "import",

@@ -36,9 +36,9 @@ class BidirectionalModel(RecurrentModel):
     def start(self, batch: Batch) -> DecodeState:
         return DecodeState(0, None, self.forth.start(len(batch.tokens_BT)))
 
-    def _read(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...], None]:
+    def _read(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...]]:
         outs, states = self.forth(self.embed(batch.tokens_BT), state.layers, find_texts(batch))
-        return self.hidden(outs[-1], None), states, None
+        return self.hidden(outs[-1], None), states
 
     def parts(self) -> Parts:
         return [(self.embedding,), *zip(self.forth.cells, self.back.cells, strict=True)]

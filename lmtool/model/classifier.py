@@ -15,6 +15,7 @@ from lmtool.model.averaging import AveragingModel, RatioHead
 from lmtool.model.bidirectional import BidirectionalModel
 from lmtool.model.language_model import LanguageModel, Output, Wrapper
 from lmtool.model.layers.dropout import drop
+from lmtool.model.layers.observing import Attending
 from lmtool.model.layers.parts import activate, build_norm
 from lmtool.model.recurrent import RecurrentDecoder
 from lmtool.recipe.spec import Classification, Model, Transformer
@@ -22,7 +23,7 @@ from lmtool.recipe.spec import Classification, Model, Transformer
 Pooling = Literal["first", "last", "mean", "max", "attention"]
 
 
-class Pool(nn.Module):
+class Pool(Attending):
     """Pools the hidden states of a text to one vector; padding is ignored.
 
     first: the first position (BERT's [CLS]). last: the last one (GPT's [EXTRACT]). mean, max: over all. attention:
@@ -32,7 +33,8 @@ class Pool(nn.Module):
     def __init__(self, kind: Pooling, d_model: int) -> None:
         super().__init__()
         self.kind = kind
-        if kind == "attention":
+        self.attends = kind == "attention"
+        if self.attends:
             self.key = nn.Linear(d_model, d_model)
             self.query = nn.Linear(d_model, 1, bias=False)
 
@@ -54,7 +56,10 @@ class Pool(nn.Module):
                 return hidden_BTD.masked_fill(~keep_BT1, -torch.inf).amax(1)
             case "attention":
                 score_BT1 = self.query(torch.tanh(self.key(hidden_BTD))).masked_fill(~keep_BT1, -torch.inf)
-                pooled: Tensor = (score_BT1.softmax(1).to(hidden_BTD.dtype) * hidden_BTD).sum(1)
+                weights_BT1 = score_BT1.softmax(1)
+                if self.observer is not None:
+                    self.observer(weights_BT1.transpose(1, 2)[:, None])
+                pooled: Tensor = (weights_BT1.to(hidden_BTD.dtype) * hidden_BTD).sum(1)
                 return pooled
 
 

@@ -19,6 +19,7 @@ from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel, La
 from lmtool.model.layers.cells import Cell, CellState, Texts, build_cell
 from lmtool.model.layers.dropout import drop
 from lmtool.model.layers.memory_attention import MemoryAttention, earlier
+from lmtool.model.layers.observing import observed
 from lmtool.recipe.spec import Recurrent
 
 
@@ -115,7 +116,7 @@ class RecurrentModel(LanguageModel):
         return drop(h_BTD, self.dropout, self.training)
 
     def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
-        hidden, layers, _ = self._read(Batch(tokens_BT), state)
+        hidden, layers = self._read(Batch(tokens_BT), state)
         return hidden, replace(state.longer(tokens_BT.shape[1]), layers=layers)
 
     def alignments(self, batch: Batch) -> Tensor:
@@ -123,14 +124,16 @@ class RecurrentModel(LanguageModel):
 
         The memory is the past states (S = T), or the source. Raises ValueError when the model has no attention.
         """
-        weights_BTS = self._read(batch, self.start(batch))[2]
-        if weights_BTS is None:
+        with observed(self) as found:
+            self._read(batch, self.start(batch))
+        if not found:
             raise ValueError("a model without attention has no attention weights")
-        return weights_BTS
+        (weights_BNTS,) = found.values()
+        return weights_BNTS[:, 0]
 
     @abstractmethod
-    def _read(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...], Tensor | None]:
-        """Hidden states, the layers' new states, and the attention weights."""
+    def _read(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...]]:
+        """Hidden states, and the layers' new states."""
 
     def describe(self) -> str:
         return self._description
@@ -161,12 +164,12 @@ class RecurrentDecoder(RecurrentModel):
         nothing_B0D = states[-1][0][:, None][:, :0]
         return DecodeState(0, None, (*states, KeyValue(self.attention.keys(nothing_B0D), nothing_B0D[:, None])))
 
-    def _read(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...], Tensor | None]:
+    def _read(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...]]:
         first = state.layers[: len(self.rnn.cells)]
         outs, states = self.rnn(self.embed(batch.tokens_BT), first, find_texts(batch))
         h_BTD = outs[-1]
         if self.attention is None:
-            return self.hidden(h_BTD, None), states, None
+            return self.hidden(h_BTD, None), states
         after = state.longer(h_BTD.shape[1])
         h_GQD = after.on_lines(h_BTD)
         memory = cast(KeyValue, state.layers[-1]).plus(self.attention.keys(h_GQD), h_GQD[:, None])
@@ -174,8 +177,8 @@ class RecurrentDecoder(RecurrentModel):
         keep_GS = batch.keep_BT if keep_GS is None else keep_GS
         allowed = earlier(h_GQD.shape[1], memory.v_BNSH.shape[2], keep_GS, batch.documents_BT, h_BTD.device)
         allowed = allowed if seen_GQS is None else allowed & seen_GQS
-        context_GQD, weights_GQS = self.attention(h_GQD, memory, allowed)
-        return self.hidden(h_BTD, after.on_rows(context_GQD)), (*states, memory), weights_GQS
+        context_GQD = self.attention(h_GQD, memory, allowed)
+        return self.hidden(h_BTD, after.on_rows(context_GQD)), (*states, memory)
 
     def parts(self) -> Parts:
         return [(self.embedding,), *topped(zip(self.rnn.cells), self.attention, self.join)]

@@ -103,28 +103,28 @@ class RecurrentEncoderDecoder(RecurrentModel):
         memory = Memory(self.attention.keys(out_BSD), out_BSD[:, None])
         return DecodeState(0, None, (*first, memory), batch.source_keep_BS)
 
-    def _read(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...], Tensor | None]:
+    def _read(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...]]:
         x_BTD = self.embed(batch.tokens_BT)
         states = state.layers[: len(self.rnn.cells)]
         texts = find_texts(batch)
         if self.attention is None:
             outs, states = self.rnn(x_BTD, states, texts)
-            return self.hidden(outs[-1], None), states, None
+            return self.hidden(outs[-1], None), states
         memory = cast(Memory, state.layers[-1])
         allowed_G1S = torch.ones_like(memory.v_BNSH[..., 0], dtype=torch.bool)
         if state.source_keep_BS is not None:
             allowed_G1S = state.source_keep_BS[:, None]
         if self.feed is None:
             outs, states = self.rnn(x_BTD, states, texts)
-            context_GQD, weights_GQS = self.attention(state.on_lines(outs[-1]), memory, allowed_G1S)
-            return self.hidden(outs[-1], state.on_rows(context_GQD)), (*states, memory), weights_GQS
-        h_BTD, first, weights_BTS = self._read_fed(x_BTD, state, memory, allowed_G1S, batch.keep_BT)
+            context_GQD = self.attention(state.on_lines(outs[-1]), memory, allowed_G1S)
+            return self.hidden(outs[-1], state.on_rows(context_GQD)), (*states, memory)
+        h_BTD, first = self._read_fed(x_BTD, state, memory, allowed_G1S, batch.keep_BT)
         outs, others = self.rnn(h_BTD, states[1:], texts, first=1)
-        return self.hidden([h_BTD, *outs][-1], None), (first, *others, memory), weights_BTS
+        return self.hidden([h_BTD, *outs][-1], None), (first, *others, memory)
 
     def _read_fed(
         self, x_BTD: Tensor, before: DecodeState, memory: Memory, allowed_G1S: Tensor, keep_BT: Tensor | None
-    ) -> tuple[Tensor, CellState, Tensor]:
+    ) -> tuple[Tensor, CellState]:
         """The first layer, step by step, as each context depends on the previous state.
 
         The keys and the input part of the gates are computed for all steps at once. Padding leaves the state unchanged.
@@ -132,18 +132,17 @@ class RecurrentEncoderDecoder(RecurrentModel):
         cell, feed = cast(Cell, self.rnn.cells[0]), cast(nn.Linear, self.feed)
         attention = cast(MemoryAttention, self.attention)
         state: CellState = tuple(before.layers[0])
-        states, weights = [], []
+        states = []
         with torch.autocast(x_BTD.device.type, enabled=False):
             for t, gates_BG in enumerate(cell.project(x_BTD).unbind(1)):
-                context_GWD, weights_GWS = attention(before.on_lines(state[0][:, None]), memory, allowed_G1S)
+                context_GWD = attention(before.on_lines(state[0][:, None]), memory, allowed_G1S)
                 after = cell.step(gates_BG + feed(before.on_rows(context_GWD)[:, 0]), state)
                 if keep_BT is not None:
                     keep_B1 = keep_BT[:, t, None]
                     after = tuple(torch.where(keep_B1, new, old) for new, old in zip(after, state, strict=True))
                 state = after
                 states.append(state[0])
-                weights.append(weights_GWS)
-        return torch.stack(states, 1), state, torch.cat(weights, 1)
+        return torch.stack(states, 1), state
 
     def parts(self) -> Parts:
         decoder = topped(zip(self.rnn.cells), self.attention, self.join, self.feed)

@@ -274,6 +274,29 @@ def multi_head(
     """
     width = queries_TD.shape[1] // n_heads
     out = np.zeros_like(queries_TD)
+    weights = attention_weights(queries_TD, keys_SD, n_heads, n_kv_heads, may_see, scale, addend)
+    for n in range(n_heads):
+        own = slice(n * width, (n + 1) * width)
+        shared = n // (n_heads // n_kv_heads)
+        kv = slice(shared * width, (shared + 1) * width)
+        for t in range(len(queries_TD)):
+            for s in range(len(keys_SD)):
+                out[t, own] += weights[n, t, s] * values_SD[s, kv]
+    return out
+
+
+def attention_weights(
+    queries_TD: Array,
+    keys_SD: Array,
+    n_heads: int,
+    n_kv_heads: int,
+    may_see: MaySee,
+    scale: float | None,
+    addend: Callable[[int, int, int], float],
+) -> Array:
+    """The weights (heads, T, S) of `multi_head`."""
+    width = queries_TD.shape[1] // n_heads
+    weights = np.zeros((n_heads, len(queries_TD), len(keys_SD)))
     for n in range(n_heads):
         own = slice(n * width, (n + 1) * width)
         shared = n // (n_heads // n_kv_heads)
@@ -284,9 +307,8 @@ def multi_head(
             for s in seen:
                 product = float(sum(queries_TD[t, own] * keys_SD[s, kv]))
                 scores.append(product * (1 / math.sqrt(width) if scale is None else scale) + addend(n, t, s))
-            for s, weight in zip(seen, softmax(scores), strict=True):
-                out[t, own] += weight * values_SD[s, kv]
-    return out
+            weights[n, t, seen] = softmax(scores)
+    return weights
 
 
 def may_see(

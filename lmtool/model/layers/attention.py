@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from lmtool.batch import Mask
 from lmtool.model.language_model import KeyValue, LayerState, Memory
 from lmtool.model.layers.dropout import drop
+from lmtool.model.layers.observing import Attending, Observer
 from lmtool.model.layers.positions import AttentionPositions, rotated
 from lmtool.model.layers.scores import Score
 
@@ -92,16 +93,26 @@ class Attend:
         return x_BNTH if rotation is None else rotated(x_BNTH, *rotation)
 
     def __call__(
-        self, q_BNTH: Tensor, keys_BKSH: Tensor, v_BKSH: Tensor, dropout: float, score: Score | None = None
+        self,
+        q_BNTH: Tensor,
+        keys_BKSH: Tensor,
+        v_BKSH: Tensor,
+        dropout: float,
+        score: Score | None = None,
+        observer: Observer | None = None,
     ) -> Tensor:
         """The weighted sums of the values: (B, N, T, H). Groups of N / K query heads share a key-value head.
 
-        keys_BKSH: output of `score.keys`. score: the scaled dot product when None.
+        keys_BKSH: output of `score.keys`. score: the scaled dot product when None. observer: gets the weights (B, N, T,
+        S), computed beside the sums from the same queries, keys and addends, since the fused kernel never forms them.
         """
         score = score or Score(q_BNTH.shape[-1] ** -0.5)
         q_BNTH = score.queries(q_BNTH)
         if self._kernel is None:
             self._kernel = self._prepare()
+        if observer is not None:
+            with torch.autocast(q_BNTH.device.type, enabled=False):
+                observer(self._kernel.weights(_wide(q_BNTH), _wide(keys_BKSH), score))
         return self._kernel(q_BNTH, keys_BKSH, v_BKSH, dropout, score)
 
     def _prepare(self) -> "_Kernel | _Windows":
@@ -136,11 +147,10 @@ class _Kernel:
     def __call__(self, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, dropout: float, score: Score) -> Tensor:
         """The weighted sums of the values. q_BNTH and k_BKSH: queries and keys as transformed by `score`."""
         if score.scale is None:
-            score_BNTS = score.compare(q_BNTH, k_BKSH)
-            weights = (score_BNTS + self._addend(score_BNTS.dtype, len(q_BNTH))).softmax(-1)
-            return drop(weights, dropout) @ v_BKSH
+            return drop(self.weights(q_BNTH, k_BKSH, score), dropout) @ v_BKSH
         if self._plain:
-            return self._products(q_BNTH, *_grouped(q_BNTH, k_BKSH, v_BKSH), dropout, score.scale)
+            k_BNSH, v_BNSH = (_grouped(t_BKSH, q_BNTH.shape[1]) for t_BKSH in (k_BKSH, v_BKSH))
+            return self._products(q_BNTH, k_BNSH, v_BNSH, dropout, score.scale)
         mask = None
         if self._bias_RNTS is not None:
             mask = self._addend(q_BNTH.dtype, len(q_BNTH))
@@ -156,6 +166,11 @@ class _Kernel:
             scale=score.scale,
             enable_gqa=q_BNTH.shape[1] != k_BKSH.shape[1],
         )
+
+    def weights(self, q_BNTH: Tensor, k_BKSH: Tensor, score: Score) -> Tensor:
+        """The attention weights (B, N, T, S), by the formula."""
+        score_BNTS = score.compare(q_BNTH, _grouped(k_BKSH, q_BNTH.shape[1]))
+        return (score_BNTS + self._addend(score_BNTS.dtype, len(q_BNTH))).softmax(-1)
 
     def _products(self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, dropout: float, scale: float) -> Tensor:
         B, N, T, _ = q_BNTH.shape
@@ -189,12 +204,15 @@ def _rows(t: Tensor, n_rows: int) -> Tensor:
     return t if len(t) in (1, n_rows) else t.repeat(n_rows // len(t), *(1,) * (t.ndim - 1))
 
 
-def _grouped(q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values repeated to one head per query head."""
-    groups = q_BNTH.shape[1] // k_BKSH.shape[1]
-    if groups == 1:
-        return k_BKSH, v_BKSH
-    return k_BKSH.repeat_interleave(groups, 1), v_BKSH.repeat_interleave(groups, 1)
+def _grouped(t_BKSH: Tensor, n_heads: int) -> Tensor:
+    """Keys or values repeated to one head per query head."""
+    groups = n_heads // t_BKSH.shape[1]
+    return t_BKSH if groups == 1 else t_BKSH.repeat_interleave(groups, 1)
+
+
+def _wide(t: Tensor) -> Tensor:
+    """In float32, if narrower."""
+    return t.to(torch.promote_types(t.dtype, torch.float32))
 
 
 class _Windows:
@@ -227,6 +245,7 @@ class _Windows:
         # a fully masked query attends to itself, also past the end of the row, so that softmax stays finite
         own = query_CQ[:, :, None] == key_CW[:, None]
         allowed_RQW = (allowed | (~allowed.any(-1, keepdim=True) & own)).flatten(0, 1)
+        self._query_CQ, self._key_CW = query_CQ, key_C1W[:, 0]
         bias = None
         if rule is not None:
             bias = rule.bias(
@@ -256,6 +275,20 @@ class _Windows:
             return mixed_BNTH
         rows = self._of_global(q_BNTH[:, :, : self._n_global], k_BKSH, v_BKSH, dropout, score)
         return torch.cat((rows, mixed_BNTH[:, :, self._n_global :]), 2)
+
+    def weights(self, q_BNTH: Tensor, k_BKSH: Tensor, score: Score) -> Tensor:
+        """The attention weights (B, N, T, S) for all keys, zeros outside the windows."""
+        B, N, length = len(q_BNTH), q_BNTH.shape[1], self._length
+        blocks = self._kernel.weights(self._query_blocks(q_BNTH), self._keys_and_global(k_BKSH), score)
+        of_rows = blocks.view(B, -1, *blocks.shape[1:]).transpose(1, 2).flatten(2)
+        # places that blocks have twice, or past the end of the row, have no weight in one of them, or are cut off
+        flat = (self._query_CQ[:, :, None] * length + self._key_CW[:, None]).flatten()
+        rows_BNTS = of_rows.new_zeros(B, N, self._query_CQ.numel() * length)
+        rows_BNTS = rows_BNTS.scatter_add(2, flat.expand_as(of_rows), of_rows).view(B, N, -1, length)[:, :, :length]
+        if self._of_global is None:
+            return rows_BNTS
+        first = self._of_global.weights(q_BNTH[:, :, : self._n_global], k_BKSH, score)
+        return torch.cat((first, rows_BNTS[:, :, self._n_global :]), 2)
 
     def _steps(self, t_BNTH: Tensor) -> Tensor:
         """(B, N, steps, dilation, H), zero-padded to whole blocks."""
@@ -381,7 +414,7 @@ class HeadNorm(nn.RMSNorm):
         return normed.view(x.shape).to(x.dtype)
 
 
-class SelfAttention(Mixer):
+class SelfAttention(Attending, Mixer):
     """Multi-head self-attention (Vaswani et al. 2017), with grouped key-value heads (Ainslie et al. 2023)."""
 
     def __init__(
@@ -417,14 +450,14 @@ class SelfAttention(Mixer):
         if isinstance(past, KeyValue):
             now = past.plus(k, v)
             k, v = now
-        mixed_BNTH = attend(q, k, v, self.dropout if self.training else 0.0, self.score)
+        mixed_BNTH = attend(q, k, v, self.dropout if self.training else 0.0, self.score, self.observer)
         return Mixed(self.out(mixed_BNTH.transpose(1, 2).flatten(2)), now)
 
     def adaptable(self) -> Adaptable:
         return ("qkv", ("query", "key", "value")), ("out", ("output",))
 
 
-class CrossAttention(Mixer):
+class CrossAttention(Attending, Mixer):
     """Cross-attention: queries from the decoder, keys and values from the encoder's last layer."""
 
     def __init__(self, sizes: Heads, dropout: float, score: Score | None = None) -> None:
@@ -451,7 +484,7 @@ class CrossAttention(Mixer):
         B, T, _ = x_BTD.shape
         q_BNTH = self.q(x_BTD).view(B, T, -1, self.head_width).transpose(1, 2)
         dropout = self.dropout if self.training else 0.0
-        mixed_BNTH = attend.source(q_BNTH, past.k_BNSH, past.v_BNSH, dropout, self.score)
+        mixed_BNTH = attend.source(q_BNTH, past.k_BNSH, past.v_BNSH, dropout, self.score, self.observer)
         return Mixed(self.out(mixed_BNTH.transpose(1, 2).flatten(2)), past)
 
     def adaptable(self) -> Adaptable:

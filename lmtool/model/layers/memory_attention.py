@@ -4,14 +4,15 @@ Shapes: B rows, T queries, S states in memory, D their width.
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lmtool.model.language_model import KeyValue, Memory
+from lmtool.model.layers.observing import Attending
 from lmtool.model.layers.scores import build_score
 from lmtool.recipe.spec import Attention
 
 
-class MemoryAttention(nn.Module):
+class MemoryAttention(Attending):
     """The context of each query from a memory: c_t = sum_s w_ts m_s, with weights w from a score of query and m_s.
 
     Computed in the dtype of the weights also under autocast: rounding would decide near ties.
@@ -28,15 +29,17 @@ class MemoryAttention(nn.Module):
         """The states as transformed by the score, computed once: (B, 1, S, ...)."""
         return states_BSD[:, None] if self.score is None else self.score.keys(states_BSD[:, None])
 
-    def forward(self, query_BTD: Tensor, memory: KeyValue | Memory, allowed_BTS: Tensor) -> tuple[Tensor, Tensor]:
-        """The context vectors (B, T, D), zeros where all states are masked, and the attention weights (B, T, S)."""
+    def forward(self, query_BTD: Tensor, memory: KeyValue | Memory, allowed_BTS: Tensor) -> Tensor:
+        """The context vectors (B, T, D), zeros where all states are masked."""
         with torch.autocast(query_BTD.device.type, enabled=False):
             if self.score is None:
                 score_BTS = query_BTD.new_zeros(*query_BTD.shape[:2], allowed_BTS.shape[-1])
             else:
                 score_BTS = self.score(query_BTD[:, None], memory.k_BNSH)[:, 0]
             weights_BTS = choose(score_BTS, allowed_BTS, self.select, self.k)
-            return weights_BTS @ memory.v_BNSH[:, 0], weights_BTS
+            if self.observer is not None:
+                self.observer(weights_BTS[:, None])
+            return weights_BTS @ memory.v_BNSH[:, 0]
 
 
 def choose(score_BTS: Tensor, allowed_BTS: Tensor, select: str, k: int) -> Tensor:

@@ -1,0 +1,215 @@
+"""Which words decided what a classifier answers: leave-one-out, integrated gradients, attention rollout.
+
+Shapes: B rows, T positions, S keys, L layers, N heads, D width, C classes, M steps, W words.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from lmtool.batch import Batch, padded
+from lmtool.inference.attention import TextAttention, row_input
+from lmtool.inference.load import Loaded
+from lmtool.model.classifier import Classifier
+from lmtool.printable import plain
+from lmtool.recipe.spec import Classification
+from lmtool.text.tokenizer import find_words
+
+STEPS = 64
+"""Points on the path of integrated gradients."""
+
+BATCH_TOKENS = 4096
+"""Positions computed at once."""
+
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """What each word of a text, or of several in their order, contributes to the answer of a classifier.
+
+    label: the predicted class, the likeliest of several labels, or "" for a number. score: the log-probability of the
+        class, the logit of the label, or the number.
+    leave_one_out: by how much the score is lower without the tokens of the word (Li, Monroe and Jurafsky 2016).
+    integrated_gradients: see there, summed over the tokens of the word.
+    rollout: how much attention arrives from the word, see there; None without self-attention, and where the maximum
+        over positions is pooled.
+    """
+
+    label: str
+    score: float
+    words: tuple[str, ...]
+    leave_one_out: tuple[float, ...]
+    integrated_gradients: tuple[float, ...]
+    rollout: tuple[float, ...] | None
+
+    def columns(self) -> list[tuple[str, tuple[float, ...]]]:
+        """Each measure that there is, by name, with its value for each word."""
+        found = {"leave-one-out": self.leave_one_out, "integrated gradients": self.integrated_gradients}
+        return [*found.items(), *([] if self.rollout is None else [("rollout", self.rollout)])]
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON value."""
+        return asdict(self)
+
+
+def attribution(loaded: Loaded, texts: Sequence[str], attended: TextAttention) -> Attribution:
+    """What decided the answer of a classifier that is not packed. attended: its attention on the same texts.
+
+    Raises UsageError as `row_input` does.
+    """
+    model, spec = loaded.model, loaded.recipe.objective
+    assert isinstance(model, Classifier)
+    assert isinstance(spec, Classification)
+    batch = row_input(loaded, texts).batch.to(loaded.device)
+    with torch.no_grad():
+        scores_C = model.answer(batch).scores_BC[0]
+    best = int(scores_C.argmax())
+
+    def score(batch: Batch) -> Tensor:
+        scores_BC = model.answer(batch).scores_BC
+        match spec.task:
+            case "class":
+                return scores_BC.log_softmax(-1)[:, best]
+            case "number" if spec.scale is not None and spec.center is not None:
+                return scores_BC[:, 0] * spec.scale + spec.center
+            case _:
+                return scores_BC[:, best]
+
+    words, places = _words(loaded, texts)
+    whole = float(score(batch).detach())
+    per_token_T = integrated_gradients(score, _embedding(model), batch)
+    arriving_T = _arriving(model, attended)
+    return Attribution(
+        spec.labels[best] if spec.labels else "",
+        whole,
+        tuple(words),
+        tuple((whole - leave_out(score, batch, places, loaded.framing.between[0])).tolist()),
+        tuple(float(per_token_T[own].sum()) for own in places),
+        None if arriving_T is None else tuple(float(arriving_T[own].sum()) for own in places),
+    )
+
+
+def _words(loaded: Loaded, texts: Sequence[str]) -> tuple[list[str], list[list[int]]]:
+    """The words of the texts, and for each the positions of its tokens in the row, at least one.
+
+    Control characters in words are escaped. A token belongs to the first word that it has a character of.
+    """
+    words, places = [], []
+    position = len(loaded.framing.before)
+    for text in texts:
+        ids, spans = loaded.tokenizer.encode_with_places(text)
+        free = list(range(len(ids)))
+        for start, stop in find_words(text):
+            own = [i for i in free if spans[i][0] < stop and spans[i][1] > start]
+            free = [i for i in free if i not in own]
+            if own:
+                words.append(plain(text[start:stop]))
+                places.append([position + i for i in own])
+        position += len(ids) + len(loaded.framing.between)
+    return words, places
+
+
+@torch.no_grad()
+def leave_out(score: Callable[[Batch], Tensor], batch: Batch, places: Sequence[Sequence[int]], filler: int) -> Numbers:
+    """The score (W) of a row without the tokens at each of several places. filler: the only token of an empty row."""
+    tokens_T = batch.tokens_BT[0].cpu().numpy()
+    rows = [np.delete(tokens_T, own) for own in places]
+    rows = [row if len(row) else np.array([filler]) for row in rows]
+    segments = None
+    if batch.segments_BT is not None:
+        segments_T = batch.segments_BT[0].cpu().numpy()
+        segments = [np.delete(segments_T, own) if len(own) < len(segments_T) else segments_T[:1] for own in places]
+    found = []
+    at_once = max(1, BATCH_TOKENS // len(tokens_T))
+    for first in range(0, len(rows), at_once):
+        chosen = slice(first, first + at_once)
+        tokens_BT, keep_BT = padded(rows[chosen], filler)
+        segments_BT = None if segments is None else padded(segments[chosen], 0)[0]
+        part = Batch(tokens_BT, keep_BT=keep_BT, segments_BT=segments_BT)
+        found.append(score(part.to(batch.tokens_BT.device)).double().cpu().numpy())
+    return np.concatenate(found) if found else np.zeros(0)
+
+
+def integrated_gradients(
+    score: Callable[[Batch], Tensor], embedding: nn.Module, batch: Batch, steps: int = STEPS
+) -> Numbers:
+    """The share of each token of a row in its score: (T) (Sundararajan, Taly and Yan 2017, equation 1).
+
+        share of t = sum over d of  x_td  integral from 0 to 1 of  dF(a x) / dx_td  da
+
+    F is the score as a function of the token embeddings x, the baseline the zero vector. The integral is the mean of
+    the gradients at the midpoints of `steps` equal parts. The shares sum to F(x) - F(0), but for the error of that.
+    """
+    tokens_BT, T = batch.tokens_BT, batch.tokens_BT.shape[1]
+    shares_T = np.zeros(T)
+    at_once = max(1, BATCH_TOKENS // T)
+    points_M = (torch.arange(steps, device=tokens_BT.device) + 0.5) / steps
+    for points_B in torch.split(points_M, at_once):
+        on_path: list[tuple[Tensor, Tensor]] = []
+
+        def scale(module: nn.Module, given: Any, x_BTD: Tensor, points_B: Tensor = points_B) -> Tensor:
+            x_BTD = x_BTD.detach()
+            scaled_BTD = (x_BTD * points_B[:, None, None].to(x_BTD.dtype)).requires_grad_()
+            on_path.append((x_BTD, scaled_BTD))  # noqa: B023 - called within this turn
+            return scaled_BTD
+
+        segments_BT = None if batch.segments_BT is None else batch.segments_BT.expand(len(points_B), T)
+        hook = embedding.register_forward_hook(scale)
+        try:
+            # cuDNN's recurrent kernels have no gradient in evaluation mode
+            with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
+                total = score(Batch(tokens_BT.expand(len(points_B), T), segments_BT=segments_BT)).sum()
+                grads = torch.autograd.grad(total, [scaled_BTD for _, scaled_BTD in on_path])
+        finally:
+            hook.remove()
+        for (x_BTD, _), grad_BTD in zip(on_path, grads, strict=True):
+            shares_T += (x_BTD * grad_BTD).sum((0, 2)).double().cpu().numpy() / steps
+    return shares_T
+
+
+def rollout(weights_LNTS: NDArray[np.float32]) -> Numbers:
+    """How much of each position's state comes from each input, as far as attention tells: (T, S).
+
+        R = A_L ... A_1,  A_l = (mean over heads of layer l's weights + I) / 2
+
+    where I is the residual connection (Abnar and Zuidema 2020, Quantifying Attention Flow in Transformers). Rows sum to
+    one.
+    """
+    arriving_TS = np.eye(weights_LNTS.shape[-1])
+    for weights_NTS in weights_LNTS.astype(np.float64):
+        arriving_TS = (weights_NTS.mean(0) + np.eye(len(arriving_TS))) / 2 @ arriving_TS
+    return arriving_TS
+
+
+def _arriving(model: Classifier, attended: TextAttention) -> Numbers | None:
+    """The rollout (T) from the inputs to the pooled vector; None without self-attention, and for a maximum."""
+    weights = {part.kind: part.weights_LNTS for part in attended.parts}
+    if "self" not in weights or model.pool is None:
+        return None
+    arriving_TS, n = rollout(weights["self"]), weights["self"].shape[-1]
+    match model.pool.kind:
+        case "first":
+            pooled_T = np.eye(n)[0]
+        case "last":
+            pooled_T = np.eye(n)[-1]
+        case "mean":
+            pooled_T = np.full(n, 1 / n)
+        case "attention":
+            pooled_T = weights["pooling"][0, 0, 0].astype(np.float64)
+        case "max":
+            return None
+    arriving_T: Numbers = pooled_T @ arriving_TS
+    return arriving_T
+
+
+def _embedding(model: Classifier) -> nn.Module:
+    """The module that embeds the tokens."""
+    vectors = model.token_vectors()
+    modules: Iterable[nn.Module] = model.modules()
+    return next(part for part in modules if isinstance(part, nn.Embedding) and part.weight is vectors)

@@ -1,0 +1,206 @@
+"""Observed attention weights: those of the plain model, of every family, and nothing else changes."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lmtool.batch import Batch, Mask
+from lmtool.model import build
+from lmtool.model.classifier import Classifier, Pool
+from lmtool.model.layers import attention
+from lmtool.model.layers.attention import Attend
+from lmtool.model.layers.observing import attending, observed
+from lmtool.model.layers.scores import build_score
+from lmtool.recipe.spec import Classification, ScoreName, WindowPattern
+from tests.model import tiny
+from tests.reference import attention as plain_attention
+from tests.reference import transformer as reference
+
+CPU = torch.device("cpu")
+ATTENDING = {name: of for name, of in tiny.FAMILIES.items() if "kind" not in of or of.get("attention")}
+LEARNED = ("bilinear", "reduced-rank", "additive")
+PLAIN = {name: of for name, of in tiny.TRANSFORMERS.items() if of.get("score") not in LEARNED}
+SOURCE = [3, 1, 4, 1]
+
+
+@pytest.mark.parametrize("changes", PLAIN.values(), ids=PLAIN.keys())
+def test_equal_those_of_the_plain_model(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each layer in the order of computation: self-attention of an encoder, then of a decoder, and across."""
+    wanted: list[Any] = []
+    by_loops = reference.attention_weights
+
+    def kept(*arguments: Any) -> Any:
+        wanted.append(by_loops(*arguments))
+        return wanted[-1]
+
+    monkeypatch.setattr(reference, "attention_weights", kept)
+    spec, model = tiny.spec(**changes), tiny.model(**changes)
+    tokens_BT = tiny.tokens(1, 6)
+    plain, row = tiny.as_reference(model, spec), tokens_BT[0].tolist()
+    with torch.no_grad(), observed(model) as found:
+        tiny.read(model, tokens_BT, [SOURCE])
+    match spec.shape:
+        case "decoder":
+            plain.causal(row)
+        case "prefix":
+            plain.prefix([*SOURCE, *row], len(SOURCE))
+        case "encoder-decoder":
+            plain.answer(SOURCE, row)
+        case "encoder":
+            plain.both_sides(row)
+    assert len(found) == len(wanted)
+    for weights_BNTS, one in zip(found.values(), wanted, strict=True):
+        np.testing.assert_allclose(weights_BNTS[0], one, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["dot", "scaled-dot", *LEARNED])
+def test_each_score_equals_loops(kind: ScoreName) -> None:
+    torch.manual_seed(0)
+    score = build_score(kind, 2, 4, 3).double()
+    q, k, v = torch.randn(3, 1, 2, 5, 4, dtype=torch.float64)
+    found: list[Tensor] = []
+    with torch.no_grad():
+        mixed = Attend(Mask(causal=True), 5, 5, CPU)(q, score.keys(k), v, 0.0, score, found.append)
+    torch.testing.assert_close(found[0] @ v, mixed)
+    for n in range(2):
+        parameters = [tiny.array(parameter[n]) for parameter in score.parameters()]
+        for t in range(5):
+            scores = [
+                plain_attention.score(kind, *map(tiny.array, (q[0, n, t], k[0, n, s])), parameters) for s in range(5)
+            ]
+            wanted = [*reference.softmax(scores[: t + 1]), *[0.0] * (4 - t)]
+            assert found[0][0, n, t].tolist() == pytest.approx(wanted, abs=1e-12)
+
+
+@pytest.mark.parametrize(("dilation", "n_global"), [(1, 0), (1, 2), (3, 0), (2, 1)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_blocks_of_windows_equal_loops(
+    dilation: int, n_global: int, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of rows with padding, and with keys that heads share."""
+    monkeypatch.setattr(attention, "BLOCK", 4)
+    monkeypatch.setattr(attention, "STEP", 1)
+    T, H = 29, 4
+    keep_BS = torch.ones(2, T, dtype=torch.bool)
+    keep_BS[1, 20:] = False
+    attend = Attend(Mask(causal, 3, dilation, n_global, keep_BS=keep_BS), T, T, CPU)
+    assert attend.in_blocks
+    torch.manual_seed(0)
+    q = torch.randn(2, 4, T, H, dtype=torch.float64)
+    k, v = torch.randn(2, 2, 2, T, H, dtype=torch.float64)
+    found: list[Tensor] = []
+    mixed = attend(q, k, v, 0.0, None, found.append)
+    torch.testing.assert_close(found[0] @ v.repeat_interleave(2, 1), mixed)
+    for b in range(2):
+        n_kept = int(keep_BS[b].sum())
+        for n in range(4):
+            for t in range(n_kept):
+                near = [s for s in range(n_kept) if plain_attention.in_window(t, s, 3, dilation, n_global)]
+                seen = [s for s in near if s <= t or not causal]
+                scores = [float(q[b, n, t] @ k[b, n // 2, s]) * H**-0.5 for s in seen]
+                wanted = np.zeros(T)
+                wanted[seen] = reference.softmax(scores)
+                np.testing.assert_allclose(found[0][b, n, t], wanted, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ATTENDING)
+@pytest.mark.parametrize("grad", [False, True])
+def test_nothing_else_changes_and_rows_sum_to_one(name: str, grad: bool) -> None:
+    """Bit for bit, in float32; a recurrent decoder has no past state at its first position."""
+    model = tiny.model(dtype=torch.float32, **ATTENDING[name])
+    tokens_BT = tiny.tokens(2, 7)
+    with torch.set_grad_enabled(grad):
+        before = tiny.read(model, tokens_BT)
+        with observed(model) as found:
+            during = tiny.read(model, tokens_BT)
+        after = tiny.read(model, tokens_BT)
+    assert torch.equal(before, during)
+    assert torch.equal(before, after)
+    assert set(found) == set(attending(model))
+    for weights_BNTS in found.values():
+        assert weights_BNTS.dtype == torch.float32
+        sums_BNT = weights_BNTS.detach().sum(-1)
+        if "memor" in name:
+            assert not sums_BNT[:, :, 0].any()
+            sums_BNT = sums_BNT[:, :, 1:]
+        torch.testing.assert_close(sums_BNT, torch.ones_like(sums_BNT))
+
+
+@pytest.mark.parametrize("name", [name for name in tiny.FAMILIES if name not in ATTENDING])
+def test_other_families_do_not_attend(name: str) -> None:
+    assert attending(tiny.model(**tiny.FAMILIES[name])) == {}
+
+
+def test_observed_is_the_precision_of_scores_under_autocast() -> None:
+    model = tiny.model(dtype=torch.float32, **tiny.TRANSFORMERS["additive"])
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), observed(model) as found:
+        tiny.read(model, tiny.tokens(1, 6))
+    for weights_BNTS in found.values():
+        torch.testing.assert_close(weights_BNTS.sum(-1), torch.ones_like(weights_BNTS[..., 0]), rtol=1e-6, atol=1e-6)
+
+
+def test_steps_of_a_decoder_are_successive_queries() -> None:
+    model = tiny.model(**tiny.FAMILIES["bahdanau"])
+    tokens_BT = tiny.tokens(2, 5)
+    with torch.no_grad():
+        with observed(model) as whole:
+            tiny.read(model, tokens_BT)
+        with observed(model) as stepwise:
+            state = tiny.start(model, 2)
+            for t in range(5):
+                _, state = model.advance(tokens_BT[:, t : t + 1], state)
+    (wanted,), (found,) = whole.values(), stepwise.values()
+    assert wanted.shape[2] == 5
+    torch.testing.assert_close(found, wanted)
+
+
+def test_nobody_observes_after_an_error() -> None:
+    model = tiny.model()
+    with pytest.raises(IndexError), observed(model):
+        model(Batch(torch.tensor([[tiny.VOCAB + 5]])))
+    assert all(part.observer is None for part in attending(model).values())
+
+
+def test_a_pool_by_attention() -> None:
+    torch.manual_seed(0)
+    pool = Pool("attention", 6).double()
+    hidden_BTD, keep_BT = (
+        torch.randn(2, 4, 6, dtype=torch.float64),
+        torch.tensor([[True] * 4, [True, True, False, True]]),
+    )
+    with torch.no_grad(), observed(pool) as found:
+        pooled_BD = pool(hidden_BTD, keep_BT)
+    (weights_BNTS,) = found.values()
+    matrix, bias, vector = (tiny.array(p) for p in (pool.key.weight, pool.key.bias, pool.query.weight))
+    for b in range(2):
+        seen = [t for t in range(4) if keep_BT[b, t]]
+        scores = [float((vector @ np.tanh(matrix @ tiny.array(hidden_BTD[b, t]) + bias))[0]) for t in seen]
+        wanted = np.zeros(4)
+        wanted[seen] = reference.softmax(scores)
+        np.testing.assert_allclose(weights_BNTS[b, 0, 0], wanted, rtol=1e-9)
+        np.testing.assert_allclose(pooled_BD[b], wanted @ tiny.array(hidden_BTD[b]), rtol=1e-9)
+
+
+def test_a_pool_of_another_kind_does_not_attend() -> None:
+    of = tiny.any_spec(**tiny.FAMILIES["elmo"])
+    for pool, attends in (("mean", False), ("attention", True)):
+        spec = Classification(kind="classification", task="class", labels=("a", "b"), pool=pool)
+        model = Classifier(build(of, tiny.VOCAB), spec, of).eval()
+        assert set(attending(model)) == ({"pool"} if attends else set())
+
+
+def test_windows_of_a_model_are_those_of_its_pattern() -> None:
+    """A row that is long enough for blocks, in a Longformer with a global token."""
+    changes = tiny.TRANSFORMERS["longformer"] | {"context": 200, "position": {"kind": "sinusoidal"}}
+    pattern = tiny.spec(**changes).pattern
+    assert isinstance(pattern, WindowPattern)
+    model = tiny.model(dtype=torch.float32, **changes)
+    with torch.no_grad(), observed(model) as found:
+        model(Batch(tiny.tokens(1, 180)))
+    for weights_BNTS in found.values():
+        for t in (0, 1, 100, 179):
+            seen = [s for s in range(180) if plain_attention.in_window(t, s, pattern.size, 1, pattern.global_tokens)]
+            assert weights_BNTS[0, 0, t].nonzero()[:, 0].tolist() == seen

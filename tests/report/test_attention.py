@@ -1,0 +1,137 @@
+"""Pictures of attention: the weights that a page holds, text that stays text, and the matrix of a terminal."""
+
+import base64
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from lmtool.errors import UsageError
+from lmtool.inference.attention import AttentionWeights, TextAttention
+from lmtool.inference.attribution import Attribution
+from lmtool.report import attention
+from lmtool.report.attention import attention_page, attribution_lines, matrix_lines
+from tests.report.test_page import HOSTILE, Elements
+
+KEYS = ("Ein", " Hund", "läuft", "漢字", ".")
+QUERIES = ("A", " dog", "runs")
+
+
+def part(kind="cross", queries=QUERIES, keys=KEYS, layers=2, heads=3, seed=0):
+    scores = np.random.default_rng(seed).normal(size=(layers, heads, len(queries), len(keys))) * 2
+    weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    return AttentionWeights(kind, tuple(queries), tuple(keys), weights.astype(np.float32))
+
+
+def of(*parts):
+    return TextAttention("runs/a", 7, parts)
+
+
+def data_of(html):
+    found = re.search(r'<script type="application/json" id="attention-data">(.*?)</script>', html, re.DOTALL)
+    return json.loads(found[1])
+
+
+def test_a_page_holds_all_weights_to_16_bits():
+    parts = part(), part("decoder", QUERIES, QUERIES)
+    data = data_of(attention_page(of(*parts)))
+    assert [one["kind"] for one in data["parts"]] == ["cross", "decoder"]
+    for one, wanted in zip(data["parts"], parts, strict=True):
+        values = np.frombuffer(base64.b64decode(one["weights"]), dtype="<u2") / 65535
+        shape = one["layers"], one["heads"], len(one["queries"]), len(one["keys"])
+        np.testing.assert_allclose(values.reshape(shape), wanted.weights_LNTS, atol=1e-5)
+        assert (tuple(one["queries"]), tuple(one["keys"])) == (wanted.queries, wanted.keys)
+
+
+def test_a_page_begins_with_what_is_asked_for():
+    attended = of(part(), part("decoder", QUERIES, QUERIES))
+    assert data_of(attention_page(attended))["start"] == {"part": 0, "layer": 1, "head": -1}
+    chosen = attention_page(attended, kind="decoder", layer=0, head=-1)
+    assert data_of(chosen)["start"] == {"part": 1, "layer": 0, "head": 2}
+    for wrong in ({"kind": "self"}, {"layer": 2}, {"head": 3}):
+        with pytest.raises(UsageError):
+            attention_page(attended, **wrong)
+
+
+def test_text_of_a_hostile_run_stays_text():
+    tokens = (*HOSTILE, "\u2028", "\ud800", "\x1b[31m")
+    plain, hostile = (
+        attention_page(
+            TextAttention(run, 1, (part("self", words, words),)),
+            Attribution(words[0], -0.5, words, (0.0,) * len(words), (0.0,) * len(words), None),
+        )
+        for run, words in (("run", tuple(f"w{i}" for i in range(len(tokens)))), (HOSTILE[0], tokens))
+    )
+    assert [tag for tag, _ in Elements(hostile).elements] == [tag for tag, _ in Elements(plain).elements]
+    assert data_of(hostile)["parts"][0]["keys"] == list(tokens)
+    assert HOSTILE[0] in Elements(hostile).text
+    hostile.replace("\ud800", "").encode()
+
+
+def test_words_that_decided_are_a_table():
+    decided = Attribution("good", -0.25, ("not", "bad"), (0.5, -0.125), (0.25, 0.75), (0.1, 0.9))
+    text = Elements(attention_page(of(part("self", QUERIES, QUERIES)), decided)).text
+    for word in ("good", "-0.25", "leave-one-out", "integrated gradients", "rollout", "not", "0.5", "0.75", "0.9"):
+        assert word in text
+
+
+def test_a_text_too_long_for_a_page_is_refused(monkeypatch):
+    monkeypatch.setattr(attention, "PAGE_WEIGHTS", 89)
+    with pytest.raises(UsageError, match="a page of 90 weights"):
+        attention_page(of(part()))
+
+
+def printed(lines, width=80, **options):
+    """What a console shows, and the lines of it."""
+    console = Console(file=io.StringIO(), width=width, highlight=False, **options)
+    for line in lines:
+        console.print(line, no_wrap=True, crop=False, overflow="ignore")
+    return console.file.getvalue().splitlines()
+
+
+def test_a_matrix_is_in_percent_with_numbers_for_keys():
+    one = part()
+    title, keys, head, *rows = printed(matrix_lines(one, 1, 2, 80))
+    assert title == "Attention of the target to its source, layer 1, head 2, in percent"
+    assert keys == "0 Ein  1  Hund  2 läuft  3 漢字  4 ."
+    assert head.split() == list("01234")
+    for i, row in enumerate(rows):
+        number, name, *cells = row.split()
+        assert (int(number), name) == (i, QUERIES[i].strip())
+        assert [0 if cell == "·" else int(cell) for cell in cells] == [
+            round(100 * w) for w in one.head(1, 2)[i].tolist()
+        ]
+    assert "mean of 3 heads" in printed(matrix_lines(one, 0, None, 80))[0]
+
+
+@pytest.mark.parametrize("width", [20, 33, 80])
+def test_a_matrix_fits_the_terminal(width):
+    tokens = [f"word{i}" if i % 2 else "漢字漢字漢字漢字漢字漢字" for i in range(30)]
+    _, *lines = printed(matrix_lines(part("self", tokens, tokens), 0, None, width), width)
+    assert all(cell_len(line) <= max(width, 23) for line in lines)
+    cells = [line.split()[2:] for line in lines if re.match(r" ?7 ", line) and "word7" in line]
+    assert sum(map(len, cells)) == 30
+
+
+def test_sums_of_states_do_not_touch():
+    ones = AttentionWeights("memory", ("a", "b", "c"), ("a", "b", "c"), np.tri(3, k=-1, dtype=np.float32)[None, None])
+    assert printed(matrix_lines(ones, 0, None, 80))[-1].split() == ["2", "c", "100", "100", "·"]
+
+
+def test_colour_is_shade_only():
+    one = part()
+    coloured = printed(matrix_lines(one, 0, 0, 80), force_terminal=True, color_system="truecolor")
+    assert any("\x1b[" in line for line in coloured)
+    assert [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in coloured] == printed(matrix_lines(one, 0, 0, 80))
+
+
+def test_markup_in_tokens_is_text():
+    tokens = ("[bold]", "[/bold]", "\\[", "[link=https://example.com]")
+    lines = printed(matrix_lines(part("self", tokens, tokens), 0, None, 80))
+    assert "0 [bold] " in lines[2]
+    decided = Attribution("[red]", 0.0, tokens, (0.0,) * 4, (0.0,) * 4, None)
+    assert printed(attribution_lines(decided))[0].startswith("[red] 0")
