@@ -25,7 +25,7 @@ from lmtool.recipe.spec import (
 
 BATCH_ROWS = 32
 
-PUBLISHED_RATE = 2e-4
+PUBLISHED_RATE = 1e-4
 """Peak learning rate of published weights where the model is PUBLISHED_WIDTH wide; inversely proportional to width."""
 
 PUBLISHED_WIDTH = 384
@@ -105,7 +105,7 @@ def recipe_for_tables(base: Recipe, name: str, n_rows: int, writes: bool, publis
 
 
 def with_choices(recipe: Recipe, chosen: Recipe, n_rows: int, published: bool) -> Recipe:
-    """A recipe for tables with what depends on a person's choices: learning rate, warm-up, validations, frozen weights.
+    """A recipe for tables with what depends on a person's choices: learning rate, warm-up, validations.
 
     chosen: the recipe with these choices laid over. The others are as in `recipe_for_tables`.
     """
@@ -123,9 +123,6 @@ def with_choices(recipe: Recipe, chosen: Recipe, n_rows: int, published: bool) -
         rate = _rate(recipe.model, published, tuning.lora is not None or tuning.freeze == "body")
         update["optimizer"] = recipe.optimizer.model_copy(update={"lr": rate})
         update["schedule"] = recipe.schedule.model_copy(update={"warmup_steps": math.ceil(steps / 10)})
-    if published and isinstance(recipe.objective, Classification) and tuning.lora is None:
-        # half of a small model, whose gradients and moments take time and memory; see decision 015
-        update["tuning"] = Tuning(freeze="embeddings")
     return recipe.model_copy(update=update)
 
 
