@@ -30,7 +30,7 @@ PUBLISHED_RATE = 1e-4
 
 PUBLISHED_WIDTH = 384
 
-RATE = 5e-4
+RATE = 1e-3
 """Peak learning rate of weights trained here, up to WIDTH; times (WIDTH / width)^1.5 in wider models."""
 
 PART_RATE = 5e-3
