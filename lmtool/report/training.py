@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from lmtool.report.charts import Level, Line, heat_map, heat_table, line_chart
 from lmtool.report.history import History, differences, number, thinned
-from lmtool.report.page import TableCell, Section, facts, figure, page, render, table, views, write_page
+from lmtool.report.page import Section, TableCell, facts, figure, page, render, table, views, write_page
 from lmtool.run.directory import REPORT, Run
 from lmtool.run.log import Record
 
