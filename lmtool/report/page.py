@@ -1,0 +1,175 @@
+"""Pages: single HTML files that request nothing, with all text escaped and the numbers behind each picture.
+
+A page is sections of HTML, each a `Markup` made by the functions here and in `charts`, or by `render` from a template.
+A plain `str` is text: it is escaped wherever it is put.
+"""
+
+import base64
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from lmtool import __version__, durable
+from lmtool.errors import ResourceError
+from lmtool.printable import plain
+
+Cell = str | int | float | None
+"""A table cell: text (escaped unless it is Markup), a number, or nothing."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page under a heading of its own. body: HTML, or text to escape."""
+
+    title: str
+    body: str
+
+
+def page(
+    title: str,
+    sections: Iterable[Section],
+    *,
+    lead: str = "",
+    styles: Sequence[str] = (),
+    scripts: Sequence[str] = (),
+    refresh: int | None = None,
+) -> str:
+    """An HTML document that stands alone.
+
+    lead: a line or HTML below the title. styles, scripts: CSS and JavaScript of this page, after those of all pages.
+    refresh: seconds after which a browser reads the file again.
+    The Content-Security-Policy allows these styles and scripts, by their SHA-256, and nothing else: no request, no
+    inline handler, no `style` attribute. So set `class`, SVG's own attributes, or `element.style` from a script.
+    """
+    all_styles = [_file("charts.css"), _file("page.css"), *styles]
+    all_scripts = [_file("page.js"), *scripts]
+    for source in (*all_styles, *all_scripts):
+        if "</" in source:
+            raise ValueError("CSS and JavaScript of a page must not contain '</'")
+    policy = [
+        "default-src 'none'",
+        " ".join(["style-src", *map(_hash, all_styles)]),
+        " ".join(["script-src", *map(_hash, all_scripts)]),
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+    html = render(
+        "page.html",
+        title=title,
+        lead=lead,
+        sections=list(sections),
+        policy=Markup("; ".join(policy)),
+        styles=[Markup(style) for style in all_styles],
+        scripts=[Markup(script) for script in all_scripts],
+        refresh=refresh,
+        version=__version__,
+    )
+    return str(html)
+
+
+def write_page(path: Path, html: str) -> None:
+    """Write a page to a file, replacing it atomically. Raises ResourceError."""
+    try:
+        durable.replace(path, html.encode())
+    except OSError as error:
+        raise ResourceError(
+            f"cannot write the page: {error.strerror}", where=str(path), fix="choose another file with -o"
+        ) from error
+
+
+def render(template: str, /, **values: object) -> Markup:
+    """A template of `lmtool/report/templates/` with these values, all text in it escaped."""
+    return Markup(_environment().get_template(template).render(values))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, caption: str = "", headed: bool = False) -> Markup:
+    """A table. Numbers are right-aligned; None is an empty cell. headed: the first cell of each row is its header."""
+    return render("table.html", columns=columns, rows=list(rows), caption=caption, headed=headed)
+
+
+def facts(pairs: Iterable[tuple[str, Cell]]) -> Markup:
+    """Names and values as a description list."""
+    return render("facts.html", pairs=list(pairs))
+
+
+def figure(picture: str, caption: str, numbers: str) -> Markup:
+    """A picture with its caption, and its numbers, a `table`, behind a line that opens them.
+
+    picture: one SVG of `charts`, or several in `views`. What is pointed at is read from the table, which therefore
+    has the layout that the chart's docstring says.
+    """
+    return render("figure.html", picture=picture, caption=caption, numbers=numbers)
+
+
+def views(name: str, panels: Mapping[str, str]) -> Markup:
+    """Panels of which one is shown, chosen by radio buttons, without script. name: unique on the page; at most 8."""
+    if len(panels) > 8:
+        raise ValueError("at most 8 views")
+    return render("views.html", name=name, panels=dict(panels))
+
+
+def embed(identifier: str, value: object) -> Markup:
+    """Data for a script of the page: JSON.parse(document.getElementById(identifier).textContent).
+
+    No text in it can end the element. Raises ValueError for NaN and infinities.
+    """
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return render("data.html", identifier=identifier, text=Markup(text))
+
+
+def clean(text: str) -> str:
+    """`text` with control characters and lone surrogates, which no page may hold, escaped as in Python."""
+    return plain(text, lines=True).encode("utf-8", "backslashreplace").decode()
+
+
+def number(value: float) -> str:
+    """A number with at least four significant digits, thousands apart."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def _finalize(value: object) -> object:
+    """What a template prints of a value; the text is escaped afterwards."""
+    if isinstance(value, Markup):
+        return value
+    if value is None:
+        return ""
+    return clean(str(value))
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("lmtool.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["number"] = number
+    return environment
+
+
+@cache
+def _file(name: str) -> str:
+    return (files("lmtool.report") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _hash(source: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"

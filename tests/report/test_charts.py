@@ -1,0 +1,103 @@
+"""Charts: points lie where their numbers say, and names stay text."""
+
+import math
+import re
+import xml.etree.ElementTree as ET
+from itertools import pairwise
+
+import pytest
+
+from lmtool.report.charts import Level, Line, heat_map, heat_table, line_chart, short, standalone, ticks
+
+NAME = '<b title="x">&'
+
+
+def points_of(svg):
+    """The polylines as lists of pixels."""
+    return [
+        [tuple(map(float, pair.split(","))) for pair in found.split()] for found in re.findall(r'points="([^"]*)"', svg)
+    ]
+
+
+def test_points_are_linear_in_their_numbers():
+    numbers = [(0, 4.0), (10, 3.0), (30, 1.0)]
+    svg = line_chart([Line("a", numbers)], x="x", y="y", label="l")
+    ((one, two, three),) = points_of(svg)
+    assert (three[0] - one[0]) == pytest.approx(3 * (two[0] - one[0]), abs=0.3)
+    assert (three[1] - one[1]) == pytest.approx(3 * (two[1] - one[1]), abs=0.3)
+    assert three[1] > one[1]  # pixels count downwards
+    left, right = (float(re.search(rf'data-{side}="([\d.]+)"', svg)[1]) for side in ("left", "right"))
+    assert (one[0], three[0]) == (left, right)
+
+
+def test_a_line_is_broken_where_it_has_no_number():
+    svg = line_chart([Line("a", [(0, 1), (1, 2), (2, math.nan), (3, 2), (4, math.inf)])], x="x", y="y", label="l")
+    assert [len(part) for part in points_of(svg)] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "points", [[], [(0, 0)], [(5, 3)], [(1, math.nan)], [(1, 1e-30), (2, 1e300)], [(1, 7), (2, 7)]]
+)
+def test_few_or_strange_points_are_drawn(points):
+    root = ET.fromstring(line_chart([Line("a", points)], x="x", y="y", label="l"))
+    assert "nan" not in ET.tostring(root, encoding="unicode").lower()
+
+
+def test_all_levels_are_in_sight():
+    svg = line_chart([Line("a", [(0, 5), (1, 4)])], x="x", y="y", label="l", levels=[Level("limit", 1.0)])
+    height = float(re.search(r'viewBox="0 0 \d+ (\d+)', svg)[1])
+    (place,) = re.findall(r'class="level" d="M\d+ ([\d.]+)H', svg)
+    assert 0 < float(place) < height
+    assert "limit" in svg
+
+
+def test_shades_follow_the_numbers():
+    values = [[0.0, 0.5], [1.0, 0.25]]
+    root = ET.fromstring(heat_map(values, ["r1", "r2"], ["c1", "c2"], label="l"))
+    found = {
+        (int(rect.get("y")), int(rect.get("x"))): float(rect.get("fill-opacity"))
+        for rect in root.iter("rect")
+        if rect.get("fill-opacity")
+    }
+    assert found == {(0, 1): 0.5, (1, 0): 1.0, (1, 1): 0.25}
+
+
+def test_the_table_of_a_heat_map_has_its_numbers():
+    root = ET.fromstring(heat_table([[0.125, 2]], ["r"], ["a", "b"]))
+    assert [cell.text for cell in root.iter("th")] == [None, "a", "b", "r"]
+    assert [cell.text for cell in root.iter("td")] == ["0.125", "2"]
+
+
+def test_names_are_text():
+    drawn = [
+        line_chart([Line(NAME, [(0, 1)]), Line("b", [(0, 1)])], x=NAME, y=NAME, label=NAME),
+        heat_map([[1]], [NAME], [NAME], label=NAME, x=NAME, y=NAME),
+    ]
+    for svg in drawn:
+        root = ET.fromstring(svg)
+        assert not list(root.iter("b"))
+        assert root.get("aria-label") == NAME
+
+
+def test_a_standalone_picture_is_xml_with_its_styles():
+    root = ET.fromstring(standalone(line_chart([Line("a", [(0, 1)])], x="x", y="y", label="l")))
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert "--ink" in root[0].text
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 3e6), (-2, 7), (0.0001, 0.00013), (12, 12.5)])
+def test_ticks_are_few_round_and_inside(low, high):
+    found = ticks(low, high)
+    assert 2 <= len(found) <= 6
+    assert all(low <= value <= high for value in found)
+    steps = {float(f"{b - a:.6g}") for a, b in pairwise(found)}
+    assert len(steps) == 1
+    assert f"{steps.pop():e}"[0] in "125"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (0.5, "0.5"), (1500, "1,500"), (15000, "15k"), (2.5e6, "2.5M"), (3e-4, "3e-4"), (-2e9, "-2G")],
+)
+def test_axis_numbers_are_short(value, text):
+    assert short(value) == text
