@@ -3,10 +3,12 @@
 import io
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from lmtool.errors import UsageError
 from lmtool.printable import plain
 
 if TYPE_CHECKING:
@@ -38,3 +40,9 @@ def newer_weights(loaded: "Loaded") -> list[str]:
     if loaded.newer is None:
         return []
     return [f"step {loaded.step} is the best by validation; newer weights: {loaded.run_path}@{loaded.newer}"]
+
+
+def check_new(page: Path | None) -> None:
+    """Raise UsageError early for a page whose file exists already."""
+    if page is not None and page.exists():
+        raise UsageError("the page exists already", where=str(page), fix="choose another name, or remove it")

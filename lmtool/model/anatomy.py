@@ -33,6 +33,8 @@ from lmtool.recipe.spec import Model, Transformer, WindowPattern
 UNWEIGHTED = {SinusoidalPositions: "sinusoidal", AlibiPositions: "alibi", RotaryPositions: "rotary"}
 """Parts without weights that are shown all the same, and their shape."""
 
+_TIED = ", the embedding's weights"
+
 
 @dataclass(frozen=True)
 class ModelPart:
@@ -165,7 +167,7 @@ def _of_model(model: LanguageModel, spec: Model, n_layers: int, T: int) -> Itera
 
 def _recurrent_head(model: RecurrentModel, T: int) -> ModelPart:
     """The output layer; a bidirectional model applies it to the states of both directions."""
-    shape = f"{model.width} -> {model.vocab_size}" + (", the embedding's weights" if model.head is None else "")
+    shape = f"{model.width} -> {model.vocab_size}" + (_TIED if model.head is None else "")
     own = [] if model.head is None else list(model.head.parameters())
     own += [] if model.head_bias is None else [model.head_bias]
     times = 2 if isinstance(model, BidirectionalModel) else 1
@@ -202,21 +204,23 @@ def _parts(name: str, module: nn.Module | None, reach: _Reach, n_layers: int) ->
                 (part,) = _parts("layer", module[0], reach, n_layers)
                 # a bridge has a map for each part of the state of each layer
                 times = n_layers * len(module) // min(n_layers, 2)
-                yield replace(part, name=name, parameters=times * part.parameters, flops=times * part.flops, times=times)
+                yield replace(
+                    part, name=name, parameters=times * part.parameters, flops=times * part.flops, times=times
+                )
             return
         case Sublayer(mixer=mixer, norm=norm):
             (part,) = _parts(_named(mixer), mixer, reach, n_layers)
             norms = tuple(_parts(f"norm ({module.place})", norm, reach, n_layers))
-            below = (*norms, *part.children) if module.place == "pre" else (*part.children, *norms)
-            yield replace(part, parameters=part.parameters + sum(one.parameters for one in norms), children=below)
+            children = (*norms, *part.children) if module.place == "pre" else (*part.children, *norms)
+            yield replace(part, parameters=part.parameters + sum(one.parameters for one in norms), children=children)
             return
         case RecurrentEncoder():
-            below = chain(
+            encoder = chain(
                 _parts("forth", module.forth, _Reach(reach.source), n_layers),
                 _parts("back", module.back, _Reach(reach.source), n_layers),
                 _parts("bridge", module.bridge, _Reach(1), n_layers),
             )
-            yield _above(name, "", below)
+            yield _above(name, "", encoder)
             return
         case Cell():
             weights = [parameter for parameter in module.parameters() if parameter.ndim == 2]
@@ -228,13 +232,13 @@ def _parts(name: str, module: nn.Module | None, reach: _Reach, n_layers: int) ->
             n_heads = module.q.out_features // module.head_width
             shape = f"{n_heads} heads of {module.head_width}"
             flops = _attention(module.score, n_heads, module.head_width, n, reach.source, reach.cross_pairs)
-            below = chain(
+            maps = chain(
                 _parts("q", module.q, reach, n_layers),
                 _parts("kv", module.kv, _Reach(reach.source), n_layers),
                 _parts("score", module.score, reach, n_layers),
                 _parts("out", module.out, reach, n_layers),
             )
-            yield _above(name, shape, below, flops=flops)
+            yield _above(name, shape, maps, flops=flops)
             return
         case SelfAttention():
             n_heads = module.qkv.widths[0] // module.head_width
@@ -247,7 +251,9 @@ def _parts(name: str, module: nn.Module | None, reach: _Reach, n_layers: int) ->
             flops = _attention(module.score, 1, reach.width, n, n_keys, pairs)
         case Head():
             table = module.used()[0]
-            shape = f"{table.shape[1]} -> {table.shape[0]}" + (", the embedding's weights" if module.own is None else "")
+            shape = f"{table.shape[1]} -> {table.shape[0]}" + (
+                ", the embedding's weights" if module.own is None else ""
+            )
             flops = 2 * n * table.numel()
         case nn.Linear():
             widths = module.widths if isinstance(module, JoinedLinear) else (module.out_features,)
