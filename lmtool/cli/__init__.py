@@ -23,6 +23,7 @@ from lmtool.cli.neighbors import neighbors
 from lmtool.cli.output import prepare_streams
 from lmtool.cli.predict import predict
 from lmtool.cli.pretrain import pretrain
+from lmtool.cli.report import report
 from lmtool.cli.resume import resume
 from lmtool.cli.signals import leave_on_signals
 from lmtool.cli.tokenize import tokenize
@@ -114,6 +115,11 @@ COMMANDS: list[tuple[str, Callable[..., None], str]] = [
             'lmtool embed last --whole --text "One day" --text "It rained."',
             "lmtool embed last - --layer 0 < lines.txt",
         ),
+    ),
+    (
+        "report",
+        report,
+        examples("lmtool report last", "lmtool report tiny lstm -o both.html", "lmtool report last --watch"),
     ),
     (
         "import",

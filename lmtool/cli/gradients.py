@@ -1,11 +1,12 @@
 """`lmtool gradients`: how far back the gradient of a loss reaches."""
 
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from lmtool.cli.arguments import Device, HtmlFile, Json, Quiet, RunName
-from lmtool.cli.output import check_new, describe
+from lmtool.cli.output import check_new, describe, show_lines
 from lmtool.printable import plain
 
 
@@ -48,5 +49,4 @@ def gradients(
     elif output is not None:
         typer.echo(plain(str(output)))
     else:
-        for line in report.as_lines(flow):
-            typer.echo(plain(line))
+        show_lines(partial(report.as_lines, flow))

@@ -1,6 +1,7 @@
 """`lmtool recipes`: list recipes, show or draw one, and print their JSON Schema."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +9,7 @@ import typer
 
 from lmtool.cli.arguments import HtmlFile, Json, Overrides
 from lmtool.cli.help import Command, Group, examples
-from lmtool.cli.output import check_new
+from lmtool.cli.output import check_new, show_lines
 
 app = typer.Typer(
     cls=Group,
@@ -80,8 +81,7 @@ def draw(
         write_page(output, drawing.as_page(drawn))
         typer.echo(plain(str(output)))
         return
-    for line in drawing.as_lines(drawn):
-        typer.echo(plain(line))
+    show_lines(partial(drawing.as_lines, drawn))
 
 
 @app.command(cls=Command, epilog=examples("lmtool recipes schema > schema.json"))

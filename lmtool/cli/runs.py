@@ -1,4 +1,4 @@
-"""`lmtool runs`: list runs, show one, remove some, or merge the adapters of one."""
+"""`lmtool runs`: list runs, show one, compare or remove some, or merge the adapters of one."""
 
 import shlex
 from pathlib import Path
@@ -11,6 +11,7 @@ from lmtool.cli.help import Command, Group, examples
 from lmtool.printable import plain
 
 if TYPE_CHECKING:
+    from lmtool.run.directory import Run
     from lmtool.run.listing import Summary
 
 DROPPED = ("model", "recipe", "size", "started", "step")
@@ -19,7 +20,7 @@ DROPPED = ("model", "recipe", "size", "started", "step")
 app = typer.Typer(
     cls=Group,
     epilog=examples("lmtool runs ls", "lmtool runs show last", "lmtool runs rm --older-than 30d"),
-    help="List training runs, show one, remove some, or merge the adapters of one.",
+    help="List training runs, show one, compare or remove some, or merge the adapters of one.",
     no_args_is_help=True,
 )
 
@@ -59,7 +60,7 @@ def show_run(
     run: RunName,
     json: Json = False,
 ) -> None:
-    """Show one run: its sessions, checkpoints and losses."""
+    """Show one run: its sessions, checkpoints and losses, drawn over the steps."""
     from lmtool.interop.reference import run_of
     from lmtool.run.find import find
     from lmtool.run.listing import summarise
@@ -100,6 +101,92 @@ def show_run(
         facts.append(("problem", summary.problem))
     for name, value in facts:
         typer.echo(f"{plain(name):21} {plain(value)}")
+    if not summary.problem:
+        _draw_losses(found)
+
+
+def _draw_losses(run: "Run") -> None:
+    """The losses over the steps, as wide as the terminal: in ASCII where colours are not wanted."""
+    from rich.console import Console
+
+    from lmtool.report.history import number
+    from lmtool.report.terminal import plot
+
+    records = list(run.metrics.read())
+    lines = []
+    for name, key in (("training loss", "loss"), ("validation loss", "valid_loss")):
+        points = [(float(r["step"]), value) for r in records if (value := number(r.get(key))) is not None]
+        if len(points) > 1:
+            lines.append((name, points))
+    console = Console(highlight=False)
+    is_plain = not console.is_terminal or console.no_color or console.is_dumb_terminal
+    width = min(console.width, 100)
+    for row in plot(lines, width, ascii_only=is_plain or not console.encoding.startswith("utf")):
+        if is_plain:
+            typer.echo(row.plain.rstrip())
+        else:
+            console.print(row, no_wrap=True)
+
+
+@app.command("compare", cls=Command, epilog=examples("lmtool runs compare tiny lstm", "lmtool runs compare A B --json"))
+def compare_runs(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="Two runs or more, as for `show`.")],
+    json: Json = False,
+) -> None:
+    """Compare runs: best loss, bits per byte, tokens, time and speed, and what differs in their recipes."""
+    from lmtool.errors import UsageError
+    from lmtool.interop.reference import run_of
+    from lmtool.report.history import History, differences
+    from lmtool.run.find import find
+
+    if len(runs) < 2:
+        raise UsageError("one run has nothing to be compared with", where=runs[0], fix="name another one beside it")
+    histories = [History.of(find(run_of(run)).run) for run in runs]
+    different = differences(histories)
+    summaries = [history.summary() for history in histories]
+    if json:
+        found = [{"name": history.name} | summary for history, summary in zip(histories, summaries, strict=True)]
+        _print_json({"runs": found, "differences": different})
+        return
+    keys = dict.fromkeys(key for summary in summaries for key in summary)
+    rows = [[key.replace("_", " "), *(_compared(summary.get(key)) for summary in summaries)] for key in keys]
+    rows += [[key, *map(_compared, values)] for key, values in different.items()]
+    _print_columns(["", *(history.name for history in histories)], rows)
+
+
+def _compared(value: object) -> str:
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return str(value).lower()
+        case float():
+            return f"{value:.4f}" if abs(value) >= 0.1 or value == 0 else f"{value:.3g}"
+        case int():
+            return f"{value:,}"
+        case list():
+            return ", ".join(map(_compared, value)) or "-"
+    return str(value)
+
+
+def _print_columns(heading: list[str], rows: list[list[str]]) -> None:
+    """A table with a column for each run; elsewhere than on a terminal tabs between the columns."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    lines = [[plain(cell) for cell in row] for row in [heading, *rows]]
+    if not console.is_terminal:
+        for line in lines:
+            typer.echo("\t".join(line))
+        return
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name in heading:
+        table.add_column(overflow="fold", style=None if name else "dim")
+    for line in lines:
+        table.add_row(*map(Text, line))
+    console.print(table)
 
 
 @app.command("merge", cls=Command, epilog=examples("lmtool runs merge last -o runs/merged"))

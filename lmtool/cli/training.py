@@ -1,7 +1,8 @@
-"""What `pretrain` and `resume` share: signals, progress, and the exit code."""
+"""What `pretrain`, `finetune` and `resume` share: signals, progress, dashboards, the report, and the exit code."""
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from lmtool.cli.signals import StopAtStep
 from lmtool.printable import plain
 
 if TYPE_CHECKING:
+    from lmtool.report.loggers import Loggers
     from lmtool.tables.results import Results
     from lmtool.training.events import Event
 
@@ -28,14 +30,18 @@ def follow(
     Returns the run directory, if this process has one, and the results.
     """
     from lmtool.compute.processes import is_main
+    from lmtool.report.loggers import Loggers
     from lmtool.tables.results import Results
-    from lmtool.training.events import AlreadyFinished, Ended, Plan, Started
+    from lmtool.training.events import AlreadyFinished, Ended, Plan, Started, Warned
 
     stop = StopAtStep(notify=is_main() and not quiet)
-    reason = "finished"
+    reason = ""
     measured: list[Results] = []
-    with Display(shown=is_main(), quiet=quiet) as display:
+    loggers = Loggers()
+    with Display(shown=is_main(), quiet=quiet) as display, _closing(loggers, display):
         for event in start(command=["lmtool", *sys.argv[1:]], report=display.report, stop=stop.asked):
+            for warning in loggers.take(event):
+                display.show(Warned(warning))
             match event:
                 case Plan():
                     # in every process, not only the one that writes
@@ -51,7 +57,36 @@ def follow(
                     continue
             display.show(event)
     if display.run is not None:
+        if reason:
+            _write_report(display.run, quiet)
         typer.echo(display.run)
     if reason == "interrupted":
         raise typer.Exit(stop.exit_code)
     return display.run, measured
+
+
+@contextmanager
+def _closing(loggers: "Loggers", display: Display) -> Iterator[None]:
+    """Close the loggers at the end, however it comes."""
+    from lmtool.training.events import Warned
+
+    try:
+        yield
+    finally:
+        for warning in loggers.close():
+            display.show(Warned(warning))
+
+
+def _write_report(run: Path, quiet: bool) -> None:
+    """Write the page about a run into its directory and say where it is. A failure is a warning."""
+    from lmtool.report.training import write_report
+    from lmtool.run.directory import Run
+
+    try:
+        page = write_report(Run.open(run))
+    except Exception as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        typer.echo(plain(f"warning: no report of this run: {reason}"), err=True)
+        return
+    if not quiet:
+        typer.echo(plain(f"report: {page}"), err=True)

@@ -168,6 +168,19 @@ def evaluate_spans(
     return evaluate(model, lengths, read, compute, world, report=report)
 
 
+def scored(store: TokenStore, tokenizer: Tokenizer) -> tuple[int, int]:
+    """Bytes and tokens of a store that a causal model predicts: all but the first token of each document.
+
+    A [BOS] there has no bytes.
+    """
+    n_bytes = int(np.sum(store.n_bytes))
+    for number in range(store.n_documents):
+        begin, _ = store.document(number)
+        first = int(store.read(begin, begin + 1)[0])
+        n_bytes -= len(tokenizer.decode([first]).encode()) if first != tokenizer.bos_id else 0
+    return n_bytes, len(store) - store.n_documents
+
+
 def perplexity(
     model: LanguageModel,
     store: TokenStore,
@@ -186,11 +199,7 @@ def perplexity(
     """
     longest = objective.window(context)
     wanted = spans(store, longest, min(stride, longest))
-    n_bytes, n_words = int(np.sum(store.n_bytes)), int(np.sum(store.n_words))
-    for number in range(store.n_documents):
-        begin, _ = store.document(number)
-        first = int(store.read(begin, begin + 1)[0])
-        n_bytes -= len(tokenizer.decode([first]).encode()) if first != tokenizer.bos_id else 0
+    n_bytes, n_words = scored(store, tokenizer)[0], int(np.sum(store.n_words))
     if not wanted:
         raise DataError(f"the text has {len(store)} tokens, so there is none to predict", fix="give more text")
     found = evaluate_spans(model, store, wanted, objective.collate_spans, objective.measure, compute, world, report)

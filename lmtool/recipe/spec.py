@@ -1177,6 +1177,9 @@ class Checkpointing(Spec):
     """Keep the optimizer state of a finished run, so that more steps are bitwise those of an unbroken training."""
 
 
+LoggerName = Literal["tensorboard", "wandb", "mlflow"]
+
+
 class Recipe(Spec):
     """Everything that determines a training run."""
 
@@ -1204,6 +1207,8 @@ class Recipe(Spec):
     """Validation while training."""
     checkpoint: Checkpointing = Checkpointing()
     """Checkpoints during training."""
+    logging: Annotated[tuple[LoggerName, ...], Field(strict=False)] = ()
+    """Other dashboards to log to, besides the run directory; each is an extra, such as lmtool[tensorboard]."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:

@@ -9,7 +9,8 @@ from importlib.resources import files
 from markupsafe import Markup
 from rich.cells import cell_len
 
-from lmtool.report.page import clean, number, render, table
+from lmtool.report.numbers import short, span, ticks
+from lmtool.report.page import clean, render, table
 
 WIDTH, HEIGHT = 560, 300
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 40
@@ -63,8 +64,8 @@ def line_chart(
     xs = [point[0] for line in lines for point in line.points]
     ys = [point[1] for line in lines for point in line.points if math.isfinite(point[1])]
     ys += [level.y for level in levels]
-    low_x, high_x = _span(xs)
-    low_y, high_y = y_range or _padded(*_span(ys))
+    low_x, high_x = span(xs)
+    low_y, high_y = y_range or _padded(*span(ys))
     legend = _legend([(line.name, line.colour, line.dashed, line.pale) for line in lines if line.points], levels)
     top = TOP + (18 * (legend[-1].line + 1) if legend else 0)
     bottom = top + HEIGHT - TOP - BOTTOM
@@ -163,27 +164,6 @@ def standalone(picture: str) -> str:
     return f"{size}{mark}\n<style>{escape(style, quote=False)}</style>{rest}"
 
 
-def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers from `low` to `high`, at most `most`: multiples of 1, 2 or 5 times a power of ten."""
-    power = 10.0 ** math.floor(math.log10((high - low) / most))
-    step = next(power * factor for factor in (1, 2, 5, 10, 20) if (high - low) / (power * factor) <= most - 1)
-    first = math.ceil(low / step - 1e-9)
-    return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
-
-
-def short(value: float) -> str:
-    """A number for an axis: 1500000 as 1.5M, 0.0003 as 3e-4."""
-    size = abs(value)
-    for unit, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if size >= unit:
-            scale = 1e3 if suffix == "k" else unit
-            return f"{value / scale:.4g}{suffix}"
-    if 0 < size < 1e-2:
-        mantissa, exponent = f"{value:.2e}".split("e")
-        return f"{float(mantissa):g}e{int(exponent)}"
-    return number(value)
-
-
 @dataclass(frozen=True)
 class _Entry:
     name: str
@@ -210,13 +190,6 @@ def _legend(lines: Sequence[tuple[str, int, bool, bool]], levels: Sequence[Level
         entries.append(_Entry(shown, colour % COLOURS, dashed, pale, level, right, row))
         right += wide
     return entries
-
-
-def _span(values: Sequence[float]) -> tuple[float, float]:
-    low, high = min(values, default=0.0), max(values, default=1.0)
-    if high - low > 1e-12 * max(abs(low), abs(high)):
-        return low, high
-    return (low - 0.5, high + 0.5) if low else (0.0, 1.0)
 
 
 def _padded(low: float, high: float) -> tuple[float, float]:

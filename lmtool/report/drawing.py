@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from rich.text import Text
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -31,9 +32,11 @@ from lmtool.recipe.spec import (
     Transformer,
     WindowPattern,
 )
-from lmtool.report.blocks import plotted, shaded
+from lmtool.report.blocks import shaded
 from lmtool.report.charts import Line, heat_map, heat_table, line_chart
-from lmtool.report.page import Section, figure, number, page, table
+from lmtool.report.numbers import shown
+from lmtool.report.page import Section, figure, page, table
+from lmtool.report.terminal import plot
 from lmtool.text.tokenizer import Tokenizer
 
 CHARACTERS = 128
@@ -302,11 +305,11 @@ def tree_rows(drawing: Drawing) -> Iterator[tuple[str, str, int, float, float]]:
     return visit(drawing.tree, "", "")
 
 
-def as_lines(drawing: Drawing) -> Iterator[str]:
-    """The drawing for a terminal, a file or a pipe."""
+def as_lines(drawing: Drawing, width: int, *, ascii_only: bool = False) -> Iterator[str | Text]:
+    """The drawing for a terminal, a file or a pipe; plots are as wide as `width`."""
     rows = [("part", "shape", "parameters", "FLOPs/token", "share")]
     rows += [
-        (name, shape, f"{parameters:,}", number(round(flops)), f"{share:.1%}")
+        (name, shape, f"{parameters:,}", shown(round(flops)), f"{share:.1%}")
         for name, shape, parameters, flops, share in tree_rows(drawing)
     ]
     wide = [max(len(row[column]) for row in rows) for column in range(5)]
@@ -319,9 +322,9 @@ def as_lines(drawing: Drawing) -> Iterator[str]:
     yield from drawing.notes
     for mask in drawing.masks:
         yield from ("", f"attention, {mask.title}: queries down, keys across{_scale(mask)}")
-        yield from shaded(mask.shares)
+        yield from shaded(mask.shares, ascii_only=ascii_only)
     yield from ("", f"position: {drawing.signal.sentence}")
-    yield from _signal_lines(drawing.signal)
+    yield from _signal_lines(drawing.signal, width, ascii_only)
 
 
 def _counted(drawing: Drawing) -> str:
@@ -333,12 +336,13 @@ def _scale(mask: MaskPicture) -> str:
     return f"; a cell is {mask.cell} x {mask.cell} positions" if mask.cell > 1 else ""
 
 
-def _signal_lines(signal: Signal) -> Iterator[str]:
+def _signal_lines(signal: Signal, width: int, ascii_only: bool) -> Iterator[str | Text]:
     if signal.picture == "heat":
         yield "positions down, components across, from -1 to 1"
-        yield from shaded([[(value + 1) / 2 for value in row[1:]] for row in signal.rows])
+        yield from shaded([[(value + 1) / 2 for value in row[1:]] for row in signal.rows], ascii_only=ascii_only)
     elif signal.picture == "lines":
-        yield from plotted(signal.lines, x=signal.x, y=signal.y)
+        yield f"{signal.y}, by {signal.x}"
+        yield from plot([(line.name, line.points) for line in signal.lines], width, ascii_only=ascii_only)
 
 
 def as_page(drawing: Drawing) -> str:

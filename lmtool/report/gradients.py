@@ -3,11 +3,13 @@
 import math
 from collections.abc import Iterator
 
+from rich.text import Text
+
 from lmtool.inference.gradients import GradientFlow
 from lmtool.printable import plain
-from lmtool.report.blocks import plotted
 from lmtool.report.charts import Line, line_chart
 from lmtool.report.page import Section, figure, page, table
+from lmtool.report.terminal import plot
 
 X, Y = "steps back", "log10 of the gradient norm"
 
@@ -25,11 +27,12 @@ def _title(flow: GradientFlow) -> str:
     return f"{model}: gradients of the loss of {flow.target!r}, {flow.found.loss:.4f} nats"
 
 
-def as_lines(flow: GradientFlow) -> Iterator[str]:
+def as_lines(flow: GradientFlow, width: int, *, ascii_only: bool = False) -> Iterator[str | Text]:
     """The curve, and the numbers below it: steps back, the piece read there, a norm for each kind of state."""
     yield _title(flow)
     yield ""
-    yield from plotted(_lines(flow), x=X, y=Y)
+    yield f"{Y}, by {X}"
+    yield from plot([(line.name, line.points) for line in _lines(flow)], width, ascii_only=ascii_only)
     yield ""
     names = list(flow.found.norms)
     pieces = [repr(piece) for piece in reversed(flow.pieces)]

@@ -7,7 +7,6 @@ A plain `str` is text: it is escaped wherever it is put.
 import base64
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +19,7 @@ from markupsafe import Markup
 from lmtool import __version__, durable
 from lmtool.errors import ResourceError
 from lmtool.printable import plain
+from lmtool.report.numbers import shown
 
 Cell = str | int | float | None
 """A table cell: text (escaped unless it is Markup), a number, or nothing."""
@@ -132,17 +132,6 @@ def clean(text: str) -> str:
     return plain(text, lines=True).encode("utf-8", "backslashreplace").decode()
 
 
-def number(value: float) -> str:
-    """A number with at least four significant digits, thousands apart."""
-    if not math.isfinite(value):
-        return str(value)
-    if value == int(value) and abs(value) < 1e15:
-        return f"{int(value):,}"
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.4g}"
-
-
 def _finalize(value: object) -> object:
     """What a template prints of a value; the text is escaped afterwards."""
     if isinstance(value, Markup):
@@ -162,7 +151,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["number"] = number
+    environment.filters["number"] = shown
     return environment
 
 

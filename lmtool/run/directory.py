@@ -4,7 +4,7 @@
       recipe.yaml  tokenizer.json  run.json  metrics.jsonl  samples.jsonl  validated.json  checkpoints/
 
 run.json is written last on creation, so a folder is a run if and only if it has one. A run on tables has split.json and
-metrics.json too.
+metrics.json too, and one whose session has ended report.html.
 """
 
 import errno
@@ -55,7 +55,23 @@ VALIDATED = "validated.json"
 RESULTS = "metrics.json"
 """Scores of the best checkpoint on a table."""
 
-FILES = (INFO, RECIPE, TOKENIZER, TOKENIZER_CONFIG, METRICS, SAMPLES, VALIDATED, SPLIT, FLOOR, RESULTS, CHECKPOINTS)
+REPORT = "report.html"
+"""The page about the run, as its last session left it."""
+
+FILES = (
+    INFO,
+    RECIPE,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    METRICS,
+    SAMPLES,
+    VALIDATED,
+    SPLIT,
+    FLOOR,
+    RESULTS,
+    REPORT,
+    CHECKPOINTS,
+)
 """What a run directory may hold, besides its lock."""
 
 RunState = Literal["running", "finished", "stopped", "imported"]
@@ -87,13 +103,14 @@ class Run:
         fingerprints: Mapping[str, str],
         base: Mapping[str, object] | None = None,
         origin: Mapping[str, object] | None = None,
+        data: Mapping[str, object] | None = None,
     ) -> Self:
         """A new run, locked: in `folder`, or if None in a new folder of `runs_root()` named after day and recipe.
 
         name: the recipe's. summary: one line on the model, for `lmtool runs ls`. recipe: the resolved recipe as YAML.
         tokenizer: the content of its files by name, tokenizer.json first. fingerprints: of "data" and "tokenizer",
         compared on resume. base: the run and checkpoint that it is initialised from, if any. origin: where it was
-        imported from, if it was. Raises as `check_folder` does.
+        imported from, if it was. data: what is told of the training data. Raises as `check_folder` does.
         """
         check_folder(folder)
         path = folder or runs_root()
@@ -119,6 +136,7 @@ class Run:
                     "fingerprints": dict(fingerprints),
                     "base": None if base is None else dict(base),
                     "origin": None if origin is None else dict(origin),
+                    "data": None if data is None else dict(data),
                     "sessions": [],
                 }
             )
@@ -348,12 +366,22 @@ class Run:
 
         Raises CheckpointError when the file is damaged.
         """
+        return next(iter(self.all_results.values()), None)
+
+    @property
+    def all_results(self) -> dict[str, dict[str, Any]]:
+        """The scores of its best checkpoint on each task by name, "" where it has one; empty without any.
+
+        Raises CheckpointError when the file is damaged.
+        """
         file = self.path / RESULTS
         try:
             found: dict[str, Any] = json.loads(file.read_bytes())
-            return dict(next(iter(found.get("tasks", {"": found}).values())).items())
+            scores = {name: dict(scores.items()) for name, scores in found.get("tasks", {"": found}).items()}
+            next(iter(scores))
+            return scores
         except FileNotFoundError:
-            return None
+            return {}
         except (OSError, ValueError, TypeError, AttributeError, StopIteration, RecursionError) as error:
             raise CheckpointError(
                 f"{RESULTS} of this run is damaged",

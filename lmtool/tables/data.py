@@ -82,6 +82,7 @@ class TableData:
 
     unit = "row"
     is_measured = True
+    bytes_per_token = None
 
     def __init__(
         self,

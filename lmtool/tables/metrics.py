@@ -126,6 +126,40 @@ def class_metrics(confusion_CC: Ints) -> ClassMetrics:
     )
 
 
+BINS = 10
+"""Bins of equal width of the confidences."""
+
+
+def calibration(p_RC: Floats, true_R: Ints) -> dict[str, Any]:
+    """Whether probabilities of classes can be believed, as JSON: rows in bins by their highest probability.
+
+    ece: the expected calibration error (Guo et al. 2017), the mean over rows of |accuracy - mean confidence| of their
+    bin. bins: those with rows, each with `confidence`, `accuracy` and `rows`. Probabilities that are no numbers
+    count as 0.
+    """
+    given_R, confidence_R = p_RC.argmax(1), np.nan_to_num(p_RC.max(1))
+    right_R = given_R == true_R
+    bin_R = np.minimum((confidence_R * BINS).astype(int), BINS - 1)
+    bins = []
+    for index in np.unique(bin_R):
+        in_R = bin_R == index
+        sure, right = float(confidence_R[in_R].mean()), float(right_R[in_R].mean())
+        bins.append({"confidence": sure, "accuracy": right, "rows": int(in_R.sum())})
+    ece = sum(found["rows"] * abs(found["accuracy"] - found["confidence"]) for found in bins) / len(true_R)
+    return {"ece": float(ece), "bins": bins}
+
+
+def sentence_scores(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
+    """chrF (Popović 2015) of each hypothesis, by sacrebleu."""
+    from sacrebleu.metrics.chrf import CHRF
+
+    chrf = CHRF()
+    return [
+        float(chrf.sentence_score(hypothesis, [reference]).score)
+        for hypothesis, reference in zip(hypotheses, references, strict=True)
+    ]
+
+
 def multi_label_metrics(true_RC: NDArray[np.bool_], predicted_RC: NDArray[np.bool_]) -> MultiLabelMetrics:
     """The metrics of multi-hot labels. The macro mean is over all labels, as in scikit-learn."""
     true_RC, predicted_RC = _same_length(true_RC.astype(bool), predicted_RC.astype(bool))

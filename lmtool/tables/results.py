@@ -1,7 +1,7 @@
 """Results on the rows of a table: as a record for programs, as lines for people, and over several runs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import mean, stdev
 from typing import Any
 
@@ -16,7 +16,8 @@ class Results:
     """Results of a model on labelled rows.
 
     part: "test" for a table that was not used in training, "validation" for the rows that chose the checkpoint.
-    figures: accuracy, macro_f1, bleu and so on, as in `record`. mistakes: the most confident ones.
+    figures: accuracy, macro_f1, bleu and so on, as in `record`. mistakes: the most confident ones. sentences: the
+    generated texts furthest from their targets, then those nearest to them, with source, target and chrF.
     task: one of several that a model was trained on. decoding: the decoding strategy, for generated texts.
     floor: of the same rows, where it was measured.
     """
@@ -31,6 +32,7 @@ class Results:
     task: str = ""
     decoding: str | None = None
     floor: Floor | None = None
+    sentences: list[dict[str, Any]] = field(default_factory=list)
 
     def record(self) -> dict[str, Any]:
         """All results by name, for JSON."""
@@ -38,7 +40,9 @@ class Results:
         floor = {} if self.floor is None else {"floor": self.floor.record()}
         head = task | {"part": self.part, "step": self.step, "rows": self.rows, "loss": self.loss}
         if self.decoding is not None:
-            return head | {"decoding": self.decoding} | self.figures | floor | {"labels": list(self.labels)}
+            sentences = {"sentences": self.sentences} if self.sentences else {}
+            decoding = {"decoding": self.decoding}
+            return head | decoding | self.figures | floor | {"labels": list(self.labels)} | sentences
         return head | self.figures | floor | {"labels": list(self.labels), "mistakes": self.mistakes}
 
     def lines(self) -> list[str]:

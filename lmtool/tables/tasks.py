@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -27,11 +28,13 @@ from lmtool.recipe.spec import BpeTokenizer, Classification, Recipe
 from lmtool.tables.columns import Columns
 from lmtool.tables.labels import SEPARATOR, Label, LabelKind, LabelMap
 from lmtool.tables.metrics import (
+    calibration,
     class_metrics,
     confusion_matrix,
     multi_label_metrics,
     regression_metrics,
     repeats_phrase,
+    sentence_scores,
     translation_metrics,
 )
 from lmtool.tables.reading import LabelledText
@@ -41,7 +44,10 @@ from lmtool.text.chat import Message
 from lmtool.text.dropout import BpeDropout
 
 MISTAKES = 10
-"""Number of most confident mistakes that are listed."""
+"""Number of most confident mistakes that are listed, and of the best and of the worst generated texts."""
+
+LONGEST_TEXT = 1000
+"""Characters of a row's text that are kept beside its result."""
 
 NO_LABEL = "(none of them)"
 """The class of a generated text that is not a label."""
@@ -102,6 +108,13 @@ class Task(ABC):
     def reread(self) -> Callable[[EncodedRow, np.random.Generator], EncodedRow] | None:
         """Another reading of a training row, drawn by the generator; None where rows are always the same."""
         return None
+
+    def _text(self, row: EncodedRow) -> str:
+        """The texts of a row, a line each, or its source, as far as the model reads them."""
+        tokenizer = self.framing.tokenizer
+        between = tokenizer.special_ids - {tokenizer.unk_id}
+        parts = groupby(row.tokens.tolist(), key=between.__contains__)
+        return "\n".join(tokenizer.decode(list(part)) for is_between, part in parts if not is_between)[:LONGEST_TEXT]
 
     def _ids(self, texts: Sequence[Sequence[str]]) -> Iterator[list[NDArray[np.int64]]]:
         """The ids of the texts of each row."""
@@ -216,8 +229,10 @@ class ClassTask(HeadTask):
         return shares_RC
 
     def figures(self, scores_RC: Floats, true_RC: Floats) -> dict[str, Any]:
-        confusion = confusion_matrix(true_RC[:, 0].astype(np.int64), scores_RC.argmax(1), len(self.labels))
-        return class_metrics(confusion).to_json(self.labels)
+        true_R = true_RC[:, 0].astype(np.int64)
+        confusion = confusion_matrix(true_R, scores_RC.argmax(1), len(self.labels))
+        found = class_metrics(confusion).to_json(self.labels)
+        return found | {"calibration": calibration(self.probabilities(scores_RC), true_R)}
 
     def mistakes(self, scores_RC: Floats, rows: Sequence[EncodedRow]) -> list[dict[str, Any]]:
         p_RC, true_R = self.probabilities(scores_RC), _labels(rows)[:, 0].astype(int)
@@ -229,6 +244,7 @@ class ClassTask(HeadTask):
                 "label": self.labels[true_R[i]],
                 "predicted": self.labels[given_R[i]],
                 "probability": float(p_RC[i].max()),
+                "text": self._text(rows[i]),
             }
             for i in wrong[:MISTAKES]
         ]
@@ -348,9 +364,11 @@ class AnswerTask(Task):
         return Validation(evaluate(model.lm, lengths, read, model.compute, model.world).loss)
 
     def measure(self, model: AnsweringModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
-        loss, figures = self.validate(model, rows).loss, self._figures(self.write(model, rows), rows)
+        loss, answers = self.validate(model, rows).loss, self.write(model, rows)
         how = "greedy" if self._num_beams == 1 else f"beam search, {self._num_beams} beams, mean log-probability"
-        return Results(part, step, len(rows), loss, figures, [], self.labels, self.name, how)
+        sentences = [] if self.labels else self._sentences(answers, rows)
+        figures = self._figures(answers, rows)
+        return Results(part, step, len(rows), loss, figures, [], self.labels, self.name, how, sentences=sentences)
 
     def answer(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> list[Cells]:
         return [(text,) for text in self.write(model, rows)]
@@ -385,6 +403,22 @@ class AnswerTask(Task):
                 text = first_unrepeated(hypotheses, self.framing.tokenizer.decode(rows[i].tokens.tolist()))
                 found[i] = np.frombuffer((text if self.framing.chat is None else text.strip()).encode(), dtype=np.uint8)
         return [text.tobytes().decode() for text in model.world.gather(found, len(rows), np.uint8, model.compute)]
+
+    def _sentences(self, answers: Sequence[str], rows: Sequence[EncodedRow]) -> list[dict[str, Any]]:
+        """The worst and the best generated texts, worst first, by their chrF."""
+        scores = sentence_scores(answers, [row.answer for row in rows])
+        order = sorted(range(len(rows)), key=lambda i: scores[i])
+        chosen = order if len(order) <= 2 * MISTAKES else [*order[:MISTAKES], *order[-MISTAKES:]]
+        return [
+            {
+                "row": rows[i].number,
+                "source": self._text(rows[i]),
+                "target": rows[i].answer[:LONGEST_TEXT],
+                "predicted": answers[i][:LONGEST_TEXT],
+                "chrf": scores[i],
+            }
+            for i in chosen
+        ]
 
     def _figures(self, answers: Sequence[str], rows: Sequence[EncodedRow]) -> dict[str, Any]:
         """Metrics of generated texts: as classes where there are labels, else BLEU and chrF (Post 2018)."""

@@ -13,7 +13,7 @@ from lmtool.decoding.framing import Framing
 from lmtool.errors import DataError
 from lmtool.inference.evaluation import Validation, evaluate
 from lmtool.inference.gradients import gradient_norms
-from lmtool.inference.perplexity import HeldOut, limit, perplexity
+from lmtool.inference.perplexity import HeldOut, limit, perplexity, scored
 from lmtool.model import LanguageModel
 from lmtool.objective import Loss, Objective, build_objective
 from lmtool.recipe.spec import Causal, Recipe
@@ -31,7 +31,8 @@ class TrainingData(Protocol):
 
     recipe: with what is inferred from the data. framing: how texts become model inputs. fingerprint: of the content.
     prompts: of the samples at each validation. unit: of counts of data. batch_units: their number in one step. lines:
-    descriptions of the data. warnings: about the data. is_measured: the best checkpoint is evaluated at the end. split:
+    descriptions of the data. warnings: about the data. bytes_per_token: of the validation text that a causal model
+    predicts, else None. is_measured: the best checkpoint is evaluated at the end. split:
     the held-out rows, to be saved in the run; None where they follow from the recipe.
     """
 
@@ -49,6 +50,9 @@ class TrainingData(Protocol):
 
     @property
     def warnings(self) -> tuple[str, ...]: ...
+
+    @property
+    def bytes_per_token(self) -> float | None: ...
 
     @property
     def recipe(self) -> Recipe: ...
@@ -129,6 +133,13 @@ class TextData:
         n_documents = self._train.n_documents
         text = "one text" if is_stream else f"{n_documents:,} document{'s' * (n_documents != 1)}"
         return (f"text: {text}, {len(self._train):,} tokens; validation: {held_out}, {len(self._valid):,} tokens",)
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        if not isinstance(self.recipe.objective, Causal):
+            return None
+        n_bytes, n_tokens = scored(self._valid, self.framing.tokenizer)
+        return n_bytes / n_tokens if n_tokens else None
 
     @cached_property
     def prompts(self) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from lmtool.inference.evaluation import Validation
 from lmtool.recipe.spec import Recipe
+from lmtool.run.log import Record
 from lmtool.tables.results import Results
 from lmtool.text.tokenizer import Tokenizer
 from lmtool.training.comparison import TextResults
@@ -74,6 +75,13 @@ class Stepped:
 
 
 @dataclass(frozen=True)
+class Logged:
+    """A record of metrics.jsonl. Not in processes that only compute."""
+
+    record: Record
+
+
+@dataclass(frozen=True)
 class Sampled:
     """A sample of the model for a prompt at this step."""
 
@@ -111,4 +119,17 @@ class Ended:
     is_overfitted: bool = False
 
 
-Event = Started | AlreadyFinished | Noted | Plan | Stepped | Sampled | Saved | Warned | Ended | Results | TextResults
+Event = (
+    Started
+    | AlreadyFinished
+    | Noted
+    | Plan
+    | Stepped
+    | Logged
+    | Sampled
+    | Saved
+    | Warned
+    | Ended
+    | Results
+    | TextResults
+)

@@ -16,7 +16,7 @@ from lmtool.recipe.spec import Evaluation, Recipe
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import Run
 from lmtool.run.log import Record
-from lmtool.training.events import Sampled, Saved, Warned
+from lmtool.training.events import Logged, Sampled, Saved, Warned
 from lmtool.training.fit import Step
 
 
@@ -121,10 +121,11 @@ class RunKeeper:
         """Whether this process writes to a run."""
         return self._run is not None
 
-    def log(self, record: Mapping[str, object]) -> Iterator[Warned]:
+    def log(self, record: Mapping[str, object]) -> Iterator[Logged | Warned]:
         """Append the record of a step to the metrics."""
         if self._run is not None:
             yield from self._append(self._run.metrics.append, record)
+            yield Logged(dict(record))
 
     def log_sample(self, sampled: Sampled) -> Iterator[Warned]:
         """Append a text to the samples."""

@@ -48,6 +48,7 @@ CHANGEABLE = (
     "training.compile.",
     "evaluation.",
     "checkpoint.",
+    "logging.",
 )
 """Keys that may change when a run is resumed: they do not change the steps already done.
 
@@ -258,6 +259,7 @@ def _begin(
                 tokenizer=tokenizer.files(),
                 fingerprints={"data": data.fingerprint, "tokenizer": tokenizer.fingerprint},
                 base=None if base is None else base.record(),
+                data={"lines": [*data.lines, *inferred], "bytes_per_token": data.bytes_per_token},
             )
         with run or nullcontext():
             if run is not None:

@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from lmtool.report.charts import Level, Line, heat_map, heat_table, line_chart, short, standalone, ticks
+from lmtool.report.charts import Level, Line, heat_map, heat_table, line_chart, standalone
+from lmtool.report.numbers import short, ticks
 
 NAME = '<b title="x">&'
 

@@ -22,7 +22,7 @@ def cells(mask):
 @pytest.mark.parametrize("name", shipped())
 def test_every_shipped_recipe_is_drawn(name):
     drawing = draw(load(name).recipe, name)
-    lines = list(as_lines(drawing))
+    lines = list(as_lines(drawing, 80))
     assert lines[0].startswith(f"{name}: ")
     assert any(f"{drawing.tree.parameters:,}" in line for line in lines)
     html = as_page(drawing)

@@ -1,0 +1,44 @@
+"""Numbers on axes: where the ticks are, and how they are written."""
+
+import math
+from collections.abc import Sequence
+
+
+def span(values: Sequence[float]) -> tuple[float, float]:
+    """The lowest and the highest value, made to differ."""
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    if high - low > 1e-12 * max(abs(low), abs(high)):
+        return low, high
+    return (low - abs(low) / 2, high + abs(high) / 2) if low else (0.0, 1.0)
+
+
+def ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Round numbers from `low` to `high`, at most `most`: multiples of 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10((high - low) / most))
+    step = next(power * factor for factor in (1, 2, 5, 10, 20) if (high - low) / (power * factor) <= most - 1)
+    first = math.ceil(low / step - 1e-9)
+    return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def short(value: float) -> str:
+    """A number for an axis: 1500000 as 1.5M, 0.0003 as 3e-4."""
+    size = abs(value)
+    for unit, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if size >= unit:
+            scale = 1e3 if suffix == "k" else unit
+            return f"{value / scale:.4g}{suffix}"
+    if 0 < size < 1e-2:
+        mantissa, exponent = f"{value:.2e}".split("e")
+        return f"{float(mantissa):g}e{int(exponent)}"
+    return shown(value)
+
+
+def shown(value: float) -> str:
+    """A number with at least four significant digits, thousands apart."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"

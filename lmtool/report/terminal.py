@@ -1,0 +1,89 @@
+"""Lines over numbers in the terminal: in braille and colours, or in ASCII where there are neither."""
+
+import math
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from lmtool.report.numbers import short, span, ticks
+
+STYLES = ("blue", "yellow", "cyan", "magenta", "green", "red")
+"""Colours of lines, in order."""
+
+MARKS = ".o*+x#"
+"""Characters of lines in ASCII, in order."""
+
+# Bits of the eight dots of a braille character: two columns of four, from the top.
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+
+Points = Sequence[tuple[float, float]]
+
+
+def plot(lines: Sequence[tuple[str, Points]], width: int, height: int = 12, *, ascii_only: bool = False) -> list[Text]:
+    """Named lines as rows of text, no wider than `width` characters, with axes and a legend.
+
+    Where two lines meet, the later one is seen. Empty where there is no point, or no room: below 24 characters.
+    """
+    points = [point for _, part in lines for point in part if math.isfinite(point[1])]
+    if not points or width < 24:
+        return []
+    low_x, high_x = span([x for x, _ in points])
+    low_y, high_y = span([y for _, y in points])
+    marks = ticks(low_y, high_y, max(2, height // 3))
+    labels = {round((high_y - value) / (high_y - low_y) * (height - 1)): short(value) for value in marks}
+    margin = max(map(len, labels.values())) + 2
+    columns = width - margin
+    canvas = _Canvas(columns, height, ascii_only)
+    for index, (_, part) in enumerate(lines):
+        spots = [((x - low_x) / (high_x - low_x), (high_y - y) / (high_y - low_y)) for x, y in part if math.isfinite(y)]
+        for one, other in zip(spots, [*spots[1:], spots[-1]] if spots else [], strict=True):
+            canvas.line(one, other, index)
+    bar = "|" if ascii_only else "│"
+    rows = [
+        Text(f"{labels.get(number, ''):>{margin - 2}} {bar}").append_text(row)
+        for number, row in enumerate(canvas.rows())
+    ]
+    left, right = short(low_x), short(high_x)
+    rows.append(Text(f"{'':{margin}}{left}{right:>{columns - len(left)}}"))
+    legend = Text(" " * margin)
+    for index, (name, _) in enumerate(lines):
+        mark = MARKS[index % len(MARKS)] if ascii_only else "━"
+        legend.append(f"{mark} ", style="" if ascii_only else STYLES[index % len(STYLES)]).append(f"{name}  ")
+    legend.rstrip()
+    legend.truncate(width)
+    return [*rows, legend]
+
+
+class _Canvas:
+    """Characters of dots: two by four in braille, one by two rows of none in ASCII."""
+
+    def __init__(self, width: int, height: int, ascii_only: bool) -> None:
+        self._width, self._height, self._ascii = width, height, ascii_only
+        self._across, self._down = (1, 1) if ascii_only else (2, 4)
+        self._dots = [[0] * width for _ in range(height)]
+        self._line = [[-1] * width for _ in range(height)]
+
+    def line(self, start: tuple[float, float], stop: tuple[float, float], index: int) -> None:
+        """Draw from one place to another, each in shares of the width and the height from the upper left."""
+        x_most, y_most = self._width * self._across - 1, self._height * self._down - 1
+        x0, y0, x1, y1 = start[0] * x_most, start[1] * y_most, stop[0] * x_most, stop[1] * y_most
+        n = max(1, math.ceil(max(abs(x1 - x0), abs(y1 - y0))))
+        for i in range(n + 1):
+            x, y = round(x0 + (x1 - x0) * i / n), round(y0 + (y1 - y0) * i / n)
+            column, row = x // self._across, y // self._down
+            self._dots[row][column] |= _DOTS[y % self._down][x % self._across]
+            self._line[row][column] = max(self._line[row][column], index)
+
+    def rows(self) -> list[Text]:
+        found = []
+        for dots, indices in zip(self._dots, self._line, strict=True):
+            row = Text()
+            for bits, index in zip(dots, indices, strict=True):
+                if index < 0:
+                    row.append(" ")
+                elif self._ascii:
+                    row.append(MARKS[index % len(MARKS)])
+                else:
+                    row.append(chr(0x2800 + bits), style=STYLES[index % len(STYLES)])
+            found.append(row)
+        return found

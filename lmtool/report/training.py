@@ -1,0 +1,328 @@
+"""The page about runs: losses, results, samples, recipes and how they were trained."""
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from lmtool.report.charts import Level, Line, heat_map, heat_table, line_chart
+from lmtool.report.history import History, differences, number, thinned
+from lmtool.report.page import Cell, Section, facts, figure, page, render, table, views, write_page
+from lmtool.run.directory import REPORT, Run
+from lmtool.run.log import Record
+
+MOST_CLASSES = 30
+"""Classes of a confusion matrix that is drawn, those with the most rows."""
+
+MOST_SAMPLES = 40
+"""Samples of a run that are shown, spread over its steps."""
+
+AXES = {"tokens": "tokens", "seconds": "seconds of training"}
+"""Names of the axes of losses besides steps, in records and as told."""
+
+
+def write_report(run: Run) -> Path:
+    """Write the page of a run into its directory; returns its path. Raises LmtoolError."""
+    path = run.path / REPORT
+    write_page(path, training_page([History.of(run)]))
+    return path
+
+
+def training_page(histories: Sequence[History], *, refresh: int | None = None) -> str:
+    """A page about one run, or about several beside each other. refresh: as for `page`."""
+    several = len(histories) > 1
+    title = f"{len(histories)} runs" if several else histories[0].name
+    sections = [Section("Loss", _losses(histories)), *_metrics(histories), *_pace(histories)]
+    if several:
+        sections.append(Section("Beside each other", _beside(histories)))
+    for history in histories:
+        of = f" of {history.name}" if several else ""
+        for task, results in history.results.items():
+            named = f" {task}" if task else ""
+            sections.append(Section(f"Results{named}{of}", _results(results)))
+        if history.samples:
+            sections.append(Section(f"Samples{of}", _samples(history.samples)))
+        sections.append(Section(f"Recipe{of}", _recipe(history)))
+        sections.append(Section(f"How it was trained{of}", _sessions(history)))
+    lead = "" if several else f"{history.run.info['summary']}; {history.run.state}, step {history.last.get('step', 0)}"
+    return page(title, sections, lead=lead, refresh=refresh)
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """The records of a run that are drawn, and the number of its colour."""
+
+    history: History
+    records: Sequence[Record]
+    colour: int
+
+
+def _drawn(histories: Sequence[History]) -> list[_Drawn]:
+    return [_Drawn(history, thinned(history.records), i) for i, history in enumerate(histories)]
+
+
+def _points(records: Sequence[Record], x: str, y: str, factor: float = 1.0) -> list[tuple[float, float]]:
+    """The points of records that have both numbers."""
+    pairs = ((number(record.get(x)), number(record.get(y))) for record in records)
+    return [(left, up * factor) for left, up in pairs if left is not None and up is not None]
+
+
+def _scaled(record: Record, name: str, factor: float) -> float | None:
+    value = number(record.get(name))
+    return None if value is None else value * factor
+
+
+def _losses(histories: Sequence[History]) -> Markup:
+    drawn = _drawn(histories)
+    if not any(part.records for part in drawn):
+        return Markup("<p>No step has been logged.</p>")
+    factors = [history.bits_per_nat for history in histories]
+    in_bits = all(factor is not None for factor in factors)
+    scale = [factor if in_bits and factor is not None else 1.0 for factor in factors]
+    units = {history.unit for history in histories}
+    unit = "bits per byte" if in_bits else f"nats per {units.pop() if len(units) == 1 else 'target'}"
+    several = len(histories) > 1
+    panels = {
+        name: line_chart(
+            [line for part, factor in zip(drawn, scale, strict=True) for line in _loss_lines(part, x, factor, several)],
+            x=axis,
+            y=unit,
+            label=f"Training and validation loss in {unit} over {axis}",
+            levels=_levels(histories) if in_bits else [],
+            column=column,
+        )
+        for name, x, axis, column in (
+            ("Steps", "step", "steps", several + 0),
+            ("Tokens", "tokens", AXES["tokens"], several + 1),
+            ("Time", "seconds", AXES["seconds"], several + 2),
+        )
+    }
+    rows: list[list[Cell]] = []
+    for part, factor in zip(drawn, scale, strict=True):
+        for record in part.records:
+            rows.append(
+                [
+                    *([part.history.name] if several else []),
+                    *(number(record.get(name)) for name in ("step", "tokens", "seconds")),
+                    _scaled(record, "loss", factor),
+                    _scaled(record, "valid_loss", factor),
+                ]
+            )
+    columns = [*(["run"] if several else []), "step", "tokens", "seconds", "training", "validation"]
+    caption = f"Loss in {unit}: of the steps, before their update, and of the validation part."
+    merged = max(len(part.history.records) / len(part.records) for part in drawn if part.records)
+    if merged > 1.01:
+        caption += " Each point of the training loss is a mean of several steps."
+    if in_bits:
+        caption += " Bits per byte compare models with different tokenizers."
+    return figure(views("loss", panels), caption, table(columns, rows))
+
+
+def _loss_lines(part: _Drawn, x: str, factor: float, several: bool) -> Iterator[Line]:
+    trained = _points(part.records, x, "loss", factor)
+    valid = _points(part.records, x, "valid_loss", factor)
+    if several:
+        yield Line(f"{part.history.name}, training", trained, part.colour, pale=True)
+        yield Line(part.history.name, valid, part.colour)
+    else:
+        yield Line("training", trained, 0, pale=True)
+        yield Line("validation", valid, 1)
+
+
+def _levels(histories: Sequence[History]) -> list[Level]:
+    """The limit and the n-gram models' bits per byte, each once."""
+    names = {"limit_bits_per_byte": ("best possible model", 2), "ngram_bits_per_byte": ("5-gram model", 3)}
+    found: dict[tuple[str, float], Level] = {}
+    for key, (name, colour) in names.items():
+        for history in histories:
+            if (value := number(history.results.get("", {}).get(key))) is not None:
+                found.setdefault((key, value), Level(f"{name} {value:.3f}", value, colour))
+    return list(found.values())
+
+
+def _metrics(histories: Sequence[History]) -> list[Section]:
+    """The metrics of validations, where there are any."""
+    names = list(dict.fromkeys(name for history in histories for name in history.metrics))
+    if not names:
+        return []
+    panels = {}
+    several = len(histories) > 1
+    for name in names:
+        lines = [Line(history.name, _points(history.records, "step", name), i) for i, history in enumerate(histories)]
+        panels[name] = line_chart(lines, x="steps", y=name, label=f"Validation {name} over steps", column=several + 0)
+    rows = [
+        [*([history.name] if several else []), record["step"], *(number(record.get(name)) for name in names)]
+        for history in histories
+        for record in history.records
+        if any(number(record.get(name)) is not None for name in names)
+    ]
+    numbers = table([*(["run"] if several else []), "step", *names], rows)
+    return [Section("Metrics", figure(views("metric", panels), "Of the validation rows.", numbers))]
+
+
+def _pace(histories: Sequence[History]) -> list[Section]:
+    """Learning rate, gradient norm and speed."""
+    drawn = _drawn(histories)
+    if not any(part.records for part in drawn):
+        return []
+    several = len(histories) > 1
+    names = {"lr": "Learning rate", "grad_norm": "Gradient norm", "tokens_per_second": "Speed"}
+    axes = {"lr": "learning rate", "grad_norm": "norm before clipping", "tokens_per_second": "targets per second"}
+    panels = {
+        title: line_chart(
+            [Line(part.history.name, _points(part.records, "step", name), part.colour) for part in drawn],
+            x="steps",
+            y=axes[name],
+            label=f"{title} over steps",
+            column=several + 0,
+        )
+        for name, title in names.items()
+    }
+    rows = [
+        [*([part.history.name] if several else []), *(number(record.get(name)) for name in ("step", *names))]
+        for part in drawn
+        for record in part.records
+    ]
+    numbers = table([*(["run"] if several else []), "step", "rate", "norm", "speed"], rows)
+    caption = "Peak learning rate by schedule, the gradient's norm, and targets of the loss per second."
+    return [Section("Rate, gradient and speed", figure(views("pace", panels), caption, numbers))]
+
+
+def _beside(histories: Sequence[History]) -> Markup:
+    """Runs as columns: their figures, and the values of their recipes that differ."""
+    names = [history.name for history in histories]
+    summaries = [history.summary() for history in histories]
+    keys = dict.fromkeys(key for summary in summaries for key in summary)
+    figures = [[key.replace("_", " "), *(_cell(summary.get(key)) for summary in summaries)] for key in keys]
+    different = [[key, *map(_value, values)] for key, values in differences(histories).items()]
+    parts = [table(["", *names], figures, caption="Figures; losses in nats", headed=True)]
+    if different:
+        parts.append(table(["key", *names], different, caption="What differs in their recipes", headed=True))
+    else:
+        parts.append(Markup("<p>Their recipes are the same.</p>"))
+    return Markup("").join(parts)
+
+
+def _results(results: Mapping[str, Any]) -> Markup:
+    """The scores of the best checkpoint."""
+    hidden = ("labels", "classes", "confusion", "calibration", "mistakes", "sentences", "floor", "task")
+    shown = [
+        (name.replace("_", " "), _cell(value))
+        for name, value in results.items()
+        if name not in hidden and value is not None
+    ]
+    if floor := results.get("floor"):
+        shown += [(f"floor, {name}", _cell(floor[name])) for name in ("metric", "constant", "linear", "features")]
+    parts = [facts(shown)]
+    if classes := results.get("classes"):
+        scores = ("precision", "recall", "f1", "support")
+        rows = [[name, *(found[score] for score in scores)] for name, found in classes.items()]
+        parts.append(table(["class", *scores], rows, caption="Classes", headed=True))
+    if confusion := results.get("confusion"):
+        parts.append(_confusion(confusion, list(classes or results["labels"])))
+    if calibration := results.get("calibration"):
+        parts.append(_calibration(calibration))
+    if mistakes := results.get("mistakes"):
+        parts.append(_listed(mistakes, ["row", "label", "predicted", "probability", "text"], "Most confident mistakes"))
+    if sentences := results.get("sentences"):
+        caption = "Generated texts, the worst first, then the best, by chrF"
+        parts.append(_listed(sentences, ["row", "source", "target", "predicted", "chrf"], caption))
+    return Markup("").join(parts)
+
+
+def _listed(records: Sequence[Mapping[str, Any]], columns: Sequence[str], caption: str) -> Markup:
+    return table(columns, [[_cell(record.get(name)) for name in columns] for record in records], caption=caption)
+
+
+def _confusion(confusion: Sequence[Sequence[int]], names: Sequence[str]) -> Markup:
+    largest = sorted(range(len(names)), key=lambda i: (-sum(confusion[i]), i))[:MOST_CLASSES]
+    shown = sorted(largest)
+    shares = [[confusion[i][j] / max(1, sum(confusion[i])) for j in shown] for i in shown]
+    counts = [[confusion[i][j] for j in shown] for i in shown]
+    labels = [names[i] for i in shown]
+    picture = heat_map(shares, labels, labels, label="Confusion matrix", high=1.0, cell=26, x="predicted", y="true")
+    caption = "Rows of each true class by the class predicted; the darker, the larger the share of the true class."
+    if len(names) > len(shown):
+        caption += f" {len(shown)} of {len(names)} classes, those with the most rows."
+    return figure(picture, caption, heat_table(counts, labels, labels, corner="true, predicted"))
+
+
+def _calibration(calibration: Mapping[str, Any]) -> Markup:
+    bins = calibration["bins"]
+    points = [(found["confidence"], found["accuracy"]) for found in bins]
+    picture = line_chart(
+        [Line("accuracy", [(0.0, float("nan")), *points, (1.0, float("nan"))])],
+        x="confidence",
+        y="accuracy",
+        label="Reliability diagram: accuracy over confidence",
+        y_range=(0.0, 1.0),
+        diagonal=True,
+    )
+    caption = (
+        "Reliability diagram: rows in bins by the probability of their predicted class. On the diagonal it can be "
+        f"believed. Expected calibration error: {calibration['ece']:.3f}"
+    )
+    rows = [[found["confidence"], found["accuracy"], found["rows"]] for found in bins]
+    return figure(picture, caption, table(["confidence", "accuracy", "rows"], rows))
+
+
+def _samples(samples: Sequence[Record]) -> Markup:
+    """Texts over time, the newest first."""
+    n = len(samples)
+    chosen = samples if n <= MOST_SAMPLES else [samples[i * (n - 1) // (MOST_SAMPLES - 1)] for i in range(MOST_SAMPLES)]
+    rows = [(sample["step"], sample.get("prompt") or "", sample.get("text") or "") for sample in reversed(chosen)]
+    return render("samples.html", rows=rows)
+
+
+def _recipe(history: History) -> Markup:
+    return render("recipe.html", numbers=table(["key", "value"], [[k, _value(v)] for k, v in history.recipe.items()]))
+
+
+def _sessions(history: History) -> Markup:
+    """Data, tokenizer, machine, and each start and resumption."""
+    info = history.run.info
+    shown: list[tuple[str, Cell]] = [("made", _time(info.get("created"))), ("state", history.run.state)]
+    shown += [("data", line) for line in (info.get("data") or {}).get("lines", ())]
+    shown += [(f"{name} fingerprint", str(value)) for name, value in history.run.fingerprints.items() if value]
+    if base := info.get("base"):
+        shown.append(("initialized from", f"{base['checkpoint']} of {base['run']}"))
+    if origin := history.run.origin:
+        shown.append(("imported from", str(origin["reference"])))
+    rows = [
+        [
+            _time(session["started"]),
+            "start" if session["step"] == 0 else f"resumed at step {session['step']}",
+            _time(session["ended"]),
+            str(session["outcome"] or ""),
+            shlex.join(map(str, session["command"])),
+            ", ".join(f"{k} {v}" for k, v in session["environment"].items() if v is not None),
+        ]
+        for session in info["sessions"]
+    ]
+    columns = ["started", "from", "ended", "outcome", "command", "machine"]
+    return Markup("").join([facts(shown), table(columns, rows, caption="Sessions")])
+
+
+def _time(stamp: object) -> str:
+    try:
+        return f"{datetime.fromisoformat(str(stamp)).astimezone():%Y-%m-%d %H:%M:%S}"
+    except ValueError:
+        return ""
+
+
+def _cell(value: object) -> Cell:
+    """A value of a JSON file as a table cell."""
+    return value if isinstance(value, str | int | float) and not isinstance(value, bool) else _value(value)
+
+
+def _value(value: object) -> str:
+    """A value of a recipe as it is written there."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
