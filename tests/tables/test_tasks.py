@@ -259,7 +259,7 @@ def test_classes_are_measured() -> None:
         (2, "yes", "so"),
     ]
     assert found.mistakes[0]["probability"] == pytest.approx(float(log_p[4].exp()[1]))
-    assert [one["text"] for one in found.mistakes] == ["e", "c hhhh", "b hh"]
+    assert [one["text"] for one in found.mistakes] == ["e hhh", "c hhhh", "b hh"]
     assert sum(one["rows"] for one in found.figures["calibration"]["bins"]) == 5
     validation = task.validate(model, rows)
     assert validation.loss == found.loss
