@@ -4,7 +4,7 @@ Shapes: V vocabulary, D model width, N points.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from heapq import nlargest
 from typing import Literal
@@ -19,7 +19,7 @@ from lmtool.errors import UsageError
 from lmtool.inference.embedding import embed
 from lmtool.inference.load import Loaded, load_run
 from lmtool.recipe.spec import DeviceName
-from lmtool.text.tokenizer import Tokenizer
+from lmtool.text.tokenizer import Tokenizer, find_words
 
 MapName = Literal["pca", "tsne"]
 
@@ -30,12 +30,13 @@ Vectors = NDArray[np.float32]
 class Neighbor:
     """A token, as shown by `Tokenizer.piece`, or a word, and the cosine similarity of its vector to the asked word's.
 
-    text: that the word is in; None for a token.
+    text: that the word is in, and where it begins there; None for a token.
     """
 
     word: str
     similarity: float
     text: str | None = None
+    start: int = 0
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,9 @@ def neighbors_in_context(
 ) -> Neighbors:
     """The k words of some texts nearest to a word of `text`, by cosine of the states of a layer; see `embed`.
 
-    among: the texts, which are truncated to the context; occurrences in `text` itself are left out. Of several
-    occurrences of the word in it, the first is meant.
+    among: the texts, which are truncated to the context; `text` itself is left out. A word that several texts have with
+    equal states, as after equal beginnings in a left-to-right model, counts once. Of several occurrences of the asked
+    word, the first is meant.
     Raises UsageError when `text` does not have the word, DataError when there is no other text, and as `embed`.
     """
     loaded = load_run(reference, device=device, precision="float32")
@@ -91,17 +93,28 @@ def neighbors_in_context(
     vector_D = query.vectors[place] / (np.linalg.norm(query.vectors[place]) or 1)
     texts = [other for other in among if other != text]
 
-    def occurrences() -> Iterator[tuple[float, int, str, Vectors]]:
+    def occurrences() -> Iterator[tuple[Neighbor, Vectors]]:
+        seen: set[tuple[str, float]] = set()
         for found in embed(loaded, texts, layer, "none", truncate=True):
             lengths = np.linalg.norm(found.vectors, axis=1)
-            similarities = found.vectors @ vector_D / np.where(lengths, lengths, 1)
-            for other, similarity, vector in zip(found.words or (), similarities.tolist(), found.vectors, strict=True):
-                yield similarity, found.text, other, vector
+            similarities = (found.vectors @ vector_D / np.where(lengths, lengths, 1)).tolist()
+            for i, (other, similarity) in enumerate(zip(found.words or (), similarities, strict=True)):
+                if (other, round(similarity, 6)) not in seen:
+                    seen.add((other, round(similarity, 6)))
+                    yield Neighbor(other, similarity, texts[found.text], i), found.vectors[i]
 
-    best = nlargest(k, occurrences(), key=lambda one: one[0])
-    vectors = np.stack([query.vectors[place], *(vector for *_, vector in best)])
-    near = [Neighbor(other, similarity, texts[number]) for similarity, number, other, _ in best]
+    best = nlargest(k, occurrences(), key=lambda one: one[0].similarity)
+    vectors = np.stack([query.vectors[place], *(vector for _, vector in best)])
+    near = [replace(one, start=_start(one)) for one, _ in best]
     return Neighbors(query.words[place], near, loaded, vectors)
+
+
+def _start(occurrence: Neighbor) -> int:
+    """Where a word begins in its text. occurrence: `start` is its number among the words there."""
+    assert occurrence.text is not None
+    spans = find_words(occurrence.text)
+    alike = [start for start, stop in spans[occurrence.start :] if occurrence.text[start:stop] == occurrence.word]
+    return alike[0]
 
 
 def _place(words: list[str], word: str) -> int:

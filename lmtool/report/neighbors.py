@@ -11,6 +11,9 @@ from lmtool.report.page import Section, figure, page, render, table
 WIDTH, HEIGHT, MARGIN = 640, 480, 40
 """Pixels of the map, and of the frame around its points."""
 
+BEFORE, AFTER = 30, 40
+"""Characters of a text that are shown before and from the beginning of a word."""
+
 ROWS = 24
 """Lines of the map in a terminal."""
 
@@ -53,8 +56,14 @@ def list_lines(found: Neighbors, *, numbered: bool = False) -> Iterator[str]:
     for number, neighbor in enumerate(found.nearest, 1):
         line = f"{neighbor.similarity:.3f}  {neighbor.word}"
         if neighbor.text is not None:
-            line = f"{neighbor.similarity:.3f}  {neighbor.word:{wide}}  {neighbor.text}"
+            line = f"{neighbor.similarity:.3f}  {neighbor.word:{wide}}  {_excerpt(neighbor.text, neighbor.start)}"
         yield f"{number:>3}  {line}" if numbered else line
+
+
+def _excerpt(text: str, start: int) -> str:
+    """A text around the word that begins at `start`."""
+    first, last = max(0, start - BEFORE), start + AFTER
+    return ("…" if first else "") + text[first:last] + ("…" if last < len(text) else "")
 
 
 def as_page(found: Neighbors, method: MapName) -> str:
