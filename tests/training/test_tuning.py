@@ -133,13 +133,12 @@ def test_published_weights_are_told_from_those_trained_here(work: Work, base: Pa
     info = json.loads((base / "run.json").read_text())
     info["origin"] = {"reference": "hf:somebody/model", "revision": None, "model_type": "gpt2", "sha256": {}}
     (base / "run.json").write_text(json.dumps(info))
-    source, frozen = base, []
+    source = base
     for name in ("first", "second"):
         assert open_base(str(source)).is_published
         work.finetune(source=source, name=name)
         source = work.run(name)
-        frozen.append(load(source / "recipe.yaml").recipe.tuning.freeze)
-    assert frozen == ["embeddings", "embeddings"]
+    assert open_base(str(source)).is_published
 
 
 def test_layers_begin_to_learn_from_the_top(work: Work, base: Path) -> None:
