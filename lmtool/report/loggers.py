@@ -62,8 +62,8 @@ class Loggers:
                 return self._each("log_sample", event)
             case Results() | TextResults():
                 record = event.record()
-                prefix = "/".join(filter(None, (str(record.get("task", "")), str(record["part"]), "")))
-                return self._each("log", _numbers(record, prefix), event.step)
+                of = "".join(f"{record[name]}/" for name in ("task", "part") if name in record)
+                return self._each("log", _numbers(record, of), event.step)
         return []
 
     def close(self) -> list[str]:

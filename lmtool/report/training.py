@@ -210,7 +210,11 @@ def _beside(histories: Sequence[History]) -> Markup:
 def _results(results: Mapping[str, Any]) -> Markup:
     """The scores of the best checkpoint."""
     hidden = ("labels", "classes", "confusion", "calibration", "mistakes", "sentences", "floor", "task")
-    shown = [(name.replace("_", " "), _cell(value)) for name, value in results.items() if name not in hidden]
+    shown = [
+        (name.replace("_", " "), _cell(value))
+        for name, value in results.items()
+        if name not in hidden and value is not None
+    ]
     if floor := results.get("floor"):
         shown += [(f"floor, {name}", _cell(floor[name])) for name in ("metric", "constant", "linear", "features")]
     parts = [facts(shown)]

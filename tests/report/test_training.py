@@ -1,0 +1,178 @@
+"""The page about runs: its figures are those of the run's files, and nothing in a run becomes HTML."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from lmtool.report.history import History, differences, thinned
+from lmtool.report.training import training_page, write_report
+from lmtool.run.directory import Run
+from tests.report.test_page import HOSTILE, Elements
+
+RECIPE = (
+    "seed: {seed}\nmodel:\n  kind: transformer\n  d_model: 8\nobjective:\n  kind: {kind}\ndata:\n  train: [{train}]\n"
+)
+
+
+def make(folder: Path, *, name="made", kind="causal", seed=1, text="w0rd", steps=40, **info) -> Run:
+    """A run with losses 5 - step / 10, a validation every ten steps, and a sample beside it."""
+    with Run.create(
+        folder / name,
+        name=text,
+        summary=text,
+        recipe=RECIPE.format(kind=kind, seed=seed, train=json.dumps(text)),
+        tokenizer={"tokenizer.json": b"{}"},
+        fingerprints={"data": text, "tokenizer": "t"},
+        **info,
+    ) as run:
+        run.start(step=0, command=["lmtool", text], environment={"torch": text, "gpu": None})
+        for step in range(1, steps + 1):
+            valid = None if step % 10 else 4.5 - step / 10
+            run.metrics.append(
+                {
+                    "step": step,
+                    "loss": 5 - step / 10,
+                    "valid_loss": valid,
+                    "lr": 0.001,
+                    "grad_norm": 0.5 + step,
+                    "tokens": 100 * step,
+                    "tokens_per_second": 200,
+                    "seconds": step / 2,
+                }
+            )
+            if valid is not None:
+                run.samples.append({"step": step, "prompt": text, "text": f"{text} at {step}"})
+        run.end("finished")
+    return run
+
+
+def rows_of(html: str, heading: str) -> list[list[str]]:
+    """The values of the tables of a section, as the data attribute or the text of each cell."""
+    part = re.search(rf"<h2>{re.escape(heading)}</h2>(.*?)</section>", html, re.DOTALL)[1]
+    return [
+        [value or text for value, text in re.findall(r'<t[dh][^>]*?(?: data-v="([^"]*)")?>(.*?)</t[dh]>', row)]
+        for row in re.findall(r"<tr>(.*?)</tr>", part, re.DOTALL)
+    ]
+
+
+def test_the_figures_are_those_of_the_files(tmp_path):
+    run = make(tmp_path)
+    _, *rows = rows_of(training_page([History.of(run)]), "Loss")
+    records = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == len(records)
+    for row, record in zip(rows, records, strict=True):
+        expected = [record[name] for name in ("step", "tokens", "seconds", "loss", "valid_loss")]
+        assert [float(value) if value else None for value in row] == pytest.approx(expected)
+
+
+def test_losses_are_in_bits_per_byte_where_bytes_are_known(tmp_path):
+    run = make(tmp_path, data={"lines": [], "bytes_per_token": 2.0})
+    history = History.of(run)
+    _, first, *_ = rows_of(training_page([history]), "Loss")
+    assert float(first[3]) == pytest.approx(4.9 / math.log(2) / 2)
+    assert history.best_bits == pytest.approx(0.5 / math.log(2) / 2)
+    # what is measured at the end is exact
+    (run.path / "metrics.json").write_text(json.dumps({"loss": 2.0, "bits_per_byte": 1.25, "part": "validation"}))
+    assert History.of(run).best_bits == 1.25
+    assert History.of(run).bits_per_nat == 0.625
+
+
+def test_limit_and_ngram_are_lines_where_they_were_measured(tmp_path):
+    run = make(tmp_path)
+    record = {"part": "validation", "loss": 2.0, "bits_per_byte": 1.5}
+    for more, names in (
+        ({"ngram_bits_per_byte": 1.75, "limit_bits_per_byte": None}, ["5-gram model 1.750"]),
+        (
+            {"ngram_bits_per_byte": 1.75, "limit_bits_per_byte": 0.5},
+            ["best possible model 0.500", "5-gram model 1.750"],
+        ),
+    ):
+        (run.path / "metrics.json").write_text(json.dumps(record | more))
+        html = training_page([History.of(run)])
+        assert html.count('class="level" d="M56') == 3 * len(names)  # on each of the three axes
+        assert all(name in html for name in names)
+
+
+def test_many_steps_are_drawn_as_means(tmp_path):
+    records = [
+        {"step": i, "loss": float(i), "valid_loss": 7.0 if i == 500 else None, "lr": 0.1} for i in range(1, 1001)
+    ]
+    found = thinned(records, most=100)
+    assert len(found) <= 102
+    assert found[0]["step"] == 10
+    assert found[0]["loss"] == 5.5
+    assert [record["step"] for record in found if record["valid_loss"] is not None] == [500]
+    assert found[-1]["step"] == 1000
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_nothing_of_a_run_becomes_html(tmp_path, text):
+    results = {
+        "part": "validation",
+        "accuracy": 0.5,
+        "classes": {text: {"precision": 1, "recall": 1, "f1": 1, "support": 1}},
+        "confusion": [[1]],
+        "calibration": {"ece": 0.25, "bins": [{"confidence": 0.75, "accuracy": 0.5, "rows": 4}]},
+        "mistakes": [{"row": 1, "label": text, "predicted": text, "probability": 0.9, "text": text}],
+        "sentences": [{"row": 1, "source": text, "target": text, "predicted": text, "chrf": 3.0}],
+    }
+    pages = []
+    for number, word in enumerate(("w0rd", text)):
+        run = make(tmp_path, name=f"run{number}", text=word, data={"lines": [word], "bytes_per_token": None})
+        (run.path / "metrics.json").write_text(
+            json.dumps(json.loads(json.dumps(results).replace(json.dumps(text)[1:-1], json.dumps(word)[1:-1])))
+        )
+        pages.append(Elements(training_page([History.of(run)])))
+    harmless, hostile = pages
+    assert [tag for tag, _ in hostile.elements] == [tag for tag, _ in harmless.elements]
+    assert [set(a) for _, a in hostile.elements] == [set(a) for _, a in harmless.elements]
+    assert text in hostile.text
+
+
+def test_the_results_of_a_classifier(tmp_path):
+    run = make(tmp_path, kind="classification")
+    results = {
+        "part": "test",
+        "accuracy": 0.75,
+        "classes": {name: {"precision": 1.0, "recall": 0.5, "f1": 0.7, "support": 4} for name in ("bad", "good")},
+        "confusion": [[3, 1], [0, 4]],
+        "calibration": {"ece": 0.125, "bins": [{"confidence": 0.75, "accuracy": 0.5, "rows": 8}]},
+        "mistakes": [{"row": 7, "label": "bad", "predicted": "good", "probability": 0.96875, "text": "not bad"}],
+    }
+    (run.path / "metrics.json").write_text(json.dumps(results))
+    rows = rows_of(training_page([History.of(run)]), "Results")
+    assert ["true, predicted", "bad", "good"] in rows
+    assert ["bad", "3", "1"] in rows
+    assert ["good", "0", "4"] in rows
+    assert ["0.75", "0.5", "8"] in rows
+    assert ["7", "bad", "good", "0.96875", "not bad"] in rows
+
+
+def test_several_runs_are_beside_each_other(tmp_path):
+    histories = [History.of(make(tmp_path, name=name, seed=seed)) for name, seed in (("one", 1), ("two", 2))]
+    assert differences(histories) == {"seed": [1, 2]}
+    html = training_page(histories)
+    rows = rows_of(html, "Beside each other")
+    assert ["seed", "1", "2"] in rows
+    assert ["best loss", "0.5", "0.5"] in rows
+    assert {row[0] for row in rows_of(html, "Loss")[1:]} == {"one", "two"}
+
+
+def test_a_run_without_steps_has_a_page(tmp_path):
+    html = training_page([History.of(make(tmp_path, steps=0))])
+    assert "No step has been logged" in html
+
+
+def test_a_page_that_is_watched_is_read_again(tmp_path):
+    history = History.of(make(tmp_path))
+    assert 'http-equiv="refresh" content="5"' in training_page([history], refresh=5)
+    assert 'http-equiv="refresh"' not in training_page([history])
+
+
+def test_the_report_is_a_file_of_the_run(tmp_path):
+    run = make(tmp_path)
+    assert write_report(run) == run.path / "report.html"
+    assert (run.path / "report.html").read_text().startswith("<!doctype html>")
