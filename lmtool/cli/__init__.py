@@ -18,6 +18,7 @@ from lmtool.cli.evaluate import evaluate
 from lmtool.cli.exchange import export_run, import_model
 from lmtool.cli.finetune import finetune
 from lmtool.cli.generate import generate
+from lmtool.cli.gradients import gradients
 from lmtool.cli.help import Command, Group, examples
 from lmtool.cli.neighbors import neighbors
 from lmtool.cli.output import prepare_streams
@@ -100,6 +101,13 @@ COMMANDS: list[tuple[str, Callable[..., None], str]] = [
         ),
     ),
     ("neighbors", neighbors, examples("lmtool neighbors last moon -k 5")),
+    (
+        "gradients",
+        gradients,
+        examples(
+            'lmtool gradients last "One day it rained, so the cat stayed in."', 'lmtool gradients last "One day" --json'
+        ),
+    ),
     (
         "embed",
         embed,

@@ -54,6 +54,12 @@ OutputDir = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="DIR", help="Run directory; a new one in runs/ by default."),
 ]
+HtmlFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", metavar="FILE", help="Write an HTML page that needs no network.", show_default=False
+    ),
+]
 TaskName = Annotated[
     str,
     typer.Option("--task", metavar="NAME", help="One of the tasks that the run was trained on.", show_default=False),

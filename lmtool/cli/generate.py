@@ -1,6 +1,7 @@
 """`lmtool generate`: generate text with a trained model."""
 
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -73,6 +74,10 @@ def generate(
             "--show-probs", metavar="", help="Print each token with its probability and rank, and what filters removed."
         ),
     ] = False,
+    html: Annotated[
+        Path | None,
+        _output(metavar="FILE", help="Write a page too: what --show-probs prints, and the tree of a beam search."),
+    ] = None,
     deterministic: Annotated[
         bool,
         _output(
@@ -94,9 +99,9 @@ def generate(
     import time
     from functools import partial
 
-    from lmtool.cli.output import newer_weights
+    from lmtool.cli.output import check_new, newer_weights
     from lmtool.decoding.prompts import gather_prompts
-    from lmtool.decoding.settings import Options
+    from lmtool.decoding.settings import Options, to_record
     from lmtool.inference.replay import record
     from lmtool.inference.writing import load_for
     from lmtool.interop.reference import run_of
@@ -105,11 +110,12 @@ def generate(
         raise UsageError(f"greedy contradicts strategy {strategy}", fix="give only one of them")
     strategy = "greedy" if greedy else strategy
     if replay is not None:
-        beside = [prompt, prompt_file, run, strategy, stop, logit_bias, mask, length, *asked.values()]
+        beside = [prompt, prompt_file, run, strategy, stop, logit_bias, mask, length, html, *asked.values()]
         if prefix or n > 1 or any(value is not None for value in beside):
             raise UsageError("a replay repeats records as they are", fix="omit prompts, runs and settings")
         _replay(replay, as_json)
         return
+    check_new(html)
     prompts = gather_prompts(prompt or [], prompt_file)
     options = Options(
         n=n,
@@ -118,7 +124,7 @@ def generate(
         overflow=overflow,
         mask=mask,
         length=length or 0,
-        details=show_probs,
+        details=show_probs or html is not None,
         max_rows=1 if deterministic else Options.max_rows,
     )
     writer, settings = load_for(
@@ -132,7 +138,7 @@ def generate(
         **asked,
     )
     comes_in_pieces = len(prompts) * n == 1 and settings.name in ("greedy", "sample")
-    streams = sys.stdout.isatty() and comes_in_pieces and not (as_json or show_probs)
+    streams = sys.stdout.isatty() and comes_in_pieces and not (as_json or options.details)
     pieces = writer.generate(prompts, settings, options) if streams else ()
     completions = () if streams else writer.completions(prompts, settings, options)
     for warning in writer.loaded.warnings:
@@ -144,6 +150,7 @@ def generate(
             print(plain(line, lines=True), file=sys.stderr)
     shown = partial(plain, lines=True) if sys.stdout.isatty() else str
     n_tokens = 0
+    drawn: list[tuple[str, Completion]] = []
     began = time.perf_counter()
     if streams:
         print(shown(writer.echoed(prompts[0], settings, echo)), end="", flush=True)
@@ -153,6 +160,10 @@ def generate(
     else:
         for i, completion in enumerate(completions):
             n_tokens += len(completion.tokens)
+            if html is not None:
+                filled = completion.finish_reason == "filled"
+                before = f"{completion.text}\n" if filled else writer.echoed(completion.prompt, settings, True)
+                drawn.append((before, completion))
             if as_json:
                 print(json.dumps(record(writer, completion, settings, options)), flush=True)
                 continue
@@ -162,6 +173,15 @@ def generate(
                 _print_probabilities(writer, completion)
             if completion.score is not None and not quiet:
                 print(f"score {completion.score:.4f}", file=sys.stderr)
+    if html is not None:
+        from lmtool.report.generated import as_page
+        from lmtool.report.page import write_page
+
+        loaded = writer.loaded
+        facts = f"{loaded.run_path}, step {loaded.step}, {to_record(settings)}"
+        write_page(html, as_page(drawn, loaded.tokenizer, facts))
+        if not quiet:
+            print(plain(f"page {html}"), file=sys.stderr)
     if not quiet:
         seconds = time.perf_counter() - began
         print(f"{n_tokens} tokens in {seconds:.1f} s, {n_tokens / seconds:.0f} tokens/s", file=sys.stderr)

@@ -3,13 +3,18 @@
 import io
 import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import typer
 
+from lmtool.errors import UsageError
 from lmtool.printable import plain
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from lmtool.inference.load import Loaded
 
 
@@ -38,3 +43,30 @@ def newer_weights(loaded: "Loaded") -> list[str]:
     if loaded.newer is None:
         return []
     return [f"step {loaded.step} is the best by validation; newer weights: {loaded.run_path}@{loaded.newer}"]
+
+
+def check_new(page: Path | None) -> None:
+    """Raise UsageError early for a page whose file exists already."""
+    if page is not None and page.exists():
+        raise UsageError("the page exists already", where=str(page), fix="choose another name, or remove it")
+
+
+class _Lines(Protocol):
+    """What makes the lines of a picture, for a width and for terminals without other characters or colours."""
+
+    def __call__(self, width: int, *, ascii_only: bool) -> "Iterable[str | Text]": ...
+
+
+def show_lines(made: _Lines) -> None:
+    """Print the lines of a picture to stdout, in colours on a terminal; plain strings are text of any origin."""
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    is_plain = not console.is_terminal or console.no_color or console.is_dumb_terminal
+    for line in made(min(console.width, 100), ascii_only=is_plain or not console.encoding.startswith("utf")):
+        if isinstance(line, str):
+            typer.echo(plain(line))
+        elif is_plain:
+            typer.echo(line.plain.rstrip())
+        else:
+            console.print(line, no_wrap=True)

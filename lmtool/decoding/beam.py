@@ -11,11 +11,14 @@ import torch
 from torch import Tensor
 
 from lmtool.decoding.request import (
+    Alternative,
+    BeamNode,
     Finish,
     Hypothesis,
     Request,
     Strategy,
     TokenEvent,
+    best_tokens,
     check_finite,
     mass_removed,
     nothing_left,
@@ -23,22 +26,27 @@ from lmtool.decoding.request import (
 )
 from lmtool.decoding.settings import Beam
 
+_Details = tuple[float, tuple[Alternative, ...]]
+"""Of a hypothesis: the probability that filters removed, and the most probable tokens after it."""
+
 
 @dataclass(frozen=True)
 class _LiveHypothesis(Hypothesis):
-    """A live hypothesis. total: the sum of its log-probabilities, after filters."""
+    """A live hypothesis. total: the sum of its log-probabilities, after filters. node: its index in the tree."""
 
     events: tuple[TokenEvent, ...] = ()
     total: float = 0.0
+    node: int | None = None
 
 
 @dataclass(frozen=True)
 class _FinishedHypothesis:
-    """A finished hypothesis."""
+    """A finished hypothesis. node: as in `_LiveHypothesis`."""
 
     events: tuple[TokenEvent, ...]
     score: float
     finish: Finish
+    node: int | None
 
 
 @dataclass
@@ -69,6 +77,7 @@ class BeamSearch(Strategy):
         self._settings = settings
         self._ends = ends
         self._groups: dict[tuple[int, int], list[_Group]] = {}
+        self._trees: dict[tuple[int, int], list[BeamNode]] = {}
         self._width = settings.num_beams // settings.groups
         self.n_hypotheses = settings.num_beams
 
@@ -76,6 +85,7 @@ class BeamSearch(Strategy):
         first = _LiveHypothesis(request.start, request.start.text)
         groups = [_Group() for _ in range(self._settings.groups)]
         self._groups[request.prompt, request.sample] = groups
+        self._trees[request.prompt, request.sample] = []
         request.hypotheses = [first] * len(groups)
 
     @torch.inference_mode()
@@ -84,11 +94,17 @@ class BeamSearch(Strategy):
         logprobs_BV = logits_BV.log_softmax(-1)
         steered_BV = self._steered(logprobs_BV, [one for request in requests for one in request.hypotheses])
         removed = mass_removed(logprobs_BV, steered_BV) if self._details else None
+        best = best_tokens(logprobs_BV, steered_BV) if self._details else None
         parents, events, first = [], [], 0
         for request in requests:
             rows = slice(first, first + len(request.hypotheses))
             parents.append(
-                self._advance(request, logprobs_BV[rows], steered_BV[rows], removed[rows] if removed else None)
+                self._advance(
+                    request,
+                    logprobs_BV[rows],
+                    steered_BV[rows],
+                    list(zip(removed[rows], best[rows], strict=True)) if removed and best else None,
+                )
             )
             first = rows.stop
             if not request.hypotheses:
@@ -96,9 +112,10 @@ class BeamSearch(Strategy):
         return parents, events
 
     def _advance(
-        self, request: Request, logprobs_LV: Tensor, steered_LV: Tensor, removed: list[float] | None
+        self, request: Request, logprobs_LV: Tensor, steered_LV: Tensor, details: list[_Details] | None
     ) -> list[int]:
         """One step of all groups; sets the request's new hypotheses, and returns the parent of each."""
+        tree = self._trees[request.prompt, request.sample]
         late = request.is_late(self._settings.max_time)
         request.n_steps += 1
         if request.n_steps == self._settings.max_new_tokens or late:
@@ -126,15 +143,17 @@ class BeamSearch(Strategy):
                     token,
                     float(totals_LV[parent, token]),
                     logprobs_LV[first + parent],
-                    removed[first + parent] if removed else None,
+                    details[first + parent] if details else None,
                 )
                 finish = self._finish(request, hypothesis, cut)
+                node = BeamNode(own[parent].node, token, hypothesis.total)
                 if finish is None:
                     if len(live) < self._width:
-                        live.append((first + parent, hypothesis))
+                        live.append((first + parent, replace(hypothesis, node=self._record(tree, node))))
                 elif place < self._width:
                     score = hypothesis.total / hypothesis.n_written**self._settings.length_penalty
-                    group.finished.append(_FinishedHypothesis(hypothesis.events, score, finish))
+                    number = self._record(tree, replace(node, finish=finish, score=score))
+                    group.finished.append(_FinishedHypothesis(hypothesis.events, score, finish, number))
             group.finished = sorted(group.finished, key=attrgetter("score"), reverse=True)[: self._width]
             if self._is_done(group, [hypothesis for _, hypothesis in live]):
                 live = []
@@ -146,6 +165,13 @@ class BeamSearch(Strategy):
             first += len(own)
         request.hypotheses = hypotheses
         return parents
+
+    def _record(self, tree: list[BeamNode], node: BeamNode) -> int | None:
+        """The index of a new node in the tree; None without details, which keep no tree."""
+        if not self._details:
+            return None
+        tree.append(node)
+        return len(tree) - 1
 
     def _best(self, totals_LV: Tensor) -> list[tuple[int, int]]:
         """(row, token) of the best candidates, enough to fill a group; ties in order."""
@@ -164,14 +190,13 @@ class BeamSearch(Strategy):
         token: int,
         total: float,
         logprobs_V: Tensor,
-        removed: float | None,
+        details: _Details | None,
     ) -> _LiveHypothesis:
-        rank = None
-        if removed is not None:
+        event = TokenEvent(request.prompt, 0, token, float(logprobs_V[token]), None, steps=request.n_steps)
+        if details is not None:
             (rank,) = ranks(logprobs_V[None], torch.tensor([token], device=logprobs_V.device))
-        event = TokenEvent(
-            request.prompt, 0, token, float(logprobs_V[token]), None, rank, removed, steps=request.n_steps
-        )
+            removed, alternatives = details
+            event = replace(event, rank=rank, removed=removed, alternatives=alternatives)
         return replace(hypothesis.plus(token), events=(*hypothesis.events, event), total=total)
 
     def _finish(self, request: Request, hypothesis: _LiveHypothesis, cut: Finish | None) -> Finish | None:
@@ -202,9 +227,15 @@ class BeamSearch(Strategy):
     def _results(self, request: Request) -> list[TokenEvent]:
         """The events of the best hypotheses of all groups."""
         groups = self._groups.pop((request.prompt, request.sample))
+        tree = self._trees.pop((request.prompt, request.sample))
         finished = sorted((one for group in groups for one in group.finished), key=attrgetter("score"), reverse=True)
         events = []
-        for rank, one in enumerate(finished[: self._settings.num_return]):
+        returned = finished[: self._settings.num_return]
+        for rank, one in enumerate(returned):
+            if one.node is not None:
+                tree[one.node] = replace(tree[one.node], rank=rank)
+        for rank, one in enumerate(returned):
             events += [replace(event, sample=rank) for event in one.events]
-            events[-1] = replace(events[-1], finish=one.finish, score=one.score, steps=request.n_steps)
+            kept = tuple(tree) if self._details and not rank else None
+            events[-1] = replace(events[-1], finish=one.finish, score=one.score, steps=request.n_steps, tree=kept)
         return events

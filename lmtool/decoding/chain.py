@@ -15,6 +15,7 @@ from lmtool.decoding.request import (
     Request,
     Strategy,
     TokenEvent,
+    best_tokens,
     check_finite,
     mass_removed,
     nothing_left,
@@ -46,6 +47,7 @@ class Chain(Strategy):
             ids_B = filtered_BV.argmax(-1)
         rank = ranks(logprobs_BV, ids_B) if self._details else None
         removed = mass_removed(logprobs_BV, filtered_BV) if self._details else None
+        best = best_tokens(logprobs_BV, filtered_BV) if self._details else None
         logprob = logprobs_BV.gather(-1, ids_B[:, None])[:, 0].tolist()
         events = []
         for i, (request, token) in enumerate(zip(requests, ids_B.tolist(), strict=True)):
@@ -63,6 +65,7 @@ class Chain(Strategy):
                     removed[i] if removed else None,
                     steps=request.n_steps,
                     draw=request.draw,
+                    alternatives=best[i] if best else None,
                 )
             )
         return [[0]] * len(requests), events

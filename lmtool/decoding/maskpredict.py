@@ -13,7 +13,16 @@ from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.decoding import filters
-from lmtool.decoding.request import check_finite, mass_removed, nothing_left, random_key, ranks, uniform
+from lmtool.decoding.request import (
+    Alternative,
+    best_tokens,
+    check_finite,
+    mass_removed,
+    nothing_left,
+    random_key,
+    ranks,
+    uniform,
+)
 from lmtool.decoding.settings import MaskPredict
 from lmtool.errors import UsageError
 from lmtool.model.language_model import LanguageModel
@@ -21,12 +30,13 @@ from lmtool.model.language_model import LanguageModel
 
 @dataclass(frozen=True)
 class Choice:
-    """One token in place of a mask. rank, removed: as in `TokenEvent`, at the step when it was selected."""
+    """One token in place of a mask. rank, removed, alternatives: as in `TokenEvent`, when it was selected."""
 
     token: int
     logprob: float
     rank: int
     removed: float
+    alternatives: tuple[Alternative, ...]
 
 
 @dataclass(frozen=True)
@@ -217,5 +227,6 @@ def _allowed(logits_NV: Tensor, settings: MaskPredict, banned_ids: Sequence[int]
 def _choices(logits_NV: Tensor, allowed_NV: Tensor, ids_N: Tensor) -> list[Choice]:
     logprobs_NV = logits_NV.log_softmax(-1)
     logprobs = logprobs_NV.gather(-1, ids_N[:, None])[:, 0].tolist()
-    parts = zip(ids_N.tolist(), logprobs, ranks(logprobs_NV, ids_N), mass_removed(logprobs_NV, allowed_NV), strict=True)
+    removed, best = mass_removed(logprobs_NV, allowed_NV), best_tokens(logprobs_NV, allowed_NV)
+    parts = zip(ids_N.tolist(), logprobs, ranks(logprobs_NV, ids_N), removed, best, strict=True)
     return [Choice(*part) for part in parts]

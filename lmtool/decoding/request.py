@@ -20,6 +20,35 @@ from lmtool.errors import NumericalError, UsageError
 
 Finish = Literal["end", "stop", "length", "time"]
 
+ALTERNATIVES = 5
+"""Most probable tokens that details list for each generated one."""
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A token that could have been generated. logprob: as in `TokenEvent`. kept: no filter excluded it."""
+
+    token: int
+    logprob: float
+    kept: bool
+
+
+@dataclass(frozen=True)
+class BeamNode:
+    """A hypothesis of a beam search that was live or finished; together they are the tree that was searched.
+
+    parent: index of the hypothesis that it extends by `token`, None for the prompt. total: sum of its
+    log-probabilities, after filters. finish: why it ended, None while live. score: of a finished one. rank: among those
+    that are returned, from 0; None for all others.
+    """
+
+    parent: int | None
+    token: int
+    total: float
+    finish: Finish | None = None
+    score: float | None = None
+    rank: int | None = None
+
 
 @dataclass(frozen=True)
 class TokenEvent:
@@ -30,10 +59,11 @@ class TokenEvent:
     logprob: its natural log-probability under the model's distribution, before temperature and filters.
     finish: why the text ends with this token: "end" for an end token, "stop" for a stopping criterion, "length"
         for max_new_tokens, "time" for max_time; None before.
-    rank: rank of the token in the model's distribution, from 1. removed: its total probability of excluded tokens. Both
-        None unless requested.
+    rank: rank of the token in the model's distribution, from 1. removed: its total probability of excluded tokens.
+        alternatives: its most probable tokens, most probable first. All None unless requested.
     score: of a finished hypothesis of a beam search, with its last token.
     steps: number of decoding steps so far; of a beam search, in total, with the last token of a hypothesis.
+    tree: the hypotheses of the whole search, with the last token of the best one, if requested.
     draw: sample number used to seed randomness, which continues over equal prompts.
     """
 
@@ -47,6 +77,8 @@ class TokenEvent:
     score: float | None = None
     steps: int = 0
     draw: int = 0
+    alternatives: tuple[Alternative, ...] | None = None
+    tree: tuple[BeamNode, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -144,6 +176,14 @@ def ranks(logprobs_BV: Tensor, ids_B: Tensor) -> list[int]:
     """Rank of each row's chosen token, from 1."""
     chosen_B1 = logprobs_BV.gather(-1, ids_B[:, None])
     return [1 + n for n in (logprobs_BV > chosen_B1).sum(-1).tolist()]
+
+
+def best_tokens(logprobs_BV: Tensor, filtered_BV: Tensor) -> list[tuple[Alternative, ...]]:
+    """The most probable tokens of each row, and whether filters kept them."""
+    best = logprobs_BV.topk(min(ALTERNATIVES, logprobs_BV.shape[-1]))
+    kept_BK = filtered_BV.gather(-1, best.indices) > -torch.inf
+    rows = zip(best.indices.tolist(), best.values.tolist(), kept_BK.tolist(), strict=True)
+    return [tuple(Alternative(*parts) for parts in zip(*row, strict=True)) for row in rows]
 
 
 def mass_removed(logprobs_BV: Tensor, filtered_BV: Tensor) -> list[float]:

@@ -8,6 +8,7 @@ from lmtool.decoding.framing import Framing
 from lmtool.decoding.generate import Generation, TokenEvent, generate
 from lmtool.decoding.maskpredict import Filled, fill
 from lmtool.decoding.reader import Prompt
+from lmtool.decoding.request import Alternative, BeamNode
 from lmtool.decoding.settings import Beam, Greedy, MaskPredict, Options, Sample, Settings
 from lmtool.errors import UsageError
 from lmtool.model.language_model import LanguageModel
@@ -27,7 +28,8 @@ class Completion:
     tokens: all generated ids, including an end token and those of a stop string; for mask-predict those of the masks.
     logprobs: their natural log-probabilities under the model's distribution, before temperature and filters.
     ranks: rank of each token in that distribution, from 1. removed: its total probability of tokens excluded by
-        filters. Both None unless requested.
+        filters. alternatives: its most probable tokens in place of each. All None unless requested.
+    tree: all hypotheses of a beam search, for the best one, if details are requested; else None.
     score: for beam search, the score of the hypothesis; else None.
     steps: number of decoding steps, or of forward passes for mask-predict.
     seed: as in the settings.
@@ -47,6 +49,8 @@ class Completion:
     steps: int
     seed: int
     finish_reason: FinishReason
+    alternatives: tuple[tuple[Alternative, ...], ...] | None = None
+    tree: tuple[BeamNode, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -185,6 +189,7 @@ def _fill(
             steps=result.steps,
             seed=settings.seed,
             finish_reason="filled",
+            alternatives=tuple(choice.alternatives for choice in result.choices) if options.details else None,
         )
 
     def pieces() -> Iterator[Piece]:
@@ -278,6 +283,7 @@ class _Writer:
             return None
         ranks = tuple(event.rank for event in self.events if event.rank is not None)
         removed = tuple(event.removed for event in self.events if event.removed is not None)
+        alternatives = tuple(event.alternatives for event in self.events if event.alternatives is not None)
         return Completion(
             prompt=self.prompt,
             sample=last.sample,
@@ -291,6 +297,8 @@ class _Writer:
             steps=last.steps,
             seed=self.seed,
             finish_reason=reason,
+            alternatives=alternatives or None,
+            tree=last.tree,
         )
 
 

@@ -1145,6 +1145,9 @@ class Evaluation(Spec):
     classification. Auto, for tables, is accuracy where each row has one class, and else loss."""
     baseline: bool = False
     """At the end, compare with a 5-gram model of the same text, in bits per byte; for causal language models."""
+    gradient_norms: bool = False
+    """Log, at each validation, the norm of the gradient of a loss in the states up to 64 steps before it; for causal
+    language models trained by gradients."""
     num_beams: PositiveInt = 1
     """Beam width of the final evaluation on tables, for objective seq2seq; 1 is greedy."""
     patience: PositiveInt | None = None
@@ -1239,6 +1242,11 @@ class Recipe(Spec):
         if self.evaluation.baseline and (self.model.counts or not isinstance(self.objective, Causal)):
             mistakes.append(
                 "evaluation.baseline compares causal language models that are trained by gradients, not a "
+                f"{self.model.title} with objective {self.objective.kind}"
+            )
+        if self.evaluation.gradient_norms and (self.model.counts or not isinstance(self.objective, Causal)):
+            mistakes.append(
+                "evaluation.gradient_norms are of causal language models that are trained by gradients, not of a "
                 f"{self.model.title} with objective {self.objective.kind}"
             )
         if self.evaluation.prompts and self.model.reads == "words":

@@ -12,6 +12,7 @@ from lmtool.compute.processes import World
 from lmtool.decoding.framing import Framing
 from lmtool.errors import DataError
 from lmtool.inference.evaluation import Validation, evaluate
+from lmtool.inference.gradients import gradient_norms
 from lmtool.inference.perplexity import HeldOut, limit, perplexity, scored
 from lmtool.model import LanguageModel
 from lmtool.objective import Loss, Objective, build_objective
@@ -83,6 +84,9 @@ class TrainingData(Protocol):
         """Results of the best checkpoint, of this step: on the test rows or else on the validation rows, or on the
         validation text."""
 
+
+MOST_BACK = 64
+"""Steps back over which gradient norms are logged."""
 
 LONGEST_PROMPT = 24
 """Characters of a prompt that is taken from the text."""
@@ -169,6 +173,12 @@ class TextData:
             longest = objective.window(self.recipe.model.context)
             self._held_out = HeldOut.of(self._valid, longest, wanted, self.recipe.seed)
         return Validation(self._held_out.loss(lm, objective, compute, world))
+
+    def gradient_norms(self, lm: LanguageModel) -> dict[str, list[float | None]]:
+        """See `GradientNorms`: of a loss near the beginning of the validation text, by steps back."""
+        n_tokens = min(self.recipe.model.context, MOST_BACK) + 1
+        tokens = self._valid.read(0, min(n_tokens, len(self._valid)))
+        return gradient_norms(lm, tokens.tolist()).norms if len(tokens) > 1 else {}
 
     def seconds_after(self, validation: float) -> float:
         """Estimate of the seconds that the last measurement takes, from those of a validation."""

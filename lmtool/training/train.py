@@ -24,7 +24,7 @@ from lmtool.run.directory import RESULTS, Run
 from lmtool.run.find import find
 from lmtool.text.disk import write_file
 from lmtool.training import carried
-from lmtool.training.data import TrainingData
+from lmtool.training.data import TextData, TrainingData
 from lmtool.training.events import Ended, EndReason, Event, Plan, Sampled, Stepped, Warned
 from lmtool.training.fit import Step, fit
 from lmtool.training.keeper import RunKeeper, TrainingState
@@ -220,7 +220,10 @@ def _validate(
     validation = data.validate(trainee.lm, trainee.objective, compute, world)
     before = state.best_value
     is_best = state.update_best(number, validation, evaluation.metric)
-    yield from keeper.log(record | {"valid_loss": validation.loss} | dict(validation.metrics))
+    norms: dict[str, object] = {}
+    if evaluation.gradient_norms and isinstance(data, TextData):
+        norms["gradient_norms"] = data.gradient_norms(trainee.lm)
+    yield from keeper.log(record | {"valid_loss": validation.loss} | dict(validation.metrics) | norms)
     if step is not None:
         yield Stepped(step, validation, is_best)
     value = validation.value(evaluation.metric)

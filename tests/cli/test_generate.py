@@ -462,3 +462,16 @@ def test_a_trained_run_is_repeated_bit_for_bit(lmtool, run, tmp_path):
     out = lmtool.succeeds("generate", "The", "One", "-n", "2", "--max-new-tokens", "30", "--json", "-q").out
     (tmp_path / "texts.jsonl").write_text(out)
     assert lmtool.succeeds("generate", "--replay", tmp_path / "texts.jsonl").out.count("same") == 4
+
+
+def test_a_page_of_texts(lmtool, run):
+    said = lmtool.succeeds(
+        "generate", "The", "--html", "page.html", "--max-new-tokens", "3", "--top-k", "2", "--seed", "1"
+    )
+    assert said.out.startswith("The")
+    assert "page page.html" in said.err
+    html = Path("page.html").read_text(encoding="utf-8")
+    assert html.count('class="token p') == 3 + 11
+    lmtool.refuses(2, "generate", "The", "--html", "page.html", words=["page.html"])
+    lmtool.succeeds("generate", "The", "--html", "beam.html", "--num-beams", "2", "--max-new-tokens", "3", "-q")
+    assert "Tree of " in Path("beam.html").read_text(encoding="utf-8")

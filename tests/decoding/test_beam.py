@@ -216,3 +216,43 @@ def test_a_search_with_nothing_left_to_choose_is_an_error():
     model = TableModel([[0.5, 0.5]] * 2)
     with pytest.raises(UsageError, match="filters exclude every token"):
         search(model, [[0]], Beam(num_beams=2, no_repeat_ngram=1, max_new_tokens=4, min_new_tokens=4), end_ids={1})
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_tree_of_a_search(groups):
+    """Its ends are the finished hypotheses, and what leads to the returned ones is in it, with the same totals."""
+    model = HistoryModel()
+    settings = Beam(
+        num_beams=4,
+        num_return=3,
+        max_new_tokens=5,
+        groups=groups,
+        diversity=groups - 1.0,
+        length_penalty=0.7,
+        early_stopping="no",
+    )
+    events = list(generate(model, [[1, 2]], settings, end_ids=[0], details=True))
+    assert all(event.tree is None for event in events if event.finish is None or event.sample)
+    (tree,) = [event.tree for event in events if event.tree]
+
+    def tokens_to(index):
+        return [] if index is None else [*tokens_to(tree[index].parent), tree[index].token]
+
+    returned = sorted((node.rank, i) for i, node in enumerate(tree) if node.rank is not None)
+    for rank, i in returned:
+        assert tokens_to(i) == [event.token for event in events if event.sample == rank]
+        assert tree[i].score == next(event.score for event in events if event.sample == rank and event.finish)
+    assert [rank for rank, _ in returned] == [0, 1, 2]
+    for i, node in enumerate(tree):
+        ids = tokens_to(i)
+        total = sum(float(model.logits_after([1, 2, *ids[:k]]).log_softmax(-1)[token]) for k, token in enumerate(ids))
+        assert node.total == pytest.approx(total, abs=1e-4)
+        assert (node.finish is None) == (node.score is None)
+        if node.finish:
+            assert node.score == pytest.approx(total / len(ids) ** 0.7, abs=1e-4)
+            assert i not in {other.parent for other in tree}
+
+
+def test_without_details_there_is_no_tree():
+    events = generate(HistoryModel(), [[1]], Beam(num_beams=3, max_new_tokens=4))
+    assert all(event.tree is None and event.alternatives is None for event in events)

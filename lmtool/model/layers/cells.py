@@ -4,7 +4,8 @@ Shapes: B rows, T positions, I input width, D state width, G gates times D, M no
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Self
@@ -122,7 +123,8 @@ class Cell(nn.Module, ABC):
 
     Computed in the dtype of its weights also under autocast, because rounding accumulates over steps.
 
-    kind: its name in recipes; `CELLS` has its sizes. kernel: torch's, which then holds the cell's weights.
+    kind: its name in recipes; `CELLS` has its sizes. kernel: torch's, which then holds the cell's weights. seen: where
+        to collect the state after each step, see `stepwise`; usually None.
     """
 
     kind: ClassVar[CellName]
@@ -131,6 +133,7 @@ class Cell(nn.Module, ABC):
         super().__init__()
         n_gates, self.n_parts = CELLS[self.kind]
         self.d_out = d_out
+        self.seen: list[CellState] | None = None
         self.kernel = StepWeights(n_gates, d_in, d_out) if kernel is None else kernel
 
     @abstractmethod
@@ -151,6 +154,11 @@ class Cell(nn.Module, ABC):
         with torch.autocast(x_BTI.device.type, enabled=False):
             x_BTI = x_BTI.to(self._weights()[0].dtype)
             if texts is None:
+                if self.seen is not None:
+                    for gates_BG in self.project(x_BTI).unbind(1):
+                        state = self.step(gates_BG, state)
+                        self.seen.append(state)
+                    return torch.stack([one[0] for one in self.seen], 1), state
                 if isinstance(self.kernel, StepWeights):
                     steps, last = self._run(self.project(x_BTI).unbind(1), state)
                     return torch.stack(steps, 1), last
@@ -248,6 +256,24 @@ class Lstm(Cell):
         enter, forget, new, leave = (gates_BG + self.past(state)).chunk(4, -1)
         c_BD = torch.sigmoid(forget) * state[1] + torch.sigmoid(enter) * torch.tanh(new)
         return torch.sigmoid(leave) * torch.tanh(c_BD), c_BD
+
+
+@contextmanager
+def stepwise(model: nn.Module) -> Iterator[list[list[CellState]]]:
+    """A context for one forward pass, in which recurrent layers compute step by step.
+
+    Yields a list for each layer, in the order of the modules, which the pass fills with its state after each step:
+    the very tensors that later steps and layers read, for their gradients. Rows have one text each.
+    """
+    cells = [module for module in model.modules() if isinstance(module, Cell)]
+    found: list[list[CellState]] = [[] for _ in cells]
+    for cell, states in zip(cells, found, strict=True):
+        cell.seen = states
+    try:
+        yield found
+    finally:
+        for cell in cells:
+            cell.seen = None
 
 
 def build_cell(kind: CellName, nonlinearity: Nonlinearity, d_in: int, d_out: int) -> Cell:

@@ -87,10 +87,13 @@ class RotaryPositions(AttentionPositions):
         self.share = share
         self.scaling = scaling
 
+    def frequencies(self, width: int, device: torch.device) -> tuple[Tensor, float]:
+        """Radians a position of each pair of a head of `width` (R/2,), and the factor of rotated queries and keys."""
+        return scaled(_frequencies(int(width * self.share), self.theta, device), self.scaling)
+
     def rotations(self, positions_PT: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the rotated components (P, 1, T, R)."""
-        unscaled = _frequencies(int(width * self.share), self.theta, positions_PT.device)
-        frequencies, factor = scaled(unscaled, self.scaling)
+        frequencies, factor = self.frequencies(width, positions_PT.device)
         angles_P1TR = (positions_PT[..., None] * frequencies)[:, None]
         cos, sin = (factor * angles_P1TR.cos()).to(dtype), (factor * angles_P1TR.sin()).to(dtype)
         return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)

@@ -1,0 +1,306 @@
+"""The parts of a model as a tree, with their parameters and floating point operations: arithmetic, no computation.
+
+Counted are the operations of matrix products in a forward pass, a multiplication and an addition as two; norms,
+nonlinearities, softmax and look-ups are a small remainder. Attention counts the pairs of query and key that its mask
+allows, although some kernels compute all.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain, groupby, pairwise
+
+import torch
+from torch import nn
+
+from lmtool.batch import Mask
+from lmtool.model.averaging import AveragingModel
+from lmtool.model.bidirectional import BidirectionalModel
+from lmtool.model.language_model import LanguageModel
+from lmtool.model.layers.attention import CrossAttention, JoinedLinear, SelfAttention
+from lmtool.model.layers.cells import Cell
+from lmtool.model.layers.memory_attention import MemoryAttention
+from lmtool.model.layers.parts import FeedForward, Head
+from lmtool.model.layers.positions import AlibiPositions, RotaryPositions, SinusoidalPositions
+from lmtool.model.layers.scores import Additive, Bilinear, ReducedRank, Score
+from lmtool.model.layers.stack import Stack, Sublayer
+from lmtool.model.recurrent import RecurrentModel
+from lmtool.model.seq2seq import RecurrentEncoder, RecurrentEncoderDecoder
+from lmtool.model.size import outline
+from lmtool.model.skipgram import SkipGramModel
+from lmtool.model.transformer import TransformerEncoder, TransformerModel
+from lmtool.recipe.spec import Model, Transformer, WindowPattern
+
+UNWEIGHTED = {SinusoidalPositions: "sinusoidal", AlibiPositions: "alibi", RotaryPositions: "rotary"}
+"""Parts without weights that are shown all the same, and their shape."""
+
+_TIED = ", the embedding's weights"
+
+
+@dataclass(frozen=True)
+class ModelPart:
+    """A part of a model.
+
+    shape: of its weights, as "in -> out" for linear maps. parameters, flops: of all its `times` equal copies, with the
+    parts below them; flops are those of one row. `children` are the parts of one copy. Weights that several parts share
+    count where they first occur.
+    """
+
+    name: str
+    shape: str
+    parameters: int
+    flops: int
+    times: int = 1
+    children: tuple["ModelPart", ...] = ()
+
+
+@dataclass(frozen=True)
+class _Reach:
+    """What a part is applied to: positions of the row, pairs of query and key, positions of the source.
+
+    cross_pairs: pairs of query and source. width: of the states in a recurrent model's memory.
+    """
+
+    positions: int
+    pairs: int = 0
+    source: int = 0
+    cross_pairs: int = 0
+    width: int = 0
+
+
+def anatomy(spec: Model, vocab_size: int, n_tokens: int) -> ModelPart:
+    """The tree of the model that `spec` describes, without a head for labels, and its FLOPs for a row of `n_tokens`.
+
+    Source and target of an encoder-decoder have so many tokens each; a prefix LM's row begins with `prefix_of` it.
+    Nothing is allocated, however large the model.
+    """
+    n_layers = dict(spec).get("n_layers", 0)
+    model = outline(spec.model_copy(update={"n_layers": min(n_layers, 2)}) if n_layers else spec, vocab_size)
+    return _above(spec.title, "", _of_model(model, spec, n_layers, n_tokens))
+
+
+def prefix_of(n_tokens: int) -> int:
+    """Length of the prefix of a prefix LM's row: half of it."""
+    return n_tokens // 2
+
+
+def layer_mask(spec: Transformer, n_tokens: int, *, causal: bool, layer: int = 0) -> Mask:
+    """The mask of the self-attention of a layer, for a row of one text."""
+    prefix_B = torch.tensor([prefix_of(n_tokens)]) if spec.shape == "prefix" else None
+    match spec.pattern:
+        case WindowPattern(full_layers=full, size=size, dilation=dilation, global_tokens=n_global) if layer not in full:
+            return Mask(causal, size, dilation, n_global, prefix_B)
+        case _:
+            return Mask(causal, prefix_B=prefix_B)
+
+
+def n_pairs(mask: Mask, n_tokens: int) -> int:
+    """Number of pairs of query and key that the mask of one text allows; in linear time, unlike `Mask.allowed`."""
+    query_T = torch.arange(n_tokens)
+    # a query sees the keys before this one, but for the window
+    end_T = query_T + 1 if mask.causal else torch.full_like(query_T, n_tokens)
+    if mask.prefix_B is not None:
+        end_T = end_T.clamp(min=min(int(mask.prefix_B), n_tokens))
+    if mask.window is None:
+        return int(end_T.sum())
+    most = mask.window - 1
+    before_T = (query_T // mask.dilation).clamp(max=most)
+    after_T = ((end_T - 1 - query_T) // mask.dilation).clamp(max=most)
+    global_near_T = (before_T - (query_T - mask.n_global) // mask.dilation).clamp(min=0)
+    local_T = before_T + 1 + after_T + end_T.clamp(max=mask.n_global) - global_near_T
+    return int(torch.where(query_T < mask.n_global, end_T, local_T).sum())
+
+
+def _above(
+    name: str, shape: str, children: Iterable[ModelPart], parameters: int = 0, flops: int = 0, times: int = 1
+) -> ModelPart:
+    """A part with those below it. parameters, flops: of its own, in one copy."""
+    below = tuple(_joined(children))
+    parameters += sum(child.parameters for child in below)
+    flops += sum(child.flops for child in below)
+    return ModelPart(name, shape, times * parameters, times * flops, times, below)
+
+
+def _joined(parts: Iterable[ModelPart]) -> Iterator[ModelPart]:
+    """Neighbouring layers that are equal as one part."""
+
+    def alone(part: ModelPart) -> ModelPart:
+        return replace(part, parameters=part.parameters // part.times, flops=part.flops // part.times, times=1)
+
+    for one, equal in groupby(parts, alone):
+        copies = list(equal)
+        if one.name == "layer":
+            times = sum(copy.times for copy in copies)
+            yield replace(one, parameters=times * one.parameters, flops=times * one.flops, times=times)
+        else:
+            yield from copies
+
+
+def _of_model(model: LanguageModel, spec: Model, n_layers: int, T: int) -> Iterator[ModelPart]:
+    """The parts of a model, which was built with at most two layers, for `n_layers`."""
+    row, text = _Reach(T), _Reach(1)
+    match model:
+        case TransformerModel() if isinstance(spec, Transformer):
+            of_text = (model.pooler, model.next_sentence) if isinstance(model, TransformerEncoder) else ()
+            for name, module in model.named_children():
+                if isinstance(module, Stack):
+                    causal = spec.shape != "encoder" and name != "encoder"
+                    yield _stack(name, module, spec, T, causal=causal)
+                elif module is not model.head:
+                    yield from _parts(name, module, text if module in of_text else row, n_layers)
+            yield from _parts("head", model.head, row, n_layers)
+        case RecurrentModel():
+            reach = _Reach(T, T * (T - 1) // 2, width=model.embedding.embedding_dim)
+            if isinstance(model, RecurrentEncoderDecoder):
+                reach = replace(reach, source=T, cross_pairs=T * T)
+            for name, module in model.named_children():
+                if module is not model.head:
+                    yield from _parts(name, module, reach, n_layers)
+            yield _recurrent_head(model, T)
+        case AveragingModel():
+            for name, module in model.named_children():
+                yield from _parts(name, module, text, n_layers)
+        case SkipGramModel():
+            yield from _parts("centres", model.centres, row, n_layers)
+            weight = model.neighbours.weight
+            yield ModelPart("neighbours", _shape_of(weight), weight.numel(), 2 * weight.numel() * T)
+
+
+def _recurrent_head(model: RecurrentModel, T: int) -> ModelPart:
+    """The output layer; a bidirectional model applies it to the states of both directions."""
+    shape = f"{model.width} -> {model.vocab_size}" + (_TIED if model.head is None else "")
+    own = [] if model.head is None else list(model.head.parameters())
+    own += [] if model.head_bias is None else [model.head_bias]
+    times = 2 if isinstance(model, BidirectionalModel) else 1
+    parameters = sum(parameter.numel() for parameter in own)
+    return ModelPart("head", shape, parameters, times * 2 * model.width * model.vocab_size * T)
+
+
+def _stack(name: str, stack: Stack, spec: Transformer, T: int, *, causal: bool) -> ModelPart:
+    """A stack; all layers from the second on are as that one, but for their masks."""
+    full = spec.pattern.full_layers if isinstance(spec.pattern, WindowPattern) else ()
+    changes = chain((0, 1, spec.n_layers), full, (layer + 1 for layer in full))
+    pairs: dict[bool, int] = {}
+    layers = []
+    for first, stop in pairwise(sorted({layer for layer in changes if layer <= spec.n_layers})):
+        if (first in full) not in pairs:
+            pairs[first in full] = n_pairs(layer_mask(spec, T, causal=causal, layer=first), T)
+        reach = _Reach(T, pairs[first in full], T, T * T)
+        built = min(first, 1) * stack.per_layer
+        own = stack.sublayers[built : built + stack.per_layer]
+        parts = chain.from_iterable(_parts("", sublayer, reach, 1) for sublayer in own)
+        layers.append(_above("layer", "", parts, times=stop - first))
+    above = _parts("norm", stack.norm, _Reach(T), 1)
+    return _above(name, "", chain(_parts("position", stack.position, _Reach(T), 1), layers, above))
+
+
+def _parts(name: str, module: nn.Module | None, reach: _Reach, n_layers: int) -> Iterator[ModelPart]:
+    """The part of a module, if it has any weights or does anything. n_layers: length of lists of layers."""
+    flops, shape, n = 0, "", reach.positions
+    match module:
+        case None:
+            return
+        case nn.ModuleList():
+            if len(module):
+                (part,) = _parts("layer", module[0], reach, n_layers)
+                # a bridge has a map for each part of the state of each layer
+                times = n_layers * len(module) // min(n_layers, 2)
+                yield replace(
+                    part, name=name, parameters=times * part.parameters, flops=times * part.flops, times=times
+                )
+            return
+        case Sublayer(mixer=mixer, norm=norm):
+            (part,) = _parts(_named(mixer), mixer, reach, n_layers)
+            norms = tuple(_parts(f"norm ({module.place})", norm, reach, n_layers))
+            children = (*norms, *part.children) if module.place == "pre" else (*part.children, *norms)
+            yield replace(part, parameters=part.parameters + sum(one.parameters for one in norms), children=children)
+            return
+        case RecurrentEncoder():
+            encoder = chain(
+                _parts("forth", module.forth, _Reach(reach.source), n_layers),
+                _parts("back", module.back, _Reach(reach.source), n_layers),
+                _parts("bridge", module.bridge, _Reach(1), n_layers),
+            )
+            yield _above(name, "", encoder)
+            return
+        case Cell():
+            weights = [parameter for parameter in module.parameters() if parameter.ndim == 2]
+            shape = f"{weights[0].shape[1]} -> {module.d_out}, {module.kind}"
+            flops = 2 * n * sum(weight.numel() for weight in weights)
+            yield ModelPart(name, shape, sum(p.numel() for p in module.parameters()), flops)
+            return
+        case CrossAttention():
+            n_heads = module.q.out_features // module.head_width
+            shape = f"{n_heads} heads of {module.head_width}"
+            flops = _attention(module.score, n_heads, module.head_width, n, reach.source, reach.cross_pairs)
+            maps = chain(
+                _parts("q", module.q, reach, n_layers),
+                _parts("kv", module.kv, _Reach(reach.source), n_layers),
+                _parts("score", module.score, reach, n_layers),
+                _parts("out", module.out, reach, n_layers),
+            )
+            yield _above(name, shape, maps, flops=flops)
+            return
+        case SelfAttention():
+            n_heads = module.qkv.widths[0] // module.head_width
+            shape = f"{n_heads} heads of {module.head_width}"
+            shape += "" if module.n_kv_heads == n_heads else f", {module.n_kv_heads} of keys and values"
+            flops = _attention(module.score, n_heads, module.head_width, n, n, reach.pairs)
+        case MemoryAttention():
+            n_keys, pairs = (reach.source, reach.cross_pairs) if reach.source else (n, reach.pairs)
+            shape = module.select
+            flops = _attention(module.score, 1, reach.width, n, n_keys, pairs)
+        case Head():
+            table = module.used()[0]
+            shape = f"{table.shape[1]} -> {table.shape[0]}" + (
+                ", the embedding's weights" if module.own is None else ""
+            )
+            flops = 2 * n * table.numel()
+        case nn.Linear():
+            widths = module.widths if isinstance(module, JoinedLinear) else (module.out_features,)
+            shape = f"{module.in_features} -> {' + '.join(map(str, widths))}"
+            flops = 2 * n * module.weight.numel()
+        case nn.Embedding():
+            shape = _shape_of(module.weight)
+        case _:
+            shape = UNWEIGHTED.get(type(module), "")
+            own = list(module.parameters(recurse=False))
+            shape = shape or (_shape_of(own[0]) if own else "")
+    below = chain.from_iterable(_parts(key, child, reach, n_layers) for key, child in module.named_children())
+    parameters = sum(parameter.numel() for parameter in module.parameters(recurse=False))
+    part = _above(name, shape, below, parameters, flops)
+    if part.parameters or part.flops or type(module) in UNWEIGHTED:
+        yield part
+
+
+def _attention(score: Score | None, n_heads: int, width: int, n_queries: int, n_keys: int, pairs: int) -> int:
+    """FLOPs of scores and weighted sums of the values, without linear maps into and out of the heads."""
+    per_pair, queries, keys = width, 0, 0
+    match score:
+        case None:
+            per_pair = 0
+        case Bilinear():
+            queries = score.weight_NHH.numel()
+        case ReducedRank():
+            per_pair = score.query_NHR.shape[-1]
+            queries = keys = score.query_NHR.numel()
+        case Additive():
+            queries = keys = score.query_NHH.numel()
+        case Score():
+            pass
+    return 2 * (n_heads * pairs * (per_pair + width) + n_queries * queries + n_keys * keys)
+
+
+def _named(mixer: nn.Module) -> str:
+    match mixer:
+        case SelfAttention():
+            return "self-attention"
+        case CrossAttention():
+            return "cross-attention"
+        case FeedForward():
+            return "feed-forward"
+        case _:
+            return type(mixer).__name__
+
+
+def _shape_of(weight: torch.Tensor) -> str:
+    return " x ".join(map(str, weight.shape))

@@ -1,0 +1,400 @@
+"""A recipe's model as pictures: its tree of parts, its attention masks for a short row, its position signal."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from rich.text import Text
+from torch import Tensor
+from torch.nn import functional as F
+
+from lmtool.batch import Mask
+from lmtool.errors import RecipeError
+from lmtool.model.anatomy import ModelPart, anatomy, layer_mask
+from lmtool.model.layers.memory_attention import earlier
+from lmtool.model.layers.positions import RelativePositions, RotaryPositions, alibi_slopes, build_position
+from lmtool.model.size import BEYOND, size_of
+from lmtool.printable import plain
+from lmtool.recipe.spec import (
+    AlibiPosition,
+    CharTokenizer,
+    Classification,
+    LearnedPosition,
+    NGram,
+    NoPosition,
+    Recipe,
+    Recurrent,
+    RelativePosition,
+    RotaryPosition,
+    SinusoidalPosition,
+    TokenizerFile,
+    Transformer,
+    WindowPattern,
+)
+from lmtool.report.blocks import shaded
+from lmtool.report.charts import Line, heat_map, heat_table, line_chart
+from lmtool.report.numbers import shown
+from lmtool.report.page import Section, figure, page, table
+from lmtool.report.terminal import plot
+from lmtool.text.tokenizer import Tokenizer
+
+CHARACTERS = 128
+"""Vocabulary that is assumed where only the text knows it: the characters of ASCII."""
+
+ROW = 16
+"""Positions of a row whose mask is drawn, unless a window needs more."""
+
+LONGEST_ROW = 4096
+
+CELLS = 32
+"""Maximum cells of a picture in each direction."""
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class MaskPicture:
+    """Who attends to whom: rows are queries, columns are keys.
+
+    shares: of the pairs in each cell those that are allowed. cell: positions that a cell stands for, in each direction.
+    """
+
+    title: str
+    shares: list[list[float]]
+    cell: int = 1
+
+
+@dataclass(frozen=True)
+class Signal:
+    """What tells a model the order of its tokens: a sentence, and numbers if there are any.
+
+    rows: begin with a position, distance, head or pair. picture: how they are drawn. x, y: names of the axes of lines,
+    whose points are the first column and one of the others each.
+    """
+
+    sentence: str
+    columns: Sequence[str] = ()
+    rows: Sequence[Sequence[float]] = ()
+    picture: str = ""
+    lines: Sequence[Line] = ()
+    x: str = ""
+    y: str = ""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """The model of a recipe. context: tokens of the row that FLOPs are for. notes: what was assumed."""
+
+    title: str
+    tree: ModelPart
+    context: int
+    notes: list[str]
+    masks: list[MaskPicture]
+    signal: Signal
+
+
+def draw(recipe: Recipe, name: str) -> Drawing:
+    """The pictures of a recipe's model. Raises RecipeError for one that no machine holds, and as `Tokenizer.load`."""
+    notes = []
+    vocab_size, spec = _vocabulary(recipe), recipe.model
+    if vocab_size is None:
+        vocab_size = CHARACTERS
+        notes.append(f"the text decides on the vocabulary; {CHARACTERS} are assumed, -s model.vocab_size=N changes it")
+    if size_of(spec, vocab_size) == BEYOND:
+        raise RecipeError([f"{name}: the model has a tensor of more bytes than can be counted"])
+    if isinstance(recipe.objective, Classification):
+        notes.append("the table decides on the labels, so the head for them is not in the tree")
+    if isinstance(spec, NGram):
+        notes.append("a table of counts: the text decides on its size, and there are no weights")
+    if isinstance(spec, Transformer) and spec.shape == "prefix":
+        notes.append("of a row the first half is the prefix")
+    tree = anatomy(spec, vocab_size, spec.context)
+    return Drawing(f"{plain(name)}: {spec.title}", tree, spec.context, notes, list(_masks(recipe)), _signal(recipe))
+
+
+def _vocabulary(recipe: Recipe) -> int | None:
+    """Rows of the embedding; None where only the text knows."""
+    match recipe.tokenizer:
+        case _ if recipe.model.vocab_size:
+            return recipe.model.vocab_size
+        case CharTokenizer():
+            return None
+        case TokenizerFile(path=path):
+            return Tokenizer.load(path).vocab_size
+        case tokenizer:
+            return tokenizer.vocab_size
+
+
+def _masks(recipe: Recipe) -> Iterator[MaskPicture]:
+    match recipe.model:
+        case Transformer() as spec:
+            n = _row_length(spec)
+            documents = recipe.data.isolate_documents and spec.shape in ("decoder", "prefix")
+            shapes = ("encoder", "decoder") if spec.shape == "encoder-decoder" else (spec.shape,)
+            for shape in shapes:
+                named = f"{shape}: " if len(shapes) > 1 else ""
+                for layers, layer in _kinds_of_layers(spec):
+                    mask = layer_mask(spec, n, causal=shape != "encoder", layer=layer)
+                    if documents:
+                        mask = replace(mask, documents_BS=(torch.arange(n) >= n // 2).long()[None])
+                    yield _pooled(named + _words(mask, layers, documents), mask.allowed(n, n, CPU)[0])
+            if len(shapes) > 1:
+                yield _pooled("decoder to encoder: all of the source", torch.ones(n, n, dtype=torch.bool))
+        case Recurrent(attention=attention, shape=shape) if attention is not None:
+            if shape == "decoder":
+                yield _pooled("the states before the own one", earlier(ROW, ROW, None, None, CPU)[0])
+            else:
+                yield _pooled("decoder to encoder: all of the source", torch.ones(ROW, ROW, dtype=torch.bool))
+
+
+def _row_length(spec: Transformer) -> int:
+    """Long enough to see where a window ends, and two tokens beyond global ones."""
+    match spec.pattern:
+        case WindowPattern(size=size, dilation=dilation, global_tokens=n_global):
+            return min(spec.context, max(ROW, 5 * (size * dilation + n_global) // 2), LONGEST_ROW)
+        case _:
+            return min(spec.context, ROW)
+
+
+def _kinds_of_layers(spec: Transformer) -> list[tuple[str, int]]:
+    """The names of layers with the same mask, none if it is that of all; and one of them."""
+    full = sorted(set(spec.pattern.full_layers)) if isinstance(spec.pattern, WindowPattern) else []
+    windowed = next((layer for layer in range(spec.n_layers) if layer not in full), None)
+    if not full or windowed is None:
+        return [("", 0)]
+    listed = ", ".join(map(str, full[:8])) + (", ..." if len(full) > 8 else "")
+    return [(f"layers {listed}", full[0]), ("all other layers", windowed)]
+
+
+def _words(mask: Mask, layers: str, documents: bool) -> str:
+    """A mask in words."""
+    parts = ["causal" if mask.causal else "bidirectional"]
+    if mask.prefix_B is not None:
+        parts[0] = f"causal after a prefix of {int(mask.prefix_B)}"
+    if mask.window is not None:
+        parts.append(f"in a window of {mask.window}")
+    if mask.window is not None and mask.dilation > 1:
+        parts.append(f"every {mask.dilation} positions")
+    if mask.window is not None and mask.n_global:
+        parts.append(f"{mask.n_global} global")
+    parts += ["two documents in the row, apart"] if documents else []
+    return (f"{layers}: " if layers else "") + ", ".join(parts)
+
+
+def _pooled(title: str, allowed_QS: Tensor) -> MaskPicture:
+    """A mask in at most `CELLS` cells each way."""
+    n = allowed_QS.shape[0]
+    cell = -(-n // CELLS)
+    pooled = F.avg_pool2d(allowed_QS.float()[None], cell, ceil_mode=True, count_include_pad=False)[0]
+    return MaskPicture(title, pooled.tolist(), cell)
+
+
+def _signal(recipe: Recipe) -> Signal:
+    spec = recipe.model
+    if isinstance(spec, Recurrent):
+        return Signal("The order of tokens is the order of the steps.")
+    if not isinstance(spec, Transformer):
+        return Signal("The order of tokens within a context is that of an n-gram." if spec.counts else "There is none.")
+    match spec.position:
+        case LearnedPosition(size=size, offset=offset):
+            rows = size or spec.context + offset
+            return Signal(f"A learned vector for each of {rows - offset:,} positions, added to the embeddings.")
+        case NoPosition():
+            return Signal("None is given; a causal mask alone tells positions apart.")
+        case SinusoidalPosition():
+            return _sinusoids(spec)
+        case AlibiPosition():
+            return _alibi(spec)
+        case RelativePosition():
+            return _relative(spec, spec.position)
+        case RotaryPosition():
+            return _rotary(spec, spec.position)
+
+
+def _sinusoids(spec: Transformer) -> Signal:
+    """The vectors of some positions, in some of their components."""
+    module = build_position(spec)
+    width, n = spec.embedding_width or spec.d_model, min(spec.context, CELLS)
+    assert module is not None
+    vectors = module(torch.zeros(1, n, width), torch.arange(n)[None])[0]
+    shown = [round(i * (width - 1) / (min(width, CELLS) - 1)) for i in range(min(width, CELLS))]
+    return Signal(
+        f"Sines and cosines are added to the embeddings; of {width} components {len(shown)} are shown.",
+        ["position", *map(str, shown)],
+        [[position, *vectors[position, shown].tolist()] for position in range(n)],
+        "heat",
+    )
+
+
+def _alibi(spec: Transformer) -> Signal:
+    slopes = alibi_slopes(spec.n_heads)
+    distances = list(range(min(spec.context, CELLS)))
+    lines = [
+        Line(f"head {head}", [(distance, -slope * distance) for distance in distances], head)
+        for head, slope in list(enumerate(slopes))[:8]
+    ]
+    return Signal(
+        "Each head subtracts its slope times the distance from the scores.",
+        ["head", "slope"],
+        list(enumerate(slopes)),
+        "lines",
+        lines,
+        "distance",
+        "added to the score",
+    )
+
+
+def _relative(spec: Transformer, position: RelativePosition) -> Signal:
+    both_sides = spec.shape != "decoder"
+    rule = RelativePositions(1, position.buckets, position.max_distance, both_sides)
+    most = min(spec.context - 1, position.max_distance + 1)
+    away = torch.arange(-most, most + 1 if both_sides else 1)
+    rows = list(zip(away.tolist(), rule.bucket(away).tolist(), strict=True))
+    side = ", in a decoder all of them for keys before the query" if spec.shape == "encoder-decoder" else ""
+    return Signal(
+        f"Each head adds a learned number to the scores, for each of {position.buckets} buckets of distances{side}.",
+        ["key's distance from the query", "bucket"],
+        rows,
+        "lines",
+        [Line("bucket", rows)],
+        "distance",
+        "bucket",
+    )
+
+
+def _rotary(spec: Transformer, position: RotaryPosition) -> Signal:
+    """Angle and wavelength of each pair of components; also of windowed layers where they have others."""
+    width = spec.head_width or spec.d_model // spec.n_heads
+    rules = {"": RotaryPositions(position.theta, position.share, position.scaling)}
+    if position.window_theta is not None:
+        rules = {
+            " in full layers": rules[""],
+            " in windows": RotaryPositions(position.window_theta, position.share),
+        }
+    columns, values = ["pair"], []
+    lines = []
+    for colour, (where, rule) in enumerate(rules.items()):
+        angles = rule.frequencies(width, CPU)[0].tolist()
+        columns += [f"radians a position{where}", f"wavelength{where}", f"turns in the context{where}"]
+        lengths = [2 * math.pi / angle for angle in angles]
+        values.append([[a, w, spec.context / w] for a, w in zip(angles, lengths, strict=True)])
+        lines.append(Line(f"wavelength{where}", [(i, math.log10(w)) for i, w in enumerate(lengths)], colour))
+    return Signal(
+        "Pairs of components of queries and keys are rotated in proportion to the position.",
+        columns,
+        [[i, *(one for part in parts for one in part)] for i, parts in enumerate(zip(*values, strict=True))],
+        "lines",
+        lines,
+        "pair",
+        "log10 of the wavelength in positions",
+    )
+
+
+def tree_rows(drawing: Drawing) -> Iterator[tuple[str, str, int, float, float]]:
+    """The tree as lines: its branches and names, shape, parameters, FLOPs per token, share of the parameters."""
+
+    def visit(part: ModelPart, before: str, below: str) -> Iterator[tuple[str, str, int, float, float]]:
+        times = f"{part.times} x " if part.times > 1 else ""
+        share = part.parameters / max(1, drawing.tree.parameters)
+        yield before + times + part.name, part.shape, part.parameters, part.flops / drawing.context, share
+        for i, child in enumerate(part.children):
+            last = i == len(part.children) - 1
+            yield from visit(child, below + ("└─ " if last else "├─ "), below + ("   " if last else "│  "))
+
+    return visit(drawing.tree, "", "")
+
+
+def as_lines(drawing: Drawing, width: int, *, ascii_only: bool = False) -> Iterator[str | Text]:
+    """The drawing for a terminal, a file or a pipe; plots are as wide as `width`."""
+    rows = [("part", "shape", "parameters", "FLOPs/token", "share")]
+    rows += [
+        (name, shape, f"{parameters:,}", shown(round(flops)), f"{share:.1%}")
+        for name, shape, parameters, flops, share in tree_rows(drawing)
+    ]
+    wide = [max(len(row[column]) for row in rows) for column in range(5)]
+    yield drawing.title
+    yield ""
+    for row in rows:
+        left = "  ".join(f"{text:{width}}" for text, width in zip(row[:2], wide[:2], strict=True))
+        yield left + "".join(f"  {text:>{width}}" for text, width in zip(row[2:], wide[2:], strict=True))
+    yield _counted(drawing)
+    yield from drawing.notes
+    for mask in drawing.masks:
+        yield from ("", f"attention, {mask.title}: queries down, keys across{_scale(mask)}")
+        yield from shaded(mask.shares, ascii_only=ascii_only)
+    yield from ("", f"position: {drawing.signal.sentence}")
+    yield from _signal_lines(drawing.signal, width, ascii_only)
+
+
+def _counted(drawing: Drawing) -> str:
+    rows = f"FLOPs are those of matrix products in a row of {drawing.context:,} tokens"
+    return f"{rows}; below N x are the numbers of one copy"
+
+
+def _scale(mask: MaskPicture) -> str:
+    return f"; a cell is {mask.cell} x {mask.cell} positions" if mask.cell > 1 else ""
+
+
+def _signal_lines(signal: Signal, width: int, ascii_only: bool) -> Iterator[str | Text]:
+    if signal.picture == "heat":
+        yield "positions down, components across, from -1 to 1"
+        yield from shaded([[(value + 1) / 2 for value in row[1:]] for row in signal.rows], ascii_only=ascii_only)
+    elif signal.picture == "lines":
+        yield f"{signal.y}, by {signal.x}"
+        yield from plot([(line.name, line.points) for line in signal.lines], width, ascii_only=ascii_only)
+
+
+def as_page(drawing: Drawing) -> str:
+    """The drawing as an HTML page that stands alone."""
+    columns = ["part", "shape", "parameters", "FLOPs per token", "share of parameters, %"]
+    tree = table(
+        columns,
+        [
+            [name, shape, parameters, round(flops), round(100 * share, 1)]
+            for name, shape, parameters, flops, share in tree_rows(drawing)
+        ],
+        caption=f"{_counted(drawing)}.",
+    )
+    sections = [Section("Parts", tree)]
+    for i, mask in enumerate(drawing.masks):
+        names = [str(place * mask.cell) for place in range(len(mask.shares))]
+        picture = heat_map(
+            mask.shares,
+            names,
+            names,
+            label=f"Attention mask: {mask.title}",
+            high=1.0,
+            x="keys",
+            y="queries",
+            labelled=len(names) <= ROW,
+        )
+        caption = f"{mask.title}. Rows are queries, columns the keys that they attend to{_scale(mask)}."
+        numbers = heat_table(mask.shares, names, names, corner="query")
+        title = f"Attention mask {i + 1}" if len(drawing.masks) > 1 else "Attention mask"
+        sections.append(Section(title, figure(picture, caption[0].upper() + caption[1:], numbers)))
+    sections.append(Section("Position", _signal_html(drawing.signal)))
+    return page(drawing.title, sections, lead="; ".join(drawing.notes))
+
+
+def _signal_html(signal: Signal) -> str:
+    if signal.picture == "heat":
+        values = [row[1:] for row in signal.rows]
+        positions, components = [str(row[0]) for row in signal.rows], list(signal.columns[1:])
+        picture = heat_map(
+            [[value + 1 for value in row] for row in values],
+            positions,
+            components,
+            label=signal.sentence,
+            high=2.0,
+            cell=12,
+            x="components",
+            y="positions",
+            labelled=False,
+        )
+        caption = f"{signal.sentence} Blank is -1, dark is 1."
+        return figure(picture, caption, heat_table(values, positions, components, corner="position"))
+    if signal.picture == "lines":
+        picture = line_chart(signal.lines, x=signal.x, y=signal.y, label=signal.sentence)
+        return figure(picture, signal.sentence, table(signal.columns, signal.rows))
+    return signal.sentence

@@ -1,0 +1,175 @@
+"""Generated texts as a page: tokens shaded by probability, what else was probable, the tree of a beam search."""
+
+from collections.abc import Sequence
+from importlib.resources import files
+from itertools import count
+from math import exp
+
+from markupsafe import Markup
+
+from lmtool.decoding.request import BeamNode
+from lmtool.decoding.text import Completion
+from lmtool.printable import plain
+from lmtool.report.page import Section, embed, figure, page, render, table
+from lmtool.text.tokenizer import Tokenizer
+
+SHADES = 10
+"""Steps of the shade that stands for a probability."""
+
+COLUMN, LANE = 84, 22
+"""Pixels from step to step of a beam search, and between hypotheses."""
+
+SHOWN = 10
+"""Characters of a piece in the tree."""
+
+
+def as_page(completions: Sequence[tuple[str, Completion]], tokenizer: Tokenizer, facts: str) -> str:
+    """Texts, each with the prompt that is shown before it, as an HTML page that stands alone.
+
+    The completions have details. facts: run, checkpoint and settings, in a line.
+    """
+    sections = []
+    for number, (prompt, completion) in enumerate(completions, 1):
+        score = "" if completion.score is None else f", score {completion.score:.4f}"
+        title = f"Text {number}{score}, ended by {completion.finish_reason}"
+        sections.append(Section(title, _text(f"tokens-{number}", prompt, completion, tokenizer)))
+        if completion.tree:
+            sections.append(Section(f"Search of text {number}", _search(completion.tree, tokenizer)))
+    lead = render(
+        "generated.html",
+        facts=plain(facts),
+        shades=[f"p{shade}" for shade in range(SHADES + 1)],
+    )
+    return page("Generated text", sections, lead=lead, styles=[_file("tokens.css")], scripts=[_file("tokens.js")])
+
+
+def _file(name: str) -> str:
+    return (files("lmtool.report") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _text(identifier: str, prompt: str, completion: Completion, tokenizer: Tokenizer) -> Markup:
+    """The tokens of a text, and their numbers as a table."""
+    assert completion.ranks is not None
+    assert completion.removed is not None
+    assert completion.alternatives is not None
+    tokens, known = [], []
+    rows: list[Sequence[str | int | float]] = []
+    details = zip(
+        completion.tokens,
+        completion.logprobs,
+        completion.ranks,
+        completion.removed,
+        completion.alternatives,
+        strict=True,
+    )
+    for place, (token, logprob, rank, removed, alternatives) in enumerate(details, 1):
+        p, piece = exp(logprob), tokenizer.piece(token)
+        tokens.append({"piece": piece, "shade": round(p * SHADES)})
+        others = [
+            {
+                "piece": tokenizer.piece(other.token),
+                "p": round(exp(other.logprob), 6),
+                "kept": other.kept,
+                "taken": other.token == token,
+            }
+            for other in alternatives
+        ]
+        known.append(
+            {"text": f"{piece!r}: p {p:.4f}, rank {rank}, filters removed {removed:.4f}", "alternatives": others}
+        )
+        listed = [f"{other['piece']!r} {other['p']:.4f}{'' if other['kept'] else ', removed'}" for other in others]
+        rows.append([place, repr(piece), p, rank, removed, "\n".join(listed)])
+    text = render("tokens.html", prompt=plain(prompt, lines=True), tokens=tokens, data=embed(identifier, known))
+    columns = ["place", "token", "p", "rank", "removed by filters", "most probable"]
+    return text + render("numbers.html", numbers=table(columns, rows))
+
+
+def _search(tree: Sequence[BeamNode], tokenizer: Tokenizer) -> Markup:
+    """The tree of a beam search, from left to right, and its numbers as a table."""
+    placed = lanes(tree)
+    best = {i for i, node in enumerate(tree) if node.rank is not None for i in _line(tree, i)}
+    nodes, edges, rows = [], [], []
+    for i, (node, (step, lane)) in enumerate(zip(tree, placed, strict=True)):
+        x, y = 12 + step * COLUMN, 14 + lane * LANE
+        piece = tokenizer.piece(node.token)
+        score = "" if node.score is None else f", score {node.score:.4f}"
+        nodes.append(
+            {
+                "x": x,
+                "y": y,
+                "piece": piece if len(piece) <= SHOWN else f"{piece[: SHOWN - 1]}…",
+                "title": f"{piece!r}, log-probability {node.total:.4f}{score}",
+                "returned": i in best,
+                "ended": node.finish is not None,
+            }
+        )
+        if node.parent is not None:
+            before, above = placed[node.parent]
+            left, top = 12 + before * COLUMN + COLUMN - 16, 14 + above * LANE
+            edges.append((i in best, f"M{left} {top}C{x - 8} {top} {left} {y} {x - 4} {y}"))
+        rows.append(
+            [
+                i + 1,
+                None if node.parent is None else node.parent + 1,
+                step + 1,
+                repr(piece),
+                node.total,
+                node.score,
+                node.finish,
+                None if node.rank is None else node.rank + 1,
+            ]
+        )
+    picture = render(
+        "beams.svg",
+        width=24 + COLUMN * (1 + max(step for step, _ in placed)),
+        height=28 + LANE * max(lane for _, lane in placed),
+        label=f"Tree of {len(tree)} hypotheses",
+        nodes=nodes,
+        edges=edges,
+    )
+    columns = ["hypothesis", "continues", "step", "token", "log-probability", "score", "ended by", "returned as"]
+    caption = "Hypotheses that were kept, step by step; those of the texts returned are coloured, ended ones are bold."
+    return figure(picture, caption, table(columns, rows))
+
+
+def _line(tree: Sequence[BeamNode], index: int | None) -> list[int]:
+    """A hypothesis and all that it extends, the last first."""
+    found = []
+    while index is not None:
+        found.append(index)
+        index = tree[index].parent
+    return found
+
+
+def lanes(tree: Sequence[BeamNode]) -> list[tuple[int, int]]:
+    """Step and lane of each node, which no two nodes share.
+
+    A node stays on the lane of its parent where it is the first child, in the order of the returned texts and then of
+    the search; all others have the lowest free one.
+    """
+    rank: dict[int, int] = {}
+    for i in sorted((i for i, node in enumerate(tree) if node.rank is not None), key=lambda i: tree[i].rank or 0):
+        for node in _line(tree, i):
+            rank.setdefault(node, tree[i].rank or 0)
+    steps: list[int] = []
+    at_step: list[list[int]] = []
+    for i, one in enumerate(tree):
+        steps.append(0 if one.parent is None else steps[one.parent] + 1)
+        if steps[i] == len(at_step):
+            at_step.append([])
+        at_step[steps[i]].append(i)
+    lane_of: dict[int, int] = {}
+    for here in at_step:
+        continued: set[int | None] = {None}
+        others = []
+        for i in sorted(here, key=lambda i: (rank.get(i, len(tree)), i)):
+            parent = tree[i].parent
+            if parent is None or parent in continued:
+                others.append(i)
+            else:
+                continued.add(parent)
+                lane_of[i] = lane_of[parent]
+        used = {lane_of[i] for i in here if i in lane_of}
+        free = (lane for lane in count() if lane not in used)
+        lane_of.update(zip(others, free, strict=False))
+    return [(steps[i], lane_of[i]) for i in range(len(tree))]

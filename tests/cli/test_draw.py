@@ -1,0 +1,23 @@
+"""`lmtool recipes draw`: on stdout, or as a page."""
+
+
+def test_a_recipe_is_drawn(lmtool, home):
+    outcome = lmtool.succeeds("recipes", "draw", "tiny", "-s", "model.n_layers=7")
+    assert outcome.out.startswith("tiny: transformer decoder\n")
+    assert "7 x layer" in outcome.out
+    assert outcome.err == ""
+
+
+def test_a_page_is_written_once(lmtool, home):
+    outcome = lmtool.succeeds("recipes", "draw", "t5-tiny", "-o", "t5.html")
+    assert outcome.out == "t5.html\n"
+    html = (home / "t5.html").read_text()
+    assert "default-src &#39;none&#39;" in html or "default-src 'none'" in html
+    lmtool.refuses(2, "recipes", "draw", "t5-tiny", "-o", "t5.html", words=["t5.html", "exists"])
+    assert (home / "t5.html").read_text() == html
+
+
+def test_what_cannot_be_drawn(lmtool, home):
+    lmtool.refuses(2, "recipes", "draw", "no-such-recipe")
+    lmtool.refuses(2, "recipes", "draw", "tiny", "-s", "model.n_heads=7")
+    lmtool.refuses(5, "recipes", "draw", "tiny", "-o", "nowhere/page.html", words=["nowhere"])

@@ -1,0 +1,140 @@
+"""Drawings of recipes: masks and position signals as their papers define them, and text that stays text."""
+
+import math
+
+import pytest
+
+from lmtool.errors import CheckpointError, RecipeError
+from lmtool.recipe.load import load, shipped
+from lmtool.report.drawing import as_lines, as_page, draw, tree_rows
+
+SMALL = ("model.n_layers=2", "model.d_model=8", "model.n_heads=2", "model.context=32", "model.vocab_size=40")
+
+
+def drawn(*overrides, name="tiny"):
+    return draw(load(name, (*SMALL, *overrides)).recipe, name)
+
+
+def cells(mask):
+    return ["".join("#" if share == 1 else "." if not share else "-" for share in row) for row in mask.shares]
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_shipped_recipe_is_drawn(name):
+    drawing = draw(load(name).recipe, name)
+    lines = list(as_lines(drawing, 80))
+    assert lines[0].startswith(f"{name}: ")
+    assert any(f"{drawing.tree.parameters:,}" in line for line in lines)
+    html = as_page(drawing)
+    assert html.count("<figure>") == len(drawing.masks) + bool(drawing.signal.picture)
+
+
+def test_a_causal_mask():
+    (mask,) = drawn().masks
+    assert mask.title == "causal"
+    assert cells(mask) == ["#" * (i + 1) + "." * (15 - i) for i in range(16)]
+
+
+def test_a_prefix():
+    drawing = drawn("model.shape=prefix", "objective.kind=prefix")
+    (mask,) = drawing.masks
+    assert mask.title == "causal after a prefix of 8"
+    assert cells(mask) == ["#" * max(8, i + 1) + "." * (16 - max(8, i + 1)) for i in range(16)]
+
+
+def test_a_window_with_global_tokens():
+    keys = "kind=window", "size=2", "global_tokens=1"
+    drawing = drawn("model.shape=encoder", "objective.kind=masked", *(f"model.pattern.{key}" for key in keys))
+    (mask,) = drawing.masks
+    near = [[abs(i - j) < 2 or 0 in (i, j) for j in range(16)] for i in range(16)]
+    assert mask.shares == near
+    assert mask.title == "bidirectional, in a window of 2, 1 global"
+
+
+def test_windows_in_some_layers():
+    keys = "kind=window", "size=2", "full_layers=[1]"
+    drawing = drawn(*(f"model.pattern.{key}" for key in keys))
+    assert [mask.title for mask in drawing.masks] == ["layers 1: causal", "all other layers: causal, in a window of 2"]
+
+
+def test_documents_apart():
+    (mask,) = drawn("data.isolate_documents=true").masks
+    assert cells(mask) == [
+        ("." * 8) * (i // 8) + "#" * (i % 8 + 1) + "." * (15 - i % 8 - 8 * (i // 8)) for i in range(16)
+    ]
+
+
+def test_a_wide_window_in_cells_of_several_positions():
+    (mask,) = drawn("model.context=200", "model.pattern.kind=window", "model.pattern.size=40").masks
+    assert mask.cell == 4
+    assert len(mask.shares) == 25
+    allowed = [[j <= i and i - j < 40 for j in range(100)] for i in range(100)]
+    shares = [
+        [sum(allowed[4 * i + a][4 * j + b] for a in range(4) for b in range(4)) / 16 for j in range(25)]
+        for i in range(25)
+    ]
+    assert mask.shares == shares
+
+
+def test_past_states_of_a_recurrent_model():
+    (mask,) = draw(load("lstm-attention").recipe, "lstm").masks
+    assert cells(mask) == ["#" * i + "." * (16 - i) for i in range(16)]
+
+
+def test_sinusoids():
+    signal = drawn("model.position.kind=sinusoidal").signal
+    for position, *components in signal.rows:
+        for i, value in enumerate(components):
+            angle = position / 10000 ** (i // 2 * 2 / 8)
+            assert value == pytest.approx(math.cos(angle) if i % 2 else math.sin(angle), abs=1e-6)
+
+
+def test_slopes_of_alibi():
+    signal = drawn("model.position.kind=alibi", "model.n_heads=8").signal
+    assert [slope for _, slope in signal.rows] == [2.0**-i for i in range(1, 9)]
+    assert signal.lines[0].points[3] == (3, -1.5)
+
+
+def test_buckets_of_relative_positions():
+    keys = "kind=relative", "buckets=8", "max_distance=20"
+    signal = drawn(*(f"model.position.{key}" for key in keys)).signal
+    buckets = dict(signal.rows)
+    assert [buckets[-distance] for distance in range(5)] == [0, 1, 2, 3, 4]
+    assert buckets[-20] == buckets[-21] == 7
+    assert max(buckets) == 0
+
+
+def test_angles_of_rotary_positions():
+    signal = drawn("model.position.kind=rotary", "model.position.theta=100").signal
+    assert [row[1] for row in signal.rows] == pytest.approx([1.0, 100**-0.5])
+    assert signal.rows[0][2] == pytest.approx(2 * math.pi)
+    assert signal.rows[0][3] == pytest.approx(32 / (2 * math.pi))
+
+
+def test_shares_of_the_tree():
+    drawing = drawn()
+    rows = list(tree_rows(drawing))
+    assert rows[0][0] == "transformer decoder"
+    assert rows[0][4] == 1.0
+    assert rows[0][3] * 32 == drawing.tree.flops
+
+
+def test_what_only_the_text_knows_is_said():
+    drawing = draw(load("shakespeare-char").recipe, "shakespeare-char")
+    assert "128 are assumed" in drawing.notes[0]
+    assert draw(load("shakespeare-char", ["model.vocab_size=70"]).recipe, "s").notes == []
+
+
+def test_a_hostile_name_stays_text():
+    drawing = draw(load("tiny", SMALL).recipe, "</script><img src=x onerror=alert(1)>\u202e")
+    html = as_page(drawing)
+    assert "<img" not in html
+    assert html.count("</script>") == html.count("<script")
+    assert "\u202e" not in html
+
+
+def test_models_that_cannot_be_drawn_are_refused(tmp_path):
+    with pytest.raises(RecipeError):
+        draw(load("tiny", ["model.d_model=1000000000000", "model.n_heads=1"]).recipe, "tiny")
+    with pytest.raises(CheckpointError):
+        draw(load("tiny", ["tokenizer.kind=file", f"tokenizer.path={tmp_path}"]).recipe, "tiny")

@@ -1,0 +1,109 @@
+"""The page of generated texts: what is shown is what the model said, and text stays text."""
+
+import json
+import re
+from math import log
+
+import pytest
+
+from lmtool.decoding.generate import generate
+from lmtool.decoding.request import Alternative, BeamNode
+from lmtool.decoding.settings import Greedy, MaskPredict, Sample
+from lmtool.decoding.text import Completion
+from lmtool.report.generated import as_page, lanes
+from tests.decoding.models import HistoryModel, SidesModel, TableModel
+
+TABLE = [[0.5, 0.3, 0.15, 0.05], [0.1, 0.2, 0.3, 0.4], [0.25] * 4, [0.7, 0.1, 0.1, 0.1]]
+HOSTILE = ["</script><img src=x onerror=alert(1)>", "\u202eevil", "a\x1b[2J", '"><b>']
+
+
+class Names:
+    """Stands for a tokenizer."""
+
+    def piece(self, token):
+        return HOSTILE[token]
+
+
+def completion(**changes):
+    told = {
+        "prompt": "<script>alert(1)</script>",
+        "sample": 0,
+        "draw": 0,
+        "text": "",
+        "tokens": (0, 1),
+        "logprobs": (log(0.6), log(0.04)),
+        "ranks": (1, 3),
+        "removed": (0.0, 0.25),
+        "score": None,
+        "steps": 2,
+        "seed": 0,
+        "finish_reason": "length",
+        "alternatives": (
+            (Alternative(0, log(0.6), True), Alternative(2, log(0.3), False)),
+            (Alternative(3, log(0.9), True), Alternative(1, log(0.04), True)),
+        ),
+    }
+    return Completion(**(told | changes))
+
+
+def test_alternatives_are_the_most_probable_tokens():
+    (event,) = generate(TableModel(TABLE), [[0]], Sample(max_new_tokens=1, top_k=2, seed=3), details=True)
+    assert [other.token for other in event.alternatives] == [0, 1, 2, 3]
+    assert [other.logprob for other in event.alternatives] == pytest.approx([log(p) for p in TABLE[0]], abs=1e-5)
+    assert [other.kept for other in event.alternatives] == [True, True, False, False]
+    (event,) = generate(HistoryModel(), [[1]], Greedy(max_new_tokens=1), banned_ids=range(5), details=True)
+    assert len(event.alternatives) == 5
+    assert all(other.kept == (other.token >= 5) for other in event.alternatives)
+
+
+def test_alternatives_of_filled_masks():
+    from lmtool.decoding.maskpredict import fill
+
+    (filled,) = fill(SidesModel(), [[1, 10, 2]], 10, MaskPredict(rounds=1))
+    (choice,) = filled.choices
+    best = max(choice.alternatives, key=lambda other: (other.kept, other.logprob))
+    assert best.token == choice.token
+    assert best.logprob == choice.logprob
+
+
+def test_what_the_page_says():
+    html = as_page([("One", completion())], Names(), "run, step 1")
+    (data,) = re.findall(r'<script type="application/json" id="tokens-1">(.*?)</script>', html)
+    first, second = json.loads(data)
+    assert first["text"].endswith("p 0.6000, rank 1, filters removed 0.0000")
+    assert [other["kept"] for other in first["alternatives"]] == [True, False]
+    assert [other["taken"] for other in second["alternatives"]] == [False, True]
+    assert 'class="token p6" tabindex="0"' in html
+    assert 'class="token p0" tabindex="-1"' in html
+
+
+def test_hostile_tokens_stay_text():
+    tree = (BeamNode(None, 0, -1.0), BeamNode(0, 1, -2.0, "end", -1.0, 0), BeamNode(0, 3, -3.0))
+    told = completion(tree=tree, score=-1.0)
+    html = as_page([("<script>alert(1)</script>\u2066", told)], Names(), "<i>\u202e")
+    assert "<img" not in html
+    assert "<i>" not in html
+    assert "<b>" not in html
+    assert "\x1b" not in html
+    assert html.count("</script>") == len(re.findall(r"<script( type=\"application/json\" id=\"[\w-]+\")?>", html))
+    assert "alert(1)</script>" not in html
+
+
+def test_a_tree_has_a_place_for_every_hypothesis():
+    """The texts that are returned run straight from where they begin."""
+    tree = [
+        BeamNode(None, 1, -1.0),
+        BeamNode(None, 2, -2.0),
+        BeamNode(0, 3, -3.0),
+        BeamNode(1, 3, -3.0),
+        BeamNode(1, 4, -3.5),
+        BeamNode(4, 5, -4.0, "end", -1.0, 0),
+        BeamNode(4, 6, -5.0, "end", -1.3, 1),
+        BeamNode(2, 6, -6.0),
+    ]
+    placed = lanes(tree)
+    assert len(set(placed)) == len(tree)
+    assert [step for step, _ in placed] == [0, 0, 1, 1, 1, 2, 2, 2]
+    lane = [lane for _, lane in placed]
+    assert lane[1] == lane[4] == lane[5]
+    assert lane[0] == lane[2] == lane[7]
