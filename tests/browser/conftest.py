@@ -54,6 +54,7 @@ class Visit:
         self.complaints: list[str] = []
         self.url = file.as_uri()
         self.context = browser.new_context(**options)
+        self.context.set_default_timeout(10_000)
         self.context.add_init_script(WATCH)
         self.page = self.context.new_page()
         self.page.on("request", lambda request: self.requests.append(request.url))

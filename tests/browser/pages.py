@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from lmtool.cli import main
-from tests.cli.conftest import SENTENCES
+from tests.cli.conftest import SENTENCES as ALL_SENTENCES
+
+SENTENCES = ALL_SENTENCES[::4]
 
 HOSTILE = "\"'</script><img src=x onerror=hit()><script>hit()</script>&amp\u2028\u202eend"
 """Read as markup it calls `hit`, or asks for an image, or breaks the policy of the page."""
@@ -67,7 +69,6 @@ def _lmtool(*arguments: str) -> None:
 
 
 def _make_runs() -> None:
-    # a byte-order mark of a text ends at a line separator, so none is in the corpus
     Path("tales.txt").write_text("\n".join(f"{line} {HOSTILE}" for line in SENTENCES), encoding="utf-8")
     _recipe(f"{FILE}.yaml", tokenizer={"kind": "file", "path": _hostile_tokenizer("tales.txt")})
     _recipe("judge.yaml", shape="encoder", objective="classification")

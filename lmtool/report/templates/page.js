@@ -16,6 +16,8 @@ for (const figure of document.querySelectorAll("figure")) {
       const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
       return [point.x, point.y];
     };
+    // a finger that taps does not move
+    const onPoint = (answer) => ["pointerdown", "pointermove"].forEach((name) => svg.addEventListener(name, answer));
     const say = (text) => {
       readout.textContent = text;
       cursor.removeAttribute("visibility");
@@ -37,7 +39,7 @@ for (const figure of document.querySelectorAll("figure")) {
         const parts = [...rows[row].cells].map((cell, i) => [heads[i], cell.textContent.trim()]);
         say(parts.filter(([, text]) => text).map((part) => part.join(" ")).join(" · "));
       };
-      svg.addEventListener("pointermove", (event) => {
+      onPoint((event) => {
         const [x] = place(event);
         let best = 0;
         known.forEach(([value], i) => {
@@ -62,7 +64,7 @@ for (const figure of document.querySelectorAll("figure")) {
         const cells = rows[row].cells;
         say(`${cells[0].textContent} → ${heads[column + 1]}: ${cells[column + 1].textContent}`);
       };
-      svg.addEventListener("pointermove", (event) => {
+      onPoint((event) => {
         const [x, y] = place(event);
         const c = Math.floor((x - at("left")) / at("cell"));
         const r = Math.floor((y - at("top")) / at("cell"));
