@@ -100,7 +100,14 @@ COMMANDS: list[tuple[str, Callable[..., None], str]] = [
             "lmtool eval last@500 test.csv --json",
         ),
     ),
-    ("neighbors", neighbors, examples("lmtool neighbors last moon -k 5")),
+    (
+        "neighbors",
+        neighbors,
+        examples(
+            "lmtool neighbors last moon -k 5",
+            'lmtool neighbors last bank --in "the bank of the river" --among texts.txt --map pca',
+        ),
+    ),
     (
         "gradients",
         gradients,

@@ -178,7 +178,8 @@ def generate(
         from lmtool.report.page import write_page
 
         loaded = writer.loaded
-        facts = f"{loaded.run_path}, step {loaded.step}, {to_record(settings)}"
+        chosen = [f"{name} {value}" for name, value in to_record(settings).items() if value not in (None, ())]
+        facts = ", ".join((str(loaded.run_path), f"step {loaded.step}", *chosen))
         write_page(html, as_page(drawn, loaded.tokenizer, facts))
         if not quiet:
             print(plain(f"page {html}"), file=sys.stderr)

@@ -1,36 +1,93 @@
 """`lmtool neighbors`: the nearest neighbours of a word."""
 
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Literal
 
 import typer
 
-from lmtool.cli.arguments import Device, Json, Quiet, RunName
-from lmtool.cli.output import describe
+from lmtool.cli.arguments import Column, Device, HtmlFile, Json, Quiet, RunName
+from lmtool.cli.output import check_new, describe, show_lines
+from lmtool.errors import UsageError
 from lmtool.printable import plain
 
 
 def neighbors(
     run: RunName,
-    word: Annotated[str, typer.Argument(metavar="WORD", help="A word that is one token of the run.")],
+    word: Annotated[
+        str, typer.Argument(metavar="WORD", help="A word that is one token of the run; with --in any of that text.")
+    ],
     k: Annotated[int, typer.Option("-k", metavar="N", min=1, help="How many to show.")] = 10,
+    text: Annotated[
+        str | None,
+        typer.Option("--in", metavar="TEXT", help="The word as it is meant in this text.", show_default=False),
+    ] = None,
+    among: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE", help="With --in: files of texts, whose words may be neighbours.", show_default=False
+        ),
+    ] = None,
+    layer: Annotated[
+        int | None,
+        typer.Option(
+            metavar="K",
+            help="With --in: 0 for the embeddings, 1 for the first layer.",
+            show_default="-1, the last",
+        ),
+    ] = None,
+    column: Column = None,
+    method: Annotated[
+        Literal["pca", "tsne"] | None,
+        typer.Option("--map", help="Draw the word and its neighbours in the plane.", show_default=False),
+    ] = None,
+    output: HtmlFile = None,
     device: Device = "auto",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """List the nearest neighbours of a word by cosine similarity of their vectors.
 
-    The vectors are static: those of skip-gram, or the token embeddings of any other model.
+    The vectors are static: those of skip-gram, or the token embeddings of any other model. With --in they are the
+    states of a layer, which depend on the text around a word.
     """
     import json
 
+    from lmtool.inference import embedding
     from lmtool.inference.neighbors import neighbors as find
+    from lmtool.inference.neighbors import neighbors_in_context
     from lmtool.interop.reference import run_of
+    from lmtool.report import neighbors as report
+    from lmtool.report.page import write_page
 
-    found = find(run_of(run), word, k, device=device)
+    if (text is None) != (not among) or (text is None and (layer is not None or column is not None)):
+        raise UsageError("--in, --among, --layer and --column belong together", fix="give at least --in and --among")
+    check_new(output)
+    reference = run_of(run)
+    if text is None:
+        found = find(reference, word, k, device=device)
+    else:
+        texts = embedding.read_texts(among or [], column or "text")
+        found = neighbors_in_context(reference, word, text, texts, -1 if layer is None else layer, k, device=device)
     describe(found.loaded, quiet)
+    if method is None and output is not None:
+        method = "pca"
+    if method is not None and len(found.nearest) < 3:
+        raise UsageError(f"{len(found.nearest)} neighbours are too few for a map", fix="ask for 3 or more with -k")
+    if output is not None and method is not None:
+        write_page(output, report.as_page(found, method))
     if as_json:
-        nearest = [{"word": neighbor.word, "similarity": neighbor.similarity} for neighbor in found.nearest]
+        places = report.points(found, method) if method else []
+        nearest = [
+            {"word": neighbor.word, "similarity": neighbor.similarity}
+            | ({} if neighbor.text is None else {"text": neighbor.text})
+            | ({"x": places[i][0], "y": places[i][1]} if places else {})
+            for i, neighbor in enumerate(found.nearest, 1)
+        ]
         typer.echo(json.dumps({"word": found.word, "neighbors": nearest}))
-        return
-    for neighbor in found.nearest:
-        typer.echo(f"{neighbor.similarity:.3f}  {plain(neighbor.word)}")
+    elif output is not None:
+        typer.echo(plain(str(output)))
+    elif method is not None:
+        show_lines(partial(report.as_lines, found, method))
+    else:
+        for line in report.list_lines(found):
+            typer.echo(plain(line))

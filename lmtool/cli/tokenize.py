@@ -37,6 +37,12 @@ def tokenize(
         str | None, typer.Option(metavar="FILE", help="Use this tokenizer.json, or that of a folder, a run or last.")
     ] = None,
     show: Annotated[str | None, typer.Option(metavar="TEXT", help="Show the pieces and ids of this text.")] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="With --show: write a page of the pieces in colours, and of the merges of BPE."
+        ),
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -44,9 +50,14 @@ def tokenize(
 
     With --show and --tokenizer no other text is needed.
     """
+    from lmtool.cli.output import check_new
+    from lmtool.errors import UsageError
     from lmtool.recipe.load import Setting, load
     from lmtool.recipe.pretraining import DefaultRecipe
 
+    if html is not None and show is None:
+        raise UsageError("a page is of a text to show", fix="add --show TEXT")
+    check_new(html)
     flags = [
         Setting(key, value, flag)
         for key, value, flag in (
@@ -63,7 +74,6 @@ def tokenize(
     planned = (DefaultRecipe.of if recipe == DEFAULT_RECIPE else partial(load, recipe))(overrides or (), flags)
 
     from lmtool.cli.progress import Display
-    from lmtool.errors import UsageError
     from lmtool.text.prepare import default_cache, prepare
     from lmtool.text.survey import settle
     from lmtool.text.tokenizer import Tokenizer
@@ -71,7 +81,7 @@ def tokenize(
     if not text:
         if tokenizer is None or show is None:
             raise UsageError("no text to tokenize", fix="name a file, or use --tokenizer FILE --show TEXT")
-        _show(Tokenizer.load(tokenizer), show, as_json)
+        _show(Tokenizer.load(tokenizer), show, as_json, html)
         return
     with Display(shown=True, quiet=quiet) as display:
         resolved = settle(planned, cache=default_cache(), report=display.report)[0].recipe
@@ -84,7 +94,7 @@ def tokenize(
             out=output,
         )
     if show is not None:
-        _show(prepared.tokenizer, show, as_json)
+        _show(prepared.tokenizer, show, as_json, html)
         return
     _summarise(prepared, resolved.tokenizer, output, as_json)
 
@@ -102,8 +112,13 @@ def _tokenizer_file(name: str) -> str:
         return name
 
 
-def _show(tokenizer: "Tokenizer", text: str, as_json: bool) -> None:
-    """Pieces and ids of a text."""
+def _show(tokenizer: "Tokenizer", text: str, as_json: bool, html: Path | None) -> None:
+    """Pieces and ids of a text; also as a page."""
+    if html is not None:
+        from lmtool.report.page import write_page
+        from lmtool.report.tokenized import as_page
+
+        write_page(html, as_page(tokenizer, text))
     ids = tokenizer.encode(text)
     pieces = [tokenizer.piece(token) for token in ids]
     if as_json:

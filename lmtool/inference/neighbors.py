@@ -1,35 +1,55 @@
-"""`neighbors`: the nearest tokens of a word by cosine similarity of their vectors.
+"""`neighbors`: the nearest tokens of a word, or the words nearest to it in its context, by cosine similarity.
 
-Shapes: V vocabulary, D model width.
+Shapes: V vocabulary, D model width, N points.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from heapq import nlargest
+from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 from torch.nn import functional as F
 
 from lmtool.errors import UsageError
+from lmtool.inference.embedding import embed
 from lmtool.inference.load import Loaded, load_run
 from lmtool.recipe.spec import DeviceName
-from lmtool.text.tokenizer import Tokenizer
+from lmtool.text.tokenizer import Tokenizer, find_words
+
+MapName = Literal["pca", "tsne"]
+
+Vectors = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Neighbor:
-    """A token, as shown by `Tokenizer.piece`, and the cosine similarity of its vector to the word's."""
+    """A token, as shown by `Tokenizer.piece`, or a word, and the cosine similarity of its vector to the asked word's.
+
+    text: that the word is in, and where it begins there; None for a token.
+    """
 
     word: str
     similarity: float
+    text: str | None = None
+    start: int = 0
 
 
 @dataclass(frozen=True)
 class Neighbors:
-    """The nearest tokens of a word, the nearest first. word: its token."""
+    """The nearest tokens or words of a word, the nearest first. word: its token, or the word as its text has it.
+
+    vectors: of the word and then of the nearest, (1 + N, D).
+    """
 
     word: str
     nearest: list[Neighbor]
     loaded: Loaded
+    vectors: Vectors
 
 
 def neighbors(reference: str, word: str, k: int, *, device: DeviceName = "auto") -> Neighbors:
@@ -37,21 +57,104 @@ def neighbors(reference: str, word: str, k: int, *, device: DeviceName = "auto")
 
     Raises UsageError when the word is not a token of the run's tokenizer, or the model has no vectors.
     """
-    loaded = load_run(reference, device=device, precision="float32")
-    return Neighbors(loaded.tokenizer.piece(find_token(loaded.tokenizer, word)), nearest(loaded, word, k), loaded)
+    return nearest(load_run(reference, device=device, precision="float32"), word, k)
 
 
 @torch.inference_mode()
-def nearest(loaded: Loaded, word: str, k: int) -> list[Neighbor]:
-    """The same for a loaded model: the neighbours alone, the nearest first."""
+def nearest(loaded: Loaded, word: str, k: int) -> Neighbors:
+    """The same for a loaded model."""
     tokenizer = loaded.tokenizer
     token = find_token(tokenizer, word)
-    unit_VD = F.normalize(loaded.model.token_vectors()[: tokenizer.vocab_size], dim=-1)
+    vectors_VD = loaded.model.token_vectors()[: tokenizer.vocab_size]
+    unit_VD = F.normalize(vectors_VD, dim=-1)
     similarity_V = unit_VD @ unit_VD[token]
     similarity_V[list(tokenizer.special_ids)] = -torch.inf
     similarity_V[token] = -torch.inf
     best = similarity_V.topk(min(k, tokenizer.vocab_size - len(tokenizer.special_ids) - 1))
-    return [Neighbor(tokenizer.piece(i), s) for i, s in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+    ids = best.indices.tolist()
+    found = [Neighbor(tokenizer.piece(i), s) for i, s in zip(ids, best.values.tolist(), strict=True)]
+    return Neighbors(tokenizer.piece(token), found, loaded, vectors_VD[[token, *ids]].float().cpu().numpy())
+
+
+def neighbors_in_context(
+    reference: str, word: str, text: str, among: Iterable[str], layer: int, k: int, *, device: DeviceName = "auto"
+) -> Neighbors:
+    """The k words of some texts nearest to a word of `text`, by cosine of the states of a layer; see `embed`.
+
+    among: the texts, which are truncated to the context; `text` itself is left out. A word that several texts have with
+    equal states, as after equal beginnings in a left-to-right model, counts once. Of several occurrences of the asked
+    word, the first is meant.
+    Raises UsageError when `text` does not have the word, DataError when there is no other text, and as `embed`.
+    """
+    loaded = load_run(reference, device=device, precision="float32")
+    (query,) = embed(loaded, [text], layer, "none")
+    assert query.words is not None
+    place = _place(query.words, word)
+    vector_D = query.vectors[place] / (np.linalg.norm(query.vectors[place]) or 1)
+    texts = [other for other in among if other != text]
+
+    def occurrences() -> Iterator[tuple[Neighbor, Vectors]]:
+        seen: set[tuple[str, float]] = set()
+        for found in embed(loaded, texts, layer, "none", truncate=True):
+            lengths = np.linalg.norm(found.vectors, axis=1)
+            similarities = (found.vectors @ vector_D / np.where(lengths, lengths, 1)).tolist()
+            for i, (other, similarity) in enumerate(zip(found.words or (), similarities, strict=True)):
+                if (other, round(similarity, 6)) not in seen:
+                    seen.add((other, round(similarity, 6)))
+                    yield Neighbor(other, similarity, texts[found.text], i), found.vectors[i]
+
+    best = nlargest(k, occurrences(), key=lambda one: one[0].similarity)
+    vectors = np.stack([query.vectors[place], *(vector for _, vector in best)])
+    near = [replace(one, start=_start(one)) for one, _ in best]
+    return Neighbors(query.words[place], near, loaded, vectors)
+
+
+def _start(occurrence: Neighbor) -> int:
+    """Where a word begins in its text. occurrence: `start` is its number among the words there."""
+    assert occurrence.text is not None
+    spans = find_words(occurrence.text)
+    alike = [start for start, stop in spans[occurrence.start :] if occurrence.text[start:stop] == occurrence.word]
+    return alike[0]
+
+
+def _place(words: list[str], word: str) -> int:
+    """Where a word is among the words of a text: as it is spelled, else in other case."""
+    for spelled in (str, str.casefold):
+        folded = [spelled(other) for other in words]
+        if spelled(word) in folded:
+            return folded.index(spelled(word))
+    alike = get_close_matches(word, words, n=3, cutoff=0.6)
+    raise UsageError(
+        f"{word!r:.80} is not a word of the text",
+        fix=f"did you mean {' or '.join(alike)}?" if alike else "name a word as the text has it",
+    )
+
+
+def plane(vectors: Vectors, method: MapName) -> Vectors:
+    """Vectors (N, D) as points in the plane (N, 2), N > 1.
+
+    pca: the two principal components; the sign of each makes its largest coordinate positive. tsne: t-SNE (van der
+    Maaten and Hinton 2008) from the principal components, with a perplexity of a third of the points, at most 30.
+    """
+    points_ND = torch.from_numpy(vectors).double()
+    if method == "tsne":
+        from sklearn.manifold import TSNE
+
+        perplexity = max(1.0, min(30.0, (len(vectors) - 1) / 3))
+        start = _principal(points_ND)
+        start = start / (start[:, 0].std() or 1) * 1e-4
+        search = TSNE(2, perplexity=perplexity, init=start.numpy(), learning_rate="auto", random_state=0)
+        return np.asarray(search.fit_transform(points_ND.numpy()), dtype=np.float32)
+    return _principal(points_ND).numpy().astype(np.float32)
+
+
+def _principal(points_ND: Tensor) -> Tensor:
+    """Coordinates along the two directions of the largest variance (N, 2)."""
+    centred_ND = points_ND - points_ND.mean(0)
+    u_NK, s_K, _ = torch.linalg.svd(centred_ND, full_matrices=False)
+    points_N2 = F.pad(u_NK * s_K, (0, 2))[:, :2]
+    largest_2 = points_N2.gather(0, points_N2.abs().argmax(0, keepdim=True))[0]
+    return points_N2 * torch.where(largest_2 < 0, -1.0, 1.0)
 
 
 def find_token(tokenizer: Tokenizer, word: str) -> int:

@@ -50,6 +50,9 @@ LONGEST_ROW = 4096
 CELLS = 32
 """Maximum cells of a picture in each direction."""
 
+UNBROKEN = str.maketrans(" -", "\u00a0\u2011")
+"""Spaces and hyphens at which no line is broken."""
+
 CPU = torch.device("cpu")
 
 
@@ -351,7 +354,7 @@ def as_page(drawing: Drawing) -> str:
     tree = table(
         columns,
         [
-            [name, shape, parameters, round(flops), round(100 * share, 1)]
+            [name.translate(UNBROKEN), shape, parameters, round(flops), round(100 * share, 1)]
             for name, shape, parameters, flops, share in tree_rows(drawing)
         ],
         caption=f"{_counted(drawing)}.",

@@ -4,12 +4,15 @@ from collections.abc import Sequence
 from importlib.resources import files
 from itertools import count
 from math import exp
+from typing import Any
 
 from markupsafe import Markup
+from rich.cells import cell_len
 
 from lmtool.decoding.request import BeamNode
 from lmtool.decoding.text import Completion
 from lmtool.printable import plain
+from lmtool.report.charts import CHARACTER
 from lmtool.report.page import Section, embed, figure, page, render, table
 from lmtool.text.tokenizer import Tokenizer
 
@@ -88,7 +91,8 @@ def _search(tree: Sequence[BeamNode], tokenizer: Tokenizer) -> Markup:
     """The tree of a beam search, from left to right, and its numbers as a table."""
     placed = lanes(tree)
     best = {i for i, node in enumerate(tree) if node.rank is not None for i in _line(tree, i)}
-    nodes, edges, rows = [], [], []
+    nodes: list[dict[str, Any]] = []
+    edges, rows = [], []
     for i, (node, (step, lane)) in enumerate(zip(tree, placed, strict=True)):
         x, y = 12 + step * COLUMN, 14 + lane * LANE
         piece = tokenizer.piece(node.token)
@@ -105,8 +109,9 @@ def _search(tree: Sequence[BeamNode], tokenizer: Tokenizer) -> Markup:
         )
         if node.parent is not None:
             before, above = placed[node.parent]
-            left, top = 12 + before * COLUMN + COLUMN - 16, 14 + above * LANE
-            edges.append((i in best, f"M{left} {top}C{x - 8} {top} {left} {y} {x - 4} {y}"))
+            wide = round(CHARACTER * cell_len(nodes[node.parent]["piece"]))
+            left, top = 16 + before * COLUMN + wide, 14 + above * LANE
+            edges.append((i in best, f"M{left} {top}C{x - 4} {top} {left} {y} {x - 4} {y}"))
         rows.append(
             [
                 i + 1,

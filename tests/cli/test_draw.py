@@ -1,4 +1,6 @@
-"""`lmtool recipes draw`: on stdout, or as a page."""
+"""Pages and pictures of recipes and of tokenized texts, by `recipes draw` and `tokenize --html`."""
+
+from pathlib import Path
 
 
 def test_a_recipe_is_drawn(lmtool, home):
@@ -21,3 +23,12 @@ def test_what_cannot_be_drawn(lmtool, home):
     lmtool.refuses(2, "recipes", "draw", "no-such-recipe")
     lmtool.refuses(2, "recipes", "draw", "tiny", "-s", "model.n_heads=7")
     lmtool.refuses(5, "recipes", "draw", "tiny", "-o", "nowhere/page.html", words=["nowhere"])
+
+
+def test_pieces_as_a_page(lmtool, run):
+    show = "tokenize", "--tokenizer", "last", "--show", "The map"
+    plain = lmtool.succeeds(*show).out
+    assert lmtool.succeeds(*show, "--html", "pieces.html").out == plain
+    assert "Merges, in order" in Path("pieces.html").read_text(encoding="utf-8")
+    lmtool.refuses(2, *show, "--html", "pieces.html", words=["pieces.html"])
+    lmtool.refuses(2, "tokenize", "--tokenizer", "last", "--html", "other.html", words=["--show"])

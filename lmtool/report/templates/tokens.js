@@ -25,6 +25,7 @@ for (const box of document.querySelectorAll(".tokens")) {
       add(row, "td", other.kept ? (other.taken ? "generated" : "") : "removed by the filters");
     }
   };
+  if (tokens.length) show(0);
   tokens.forEach((token, index) => {
     token.addEventListener("pointerover", () => show(index));
     token.addEventListener("focus", () => show(index));

@@ -1,0 +1,47 @@
+"""The pieces of a text in colours, and the merges that lead to them, as a page."""
+
+from collections.abc import Sequence
+from importlib.resources import files
+
+from markupsafe import Markup
+
+from lmtool.report.page import Section, page, render, table
+from lmtool.text.merging import MergedWord, merged_words
+from lmtool.text.tokenizer import Tokenizer
+
+
+def as_page(tokenizer: Tokenizer, text: str) -> str:
+    """A text as its tokenizer divides it, as an HTML page that stands alone."""
+    ids = tokenizer.encode(text)
+    rows: list[Sequence[str | int]] = [
+        [place, token, repr(tokenizer.piece(token))] for place, token in enumerate(ids, 1)
+    ]
+    pieces = _coloured(tokenizer, ids) + table(["place", "id", "piece"], rows)
+    sections = [Section("Pieces", pieces)]
+    words = merged_words(tokenizer, text)
+    if words:
+        sections.append(Section("Merges, in order", _merges(tokenizer, words)))
+    n_bytes = len(text.encode(errors="replace"))
+    lead = f"{tokenizer.kind} tokenizer of {tokenizer.vocab_size:,} entries: {len(ids)} pieces of {n_bytes} bytes"
+    style = (files("lmtool.report") / "templates" / "pieces.css").read_text(encoding="utf-8")
+    return page("Tokenized text", sections, lead=lead, styles=[style])
+
+
+def _coloured(tokenizer: Tokenizer, ids: Sequence[int]) -> Markup:
+    return render("pieces.html", pieces=[{"id": token, "text": tokenizer.piece(token)} for token in ids])
+
+
+def _merges(tokenizer: Tokenizer, words: Sequence[MergedWord]) -> Markup:
+    """The merges of each different word, in the order in which the words first occur."""
+    rows: list[Sequence[str | int | None]] = []
+    different = {tuple(word.begin): word for word in words}
+    for word in different.values():
+        rows.append([0, None, None, _coloured(tokenizer, word.begin)])
+        for step, merge in enumerate(word.merges, 1):
+            joined = f"{tokenizer.piece(merge.left)!r} + {tokenizer.piece(merge.right)!r}"
+            rows.append([step, joined, merge.priority, _coloured(tokenizer, merge.pieces)])
+    return table(
+        ["step", "merge", "priority", "pieces after it"],
+        rows,
+        caption="Each word begins as bytes; of all merges that are possible, the one learned first comes next.",
+    )

@@ -1,0 +1,60 @@
+"""Merges lead to the tokenizer's own pieces; text stays text."""
+
+from itertools import pairwise
+
+import pytest
+
+from lmtool.recipe.spec import BpeTokenizer, CharTokenizer, WordPieceTokenizer
+from lmtool.report.tokenized import as_page
+from lmtool.text.merging import merged_words
+from lmtool.text.tokenizer import Tokenizer
+
+TEXT = "the tale of the thin thane, whose señora </script><img src=x onerror=alert(1)> told the tale"
+HOSTILE = "the </script><img src=x onerror=alert(1)> \u202etale\x1b[2J\x00"
+
+
+@pytest.fixture(scope="module")
+def bpe():
+    return Tokenizer.train(BpeTokenizer(vocab_size=320), [TEXT] * 3)
+
+
+@pytest.mark.parametrize("text", [TEXT, HOSTILE, "", " ", "日本語\n\nunseen"])
+def test_merges_lead_to_the_pieces(bpe, text):
+    words = merged_words(bpe, text)
+    assert [token for word in words for token in word.pieces] == bpe.encode(text)
+    for word in words:
+        before = word.begin
+        assert len(before) == len(b"".join(bpe._bytes[token] for token in before))
+        for merge in word.merges:
+            i = next(i for i in range(len(before) - 1) if before[i : i + 2] == [merge.left, merge.right])
+            assert merge.pieces == [*before[:i], merge.pieces[i], *before[i + 2 :]]
+            names = bpe.name(merge.left), bpe.name(merge.right)
+            assert bpe.merges[merge.priority - 1] == names
+            assert bpe.name(merge.pieces[i]) == "".join(names)
+            possible = {(bpe.name(a), bpe.name(b)) for a, b in pairwise(before)}
+            assert not possible & set(bpe.merges[: merge.priority - 1])
+            before = merge.pieces
+
+
+@pytest.mark.parametrize("spec", [CharTokenizer(kind="char"), WordPieceTokenizer(kind="wordpiece", vocab_size=120)])
+def test_other_tokenizers_have_no_merges(spec):
+    tokenizer = Tokenizer.train(spec, [TEXT])
+    assert merged_words(tokenizer, TEXT) == []
+    html = as_page(tokenizer, TEXT)
+    assert "Merges" not in html
+    assert html.count('class="piece ') == len(tokenizer.encode(TEXT))
+
+
+def test_hostile_text_stays_text(bpe):
+    html = as_page(bpe, HOSTILE)
+    for wrong in ("<img", "\u202e", "\x1b", "\x00"):
+        assert wrong not in html
+    assert html.count("</script>") == html.count("<script>")
+    assert "Merges, in order" in html
+
+
+def test_the_pieces_of_the_page(bpe):
+    html = as_page(bpe, "the tale")
+    ids = bpe.encode("the tale")
+    assert f"{len(ids)} pieces of 8 bytes" in html
+    assert all(f'title="{token}"' in html for token in ids)
