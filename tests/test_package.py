@@ -45,6 +45,7 @@ def run_installed(wheel, tmp_path_factory):
 def test_the_wheel_holds_package_recipes_and_data(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "lmtool").rglob("*.py")}
+    templates = {str(path.relative_to(ROOT)) for path in (ROOT / "lmtool/report/templates").iterdir()}
     shipped = {
         f"lmtool/_bundled/{path.relative_to(ROOT)}"
         for folder in ("recipes", "data")
@@ -52,7 +53,7 @@ def test_the_wheel_holds_package_recipes_and_data(wheel):
         if path.is_file() and path.suffix != ".pyc"
     }
     metadata = {name for name in names if ".dist-info/" in name}
-    assert names - metadata == modules | shipped
+    assert names - metadata == modules | templates | shipped
     assert any(name.endswith("/licenses/LICENSE") for name in metadata)
 
 

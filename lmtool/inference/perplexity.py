@@ -24,7 +24,7 @@ from lmtool.run.order import hash_key, permute
 from lmtool.text import bundled
 from lmtool.text.files import find_files
 from lmtool.text.hub import PREFIX
-from lmtool.text.prepare import default_cache, encode_files
+from lmtool.text.prepare import default_cache, encode_files, scored
 from lmtool.text.store import TokenStore
 from lmtool.text.survey import Report
 from lmtool.text.tokenizer import Tokenizer
@@ -166,19 +166,6 @@ def evaluate_spans(
 
     lengths = [(span.stop - span.start,) for span in wanted]
     return evaluate(model, lengths, read, compute, world, report=report)
-
-
-def scored(store: TokenStore, tokenizer: Tokenizer) -> tuple[int, int]:
-    """Bytes and tokens of a store that a causal model predicts: all but the first token of each document.
-
-    A [BOS] there has no bytes.
-    """
-    n_bytes = int(np.sum(store.n_bytes))
-    for number in range(store.n_documents):
-        begin, _ = store.document(number)
-        first = int(store.read(begin, begin + 1)[0])
-        n_bytes -= len(tokenizer.decode([first]).encode()) if first != tokenizer.bos_id else 0
-    return n_bytes, len(store) - store.n_documents
 
 
 def perplexity(

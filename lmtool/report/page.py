@@ -21,7 +21,7 @@ from lmtool.errors import ResourceError
 from lmtool.printable import plain
 from lmtool.report.numbers import shown
 
-Cell = str | int | float | None
+TableCell = str | int | float | None
 """A table cell: text (escaped unless it is Markup), a number, or nothing."""
 
 
@@ -90,12 +90,14 @@ def render(template: str, /, **values: object) -> Markup:
     return Markup(_environment().get_template(template).render(values))
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, caption: str = "", headed: bool = False) -> Markup:
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[TableCell]], *, caption: str = "", headed: bool = False
+) -> Markup:
     """A table. Numbers are right-aligned; None is an empty cell. headed: the first cell of each row is its header."""
     return render("table.html", columns=columns, rows=list(rows), caption=caption, headed=headed)
 
 
-def facts(pairs: Iterable[tuple[str, Cell]]) -> Markup:
+def facts(pairs: Iterable[tuple[str, TableCell]]) -> Markup:
     """Names and values as a description list."""
     return render("facts.html", pairs=list(pairs))
 

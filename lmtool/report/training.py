@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from lmtool.report.charts import Level, Line, heat_map, heat_table, line_chart
 from lmtool.report.history import History, differences, number, thinned
-from lmtool.report.page import Cell, Section, facts, figure, page, render, table, views, write_page
+from lmtool.report.page import Section, TableCell, facts, figure, page, render, table, views, write_page
 from lmtool.run.directory import REPORT, Run
 from lmtool.run.log import Record
 
@@ -101,7 +101,7 @@ def _losses(histories: Sequence[History]) -> Markup:
             ("Time", "seconds", AXES["seconds"], several + 2),
         )
     }
-    rows: list[list[Cell]] = []
+    rows: list[list[TableCell]] = []
     for part, factor in zip(drawn, scale, strict=True):
         for record in part.records:
             rows.append(
@@ -285,7 +285,7 @@ def _recipe(history: History) -> Markup:
 def _sessions(history: History) -> Markup:
     """Data, tokenizer, machine, and each start and resumption."""
     info = history.run.info
-    shown: list[tuple[str, Cell]] = [("made", _time(info.get("created"))), ("state", history.run.state)]
+    shown: list[tuple[str, TableCell]] = [("made", _time(info.get("created"))), ("state", history.run.state)]
     shown += [("data", line) for line in (info.get("data") or {}).get("lines", ())]
     shown += [(f"{name} fingerprint", str(value)) for name, value in history.run.fingerprints.items() if value]
     if base := info.get("base"):
@@ -314,7 +314,7 @@ def _time(stamp: object) -> str:
         return ""
 
 
-def _cell(value: object) -> Cell:
+def _cell(value: object) -> TableCell:
     """A value of a JSON file as a table cell."""
     return value if isinstance(value, str | int | float) and not isinstance(value, bool) else _value(value)
 

@@ -48,6 +48,19 @@ class Prepared:
     seconds: float
 
 
+def scored(store: TokenStore, tokenizer: Tokenizer) -> tuple[int, int]:
+    """Bytes and tokens of a store that a causal model predicts: all but the first token of each document.
+
+    A [BOS] there has no bytes.
+    """
+    n_bytes = int(np.sum(store.n_bytes))
+    for number in range(store.n_documents):
+        begin, _ = store.document(number)
+        first = int(store.read(begin, begin + 1)[0])
+        n_bytes -= len(tokenizer.decode([first]).encode()) if first != tokenizer.bos_id else 0
+    return n_bytes, len(store) - store.n_documents
+
+
 def default_cache() -> Path:
     """$LMTOOL_CACHE, else $XDG_CACHE_HOME/lmtool, else ~/.cache/lmtool."""
     if folder := os.environ.get("LMTOOL_CACHE"):

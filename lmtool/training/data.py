@@ -13,12 +13,12 @@ from lmtool.decoding.framing import Framing
 from lmtool.errors import DataError
 from lmtool.inference.evaluation import Validation, evaluate
 from lmtool.inference.gradients import gradient_norms
-from lmtool.inference.perplexity import HeldOut, limit, perplexity, scored
+from lmtool.inference.perplexity import HeldOut, limit, perplexity
 from lmtool.model import LanguageModel
 from lmtool.objective import Loss, Objective, build_objective
 from lmtool.recipe.spec import Causal, Recipe
 from lmtool.tables.results import Results
-from lmtool.text.prepare import Prepared, default_cache, prepare
+from lmtool.text.prepare import Prepared, default_cache, prepare, scored
 from lmtool.text.store import TokenStore
 from lmtool.text.survey import Report
 from lmtool.text.tokenizer import Tokenizer

@@ -1,4 +1,4 @@
-"""A headless Chromium that notices whatever a page should not do."""
+"""Pages in headless Chromium, without a network."""
 
 import os
 import shutil
@@ -10,77 +10,93 @@ import pytest
 
 from tests.browser.pages import write_pages
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright, which `make test-browser` installs")
-
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-
-WATCH = """
-window.hits = 0;
-window.hit = () => { window.hits += 1; };
-"""
+NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker(pytest.mark.browser)
-            if CHROMIUM is None:
-                item.add_marker(pytest.mark.skip(reason="needs Chromium: on Debian, apt-get install chromium"))
+HITS = "window.hits = 0; window.hit = () => { window.hits += 1; };"
+"""What hostile texts of `pages` call where they are markup."""
+
+
+class Opened:
+    """A page in the browser. complaints: errors of its console; requested: all but the page itself."""
+
+    def __init__(self, page: Any, address: str) -> None:
+        self.page = page
+        self.complaints: list[str] = []
+        self.requested: list[str] = []
+        page.on("console", lambda message: self._said(message.type, message.text))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("dialog", lambda dialog: (self.complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("request", lambda request: self.requested.append(request.url))
+        page.goto(address)
+        self.requested.remove(address)
+
+    def _said(self, kind: str, text: str) -> None:
+        if kind in ("error", "warning"):
+            self.complaints.append(text)
+
+    def readout(self, figure: int = 0) -> str:
+        """What is read out below a figure."""
+        return str(self.page.locator("figure").nth(figure).locator(".readout").text_content())
 
 
 @pytest.fixture(scope="session")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
-    """The file of each kind of page."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("pages"))
-        patch.setenv("LMTOOL_RUNS", os.getcwd())
-        yield write_pages()
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM)
+def chromium() -> Iterator[Any]:
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None:
+        pytest.skip("needs Chromium: apt-get install chromium")
+    driver = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
+    # its sandbox does not start for root
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with driver.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=arguments)
         yield browser
         browser.close()
 
 
-class Visit:
-    """A page in a context of its own. requests: URLs it asked for. complaints: of the console, and uncaught errors."""
+@pytest.fixture
+def opened(chromium: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
+    """Opens HTML as a file, in a context with these options, such as color_scheme or viewport."""
+    contexts = []
 
-    def __init__(self, browser: Any, file: Path, **options: Any) -> None:
-        self.requests: list[str] = []
-        self.complaints: list[str] = []
-        self.url = file.as_uri()
-        self.context = browser.new_context(**options)
-        self.context.set_default_timeout(10_000)
-        self.context.add_init_script(WATCH)
-        self.page = self.context.new_page()
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("dialog", lambda dialog: self.complaints.append(dialog.message))
-        self.page.goto(self.url)
+    def call(html: str, **options: Any) -> Opened:
+        context = chromium.new_context(offline=True, **options)
+        contexts.append(context)
+        file = tmp_path / f"page-{len(contexts)}.html"
+        file.write_text(html, encoding="utf-8")
+        return Opened(context.new_page(), file.as_uri())
 
-    def end(self) -> None:
-        self.context.close()
+    yield call
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture(scope="session")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The file of each kind of page."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("pages"))
+        patch.setenv("LMTOOL_RUNS", os.getcwd())
+        return write_pages()
 
 
 @pytest.fixture
-def visit(browser: Any, pages: dict[str, Path]) -> Iterator[Callable[..., Any]]:
-    """Opens a kind of page. When the test is over, the page may have requested itself only, and complained of nothing.
+def visit(chromium: Any, pages: dict[str, Path]) -> Iterator[Callable[..., Any]]:
+    """Opens a kind of page, in a context with these options, and holds of it whatever the test does:
 
-    Options are those of Playwright's `new_context`.
+    it requests nothing but itself, its console is silent, and no text of a run is markup.
     """
-    visits: list[Visit] = []
+    visits = []
 
-    def opened(kind: str, **options: Any) -> Any:
-        visits.append(Visit(browser, pages[kind], **options))
+    def call(kind: str, **options: Any) -> Any:
+        context = chromium.new_context(offline=True, **options)
+        context.set_default_timeout(10_000)
+        context.add_init_script(HITS)
+        visits.append(Opened(context.new_page(), pages[kind].as_uri()))
         return visits[-1].page
 
-    yield opened
+    yield call
     for one in visits:
-        hits = one.page.evaluate("() => window.hits")
-        one.end()
-        assert (one.requests, one.complaints, hits) == ([one.url], [], 0)
+        hits = one.page.evaluate("window.hits")
+        one.page.context.close()
+        assert (one.requested, one.complaints, hits) == ([], [], 0)

@@ -10,6 +10,7 @@ from scipy import stats
 from sklearn import metrics as sklearn
 
 from lmtool.tables.metrics import (
+    calibration,
     class_lines,
     class_metrics,
     confusion_lines,
@@ -17,6 +18,7 @@ from lmtool.tables.metrics import (
     multi_label_metrics,
     regression_metrics,
     repeats_phrase,
+    sentence_scores,
     translation_metrics,
 )
 from lmtool.tables.results import Results, spread
@@ -227,3 +229,34 @@ def test_the_spread_of_runs_is_mean_and_deviation_of_each_figure() -> None:
     assert spread(runs) == ["test, 3 runs: accuracy 0.7000 ± 0.2000  loss 0.5000 ± 0.0000"]
     several = [[results("x", 0.5, None), results("y", 0.2, None)], [results("x", 0.7, None), results("y", 0.2, None)]]
     assert [line.split(":")[0] for line in spread(several)] == ["x, test, 2 runs", "y, test, 2 runs"]
+
+
+def test_calibration_is_that_of_its_definition():
+    """Guo et al. 2017: ten bins of equal width, and the mean distance of accuracy and confidence over the rows."""
+    rng = np.random.default_rng(3)
+    p_RC = rng.dirichlet([0.5, 0.5, 0.5], 500)
+    true_R = rng.integers(0, 3, 500)
+    found = calibration(p_RC, true_R)
+    bins = {}
+    for p_C, true in zip(p_RC.tolist(), true_R.tolist(), strict=True):
+        bins.setdefault(min(int(max(p_C) * 10), 9), []).append((max(p_C), p_C.index(max(p_C)) == true))
+    assert [one["rows"] for one in found["bins"]] == [len(bins[i]) for i in sorted(bins)]
+    distances = 0.0
+    for one, i in zip(found["bins"], sorted(bins), strict=True):
+        sure, right = (sum(values) / len(bins[i]) for values in zip(*bins[i], strict=True))
+        assert (one["confidence"], one["accuracy"]) == (pytest.approx(sure), pytest.approx(right))
+        distances += len(bins[i]) * abs(sure - right)
+    assert found["ece"] == pytest.approx(distances / 500)
+
+
+def test_certain_right_answers_are_calibrated_and_nan_is_no_error():
+    certain = calibration(np.eye(3), np.arange(3))
+    assert certain == {"ece": 0.0, "bins": [{"confidence": 1.0, "accuracy": 1.0, "rows": 3}]}
+    assert calibration(np.full((2, 2), np.nan), np.array([0, 1]))["bins"][0]["confidence"] == 0.0
+
+
+def test_sentences_are_scored_as_sacrebleu_does():
+    hypotheses, references = ["a cat sat", "", "rain"], ["a cat sat", "a dog", "it rains"]
+    expected = [sacrebleu.sentence_chrf(h, [r]).score for h, r in zip(hypotheses, references, strict=True)]
+    assert sentence_scores(hypotheses, references) == pytest.approx(expected)
+    assert expected[0] == 100

@@ -259,6 +259,8 @@ def test_classes_are_measured() -> None:
         (2, "yes", "so"),
     ]
     assert found.mistakes[0]["probability"] == pytest.approx(float(log_p[4].exp()[1]))
+    assert [one["text"] for one in found.mistakes] == ["e hhh", "c hhhh", "b hh"]
+    assert sum(one["rows"] for one in found.figures["calibration"]["bins"]) == 5
     validation = task.validate(model, rows)
     assert validation.loss == found.loss
     assert validation.metrics == {"accuracy": found.figures["accuracy"], "macro-f1": found.figures["macro_f1"]}
@@ -390,6 +392,24 @@ def test_free_text_is_measured_by_sacrebleu(monkeypatch: pytest.MonkeyPatch) -> 
     assert found["bleu"] == pytest.approx(BLEU().corpus_score(answers, [references]).score)
     assert found["exact"] == pytest.approx(1 / 3)
     assert 0 < found["chrf"] < 100
+
+
+def test_the_worst_and_best_texts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = a_recipe(MODELS["transformer"], {"kind": "seq2seq"})
+    task = answer_task(recipe)
+    true = [f"the cat number {i} sat on the mat" for i in range(3 * MISTAKES)]
+    answers = [text[: len(text) - i // 2] for i, text in enumerate(true)]
+    monkeypatch.setattr(task, "write", lambda *_: answers)
+    monkeypatch.setattr(task, "validate", lambda *_: Validation(1.5))
+    source = np.array(task.framing.tokenizer.encode("ab"))
+    rows = [EncodedRow(i, source, cut=False, target=source, answer=text) for i, text in enumerate(true)]
+    kept = task.measure(a_model(recipe), rows, "test", 3).record()["sentences"]
+    assert len(kept) == 2 * MISTAKES
+    assert [one["chrf"] for one in kept] == sorted(one["chrf"] for one in kept)
+    assert kept[0]["row"] >= 3 * MISTAKES - 3
+    assert kept[-1]["chrf"] == pytest.approx(100)
+    assert all(one["source"] == "ab" for one in kept)
+    assert all(one["target"] == true[one["row"]] and one["predicted"] == answers[one["row"]] for one in kept)
 
 
 def test_labels_as_text_are_classes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """The comparison at the end of a run: against an n-gram run of its own, and against `eval`."""
 
 import json
+import math
 import random
 from typing import Any
 
@@ -103,3 +104,12 @@ def test_a_model_that_has_no_such_figure_is_refused(work: Work) -> None:
     for model in ("model={kind: ngram}", "objective={kind: bidirectional}"):
         with pytest.raises(Exception, match="baseline"):
             work.pretrain(model, BASELINE)
+
+
+def test_bytes_of_a_token_turn_losses_into_bits(work: Work) -> None:
+    """What is noted before the first step agrees with what is measured at the end."""
+    work.pretrain(BASELINE, "evaluation.tokens=null")
+    found = results(work)
+    info = json.loads((work.run() / "run.json").read_text())
+    assert found["loss"] / math.log(2) / info["data"]["bytes_per_token"] == pytest.approx(found["bits_per_byte"])
+    assert any("tokens" in line for line in info["data"]["lines"])
