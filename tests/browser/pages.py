@@ -44,6 +44,8 @@ PAGES: dict[str, tuple[str, ...]] = {
     "recipe with sinusoids": ("recipes", "draw", "transformer-tiny", "-o"),
     "gradients": ("gradients", WRITER, HOSTILE, "-o"),
     "samples": ("generate", HOSTILE, "--run", WRITER, "--max-new-tokens", "12", "--top-k", "9", "--seed", "1", "--html"),
+    "pieces": ("tokenize", "--tokenizer", "merges", "--show", HOSTILE, "--html"),
+    "neighbours": ("neighbors", WRITER, "img", "--in", HOSTILE, "--among", "tales.txt", "--map", "pca", "-o"),
     "beams": ("generate", HOSTILE, "--run", WRITER, "--max-new-tokens", "9", "--num-beams", "3", "--html"),
 }
 """The command that writes each kind of page; the name of the file comes last."""
@@ -71,6 +73,7 @@ def _lmtool(*arguments: str) -> None:
 def _make_runs() -> None:
     Path("tales.txt").write_text("\n".join(f"{line} {HOSTILE}" for line in SENTENCES), encoding="utf-8")
     _recipe(f"{FILE}.yaml", tokenizer={"kind": "file", "path": _hostile_tokenizer("tales.txt")})
+    _lmtool("tokenize", "tales.txt", "--kind", "bpe", "--vocab-size", "330", "-o", "merges", "-q")
     _recipe("judge.yaml", shape="encoder", objective="classification")
     _recipe("translator.yaml", shape="encoder-decoder", objective="seq2seq")
     for run in (WRITER, OTHER):

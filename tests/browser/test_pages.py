@@ -73,6 +73,25 @@ def test_charts_are_read_out_by_pointer_keys_and_fingers(visit, kind):
             assert said.text_content() == first
 
 
+@pytest.mark.parametrize("kind", ["beams", "neighbours"])
+def test_points_are_read_out_by_pointer_keys_and_fingers(visit, kind):
+    for page in (visit(kind), visit(kind, **PHONE)):
+        picture = page.locator("svg[data-chart=points]")
+        said = picture.locator("xpath=ancestor::figure").locator(".readout")
+        points = picture.locator(".point")
+        second = points.nth(1)
+        second.locator("circle").or_(second).last.click()
+        assert picture.locator(".here").count() == 1
+        assert second.evaluate("point => point.classList.contains('here')")
+        pointed = said.text_content()
+        assert pointed
+        picture.press("ArrowLeft")
+        assert points.first.evaluate("point => point.classList.contains('here')")
+        assert said.text_content() not in ("", pointed)
+        picture.press("ArrowRight")
+        assert said.text_content() == pointed
+
+
 @pytest.mark.parametrize("kind", ["report", "report of two runs"])
 def test_views_are_chosen_by_pointer_and_keys(visit, kind):
     page = visit(kind)
