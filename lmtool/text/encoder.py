@@ -51,10 +51,10 @@ def batch_encoder(inner: Inner) -> BatchEncoder:
 
 
 def char_encoder(characters: Sequence[str], unk_id: int) -> BatchEncoder:
-    """Encoder of a tokenizer whose token i is `characters[i]`; empty entries encode nothing."""
+    """Encoder of a tokenizer whose token i is `characters[i]`; entries of no or several characters encode nothing."""
     id_of = np.full(0x110000, unk_id, dtype=np.uint32)
     for i, character in enumerate(characters):
-        if character:
+        if len(character) == 1:
             id_of[ord(character)] = i
 
     def encode(texts: Sequence[str]) -> tuple[Ids, Lengths]:

@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
+from tests.browser.pages import write_pages
+
 NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+HITS = "window.hits = 0; window.hit = () => { window.hits += 1; };"
+"""What hostile texts of `pages` call where they are markup."""
 
 
 class Opened:
@@ -63,3 +69,34 @@ def opened(chromium: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
     yield call
     for context in contexts:
         context.close()
+
+
+@pytest.fixture(scope="session")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The file of each kind of page."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("pages"))
+        patch.setenv("LMTOOL_RUNS", os.getcwd())
+        return write_pages()
+
+
+@pytest.fixture
+def visit(chromium: Any, pages: dict[str, Path]) -> Iterator[Callable[..., Any]]:
+    """Opens a kind of page, in a context with these options, and holds of it whatever the test does:
+
+    it requests nothing but itself, its console is silent, and no text of a run is markup.
+    """
+    visits = []
+
+    def call(kind: str, **options: Any) -> Any:
+        context = chromium.new_context(offline=True, **options)
+        context.set_default_timeout(10_000)
+        context.add_init_script(HITS)
+        visits.append(Opened(context.new_page(), pages[kind].as_uri()))
+        return visits[-1].page
+
+    yield call
+    for one in visits:
+        hits = one.page.evaluate("window.hits")
+        one.page.context.close()
+        assert (one.requested, one.complaints, hits) == ([], [], 0)

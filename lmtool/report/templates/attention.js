@@ -35,6 +35,9 @@
     for (const character of short(token)) width += character.codePointAt(0) < 0x1100 ? 7.2 : 13;
     return width;
   })));
+  // a finger that taps does not move
+  const onPoint = (picture, answer) =>
+    ["pointerdown", "pointermove"].forEach((name) => picture.addEventListener(name, answer));
   const place = (picture, event) =>
     new DOMPoint(event.clientX, event.clientY).matrixTransform(picture.getScreenCTM().inverse());
 
@@ -276,7 +279,7 @@
       press();
     });
   }
-  at("heat").addEventListener("pointermove", (event) => {
+  onPoint(at("heat"), (event) => {
     const part = parts[state.part];
     const point = place(at("heat"), event);
     const column = Math.floor((point.x - at("heat").dataset.left) / CELL);
@@ -290,20 +293,23 @@
     if (here) readOut(here[0] + moves[event.key][0], here[1] + moves[event.key][1]);
     else readOut(0, 0);
   });
-  at("links").addEventListener("pointermove", (event) => {
+  onPoint(at("links"), (event) => {
     const part = parts[state.part];
     const point = place(at("links"), event);
     const side = point.x < Number(at("links").dataset.left) ? 0 : 1;
     const index = Math.floor((point.y - 4) / LINE);
     const isWord = side === 0 || point.x > Number(at("links").dataset.right);
     if (isWord && index >= 0 && index < [part.rows, part.columns][side]) choose(side, index);
+    else if (event.type === "pointerdown") showAllLinks();
   });
   const showAllLinks = () => {
     if (!chosen) return;
     chosen = undefined;
     drawLinks();
   };
-  at("links").addEventListener("pointerleave", showAllLinks);
+  at("links").addEventListener("pointerleave", (event) => {
+    if (event.pointerType === "mouse") showAllLinks();
+  });
   at("links").addEventListener("keydown", (event) => {
     const [side, index] = chosen || [0, -1];
     const moves = {

@@ -16,10 +16,16 @@ for (const figure of document.querySelectorAll("figure")) {
       const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
       return [point.x, point.y];
     };
+    // a finger that taps does not move
+    const onPoint = (answer) => ["pointerdown", "pointermove"].forEach((name) => svg.addEventListener(name, answer));
     const say = (text) => {
       readout.textContent = text;
-      cursor.removeAttribute("visibility");
+      cursor?.removeAttribute("visibility");
       svg.dispatchEvent(new CustomEvent("pick", { detail: { row, column }, bubbles: true }));
+    };
+    const told = (cells) => {
+      const parts = [...cells].map((cell, i) => [heads[i], cell.textContent.trim()]);
+      return parts.filter(([, text]) => text).map((part) => part.join(" ")).join(" · ");
     };
     if (svg.dataset.chart === "lines") {
       const known = [];
@@ -34,10 +40,9 @@ for (const figure of document.querySelectorAll("figure")) {
         here = Math.max(0, Math.min(known.length - 1, index));
         row = known[here][1];
         cursor.setAttribute("transform", `translate(${pixel(known[here][0])} 0)`);
-        const parts = [...rows[row].cells].map((cell, i) => [heads[i], cell.textContent.trim()]);
-        say(parts.filter(([, text]) => text).map((part) => part.join(" ")).join(" · "));
+        say(told(rows[row].cells));
       };
-      svg.addEventListener("pointermove", (event) => {
+      onPoint((event) => {
         const [x] = place(event);
         let best = 0;
         known.forEach(([value], i) => {
@@ -51,6 +56,24 @@ for (const figure of document.querySelectorAll("figure")) {
         event.preventDefault();
         choose(here < 0 ? 0 : here + steps[event.key]);
       });
+    } else if (svg.dataset.chart === "points") {
+      // one for each row of the table, in that order
+      const points = [...svg.querySelectorAll(".point")];
+      const choose = (index) => {
+        row = Math.max(0, Math.min(points.length - 1, index));
+        points.forEach((point, i) => point.classList.toggle("here", i === row));
+        say(told(rows[row].cells));
+      };
+      onPoint((event) => {
+        const index = points.indexOf(event.target.closest(".point"));
+        if (index >= 0) choose(index);
+      });
+      svg.addEventListener("keydown", (event) => {
+        const steps = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1, Home: -points.length, End: points.length };
+        if (!(event.key in steps)) return;
+        event.preventDefault();
+        choose(row < 0 ? 0 : row + steps[event.key]);
+      });
     } else {
       const height = rows.length;
       const width = at("columns");
@@ -62,7 +85,7 @@ for (const figure of document.querySelectorAll("figure")) {
         const cells = rows[row].cells;
         say(`${cells[0].textContent} → ${heads[column + 1]}: ${cells[column + 1].textContent}`);
       };
-      svg.addEventListener("pointermove", (event) => {
+      onPoint((event) => {
         const [x, y] = place(event);
         const c = Math.floor((x - at("left")) / at("cell"));
         const r = Math.floor((y - at("top")) / at("cell"));
