@@ -38,7 +38,9 @@ def test_text_stays_text(visit, kind, bypass_csp):
     page = visit(kind, bypass_csp=bypass_csp)
     page.eval_on_selector_all("details", "all => all.forEach((details) => { details.open = true; })")
     assert page.locator("img, iframe, object, embed, link, base, form, a:not([href^='#'])").count() == 0
-    handlers = "() => [...document.querySelectorAll('*')].flatMap(e => [...e.attributes]).filter(a => /^on/.test(a.name))"
+    handlers = (
+        "() => [...document.querySelectorAll('*')].flatMap(e => [...e.attributes]).filter(a => /^on/.test(a.name))"
+    )
     assert page.evaluate(f"({handlers})().length") == 0
     assert page.locator("h1").count() == 1
     if kind not in ("recipe with windows", "recipe with buckets", "recipe with sinusoids"):
