@@ -9,7 +9,7 @@ TEXT ?= data/stories.txt
 PROMPT ?= One
 VALID ?= $(if $(filter data/stories.txt,$(TEXT)),data/stories.valid.txt,$(TEXT))
 
-.PHONY: help quickstart test test-slow test-browser test-real test-gpu check data bench clean
+.PHONY: help quickstart test test-slow test-browser test-real test-gpu check data pictures bench clean
 
 help:
 	@echo 'make quickstart   install, then train on $(TEXT), write some text, measure; TEXT=my.txt trains on yours'
@@ -20,6 +20,7 @@ help:
 	@echo 'make test-gpu     the tests that need a CUDA device'
 	@echo 'make check        the same as make test'
 	@echo 'make data         write the bundled texts again'
+	@echo 'make pictures     train some small models, and draw the pictures of the documentation again'
 	@echo 'make bench        the measurements in benchmarks/'
 	@echo 'make clean        remove the environment and caches; runs stay'
 
@@ -46,6 +47,9 @@ test-gpu: $(VENV)/.dev
 
 data: $(VENV)/.made
 	$(BIN)/python data/make/bundle.py
+
+pictures: $(VENV)/.runtime
+	$(BIN)/python scripts/pictures.py
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/training.py

@@ -19,7 +19,7 @@ LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 40
 COLOURS = 8
 """Colours that the page has, numbered from 0."""
 
-CHARACTER = 6.6
+CHARACTER = 7.2
 """Mean width of a character of the labels, in pixels; a wide one takes two."""
 
 Point = tuple[float, float]
@@ -126,8 +126,8 @@ def heat_map(
     most = high if high is not None else max((value for row in values for value in row), default=0.0)
     shown_rows = [_shortened(name, 18) for name in rows] if labelled else []
     shown_columns = [_shortened(name, 18) for name in columns] if labelled else []
-    left = 4 + (18 if y else 0) + math.ceil(max(map(_width, shown_rows), default=0.0))
-    top = 4 + (18 if x else 0) + math.ceil(max(map(_width, shown_columns), default=0.0))
+    left = 8 + (18 if y else 0) + math.ceil(max(map(_width, shown_rows), default=0.0))
+    top = 8 + (18 if x else 0) + math.ceil(max(map(_width, shown_columns), default=0.0))
     return render(
         "heat.svg",
         label=label,
@@ -161,7 +161,9 @@ def standalone(picture: str) -> str:
     head, mark, rest = str(picture).partition(">")
     style = (files("lmtool.report") / "templates" / "charts.css").read_text(encoding="utf-8")
     size = head.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-    return f"{size}{mark}\n<style>{escape(style, quote=False)}</style>{rest}"
+    # it may be shown on a page whose background is not of the reader's colour scheme
+    style += "svg.picture { background: var(--paper); }\n"
+    return f"{size}{mark}\n<style>{escape(style, quote=False)}</style>{rest}\n"
 
 
 @dataclass(frozen=True)
