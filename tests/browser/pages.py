@@ -23,6 +23,7 @@ model: {{kind: transformer, shape: {shape}, n_layers: 2, d_model: 16, n_heads: 2
 tokenizer: {tokenizer}
 objective: {{kind: {objective}}}
 training: {{steps: 6, batch_size: 4, device: cpu, precision: float32}}
+optimizer: {{kind: adamw, lr: 1e-5}}
 schedule: {{kind: linear, warmup_steps: 2}}
 evaluation: {evaluation}
 checkpoint: {{every: 2}}
@@ -43,19 +44,7 @@ PAGES: dict[str, tuple[str, ...]] = {
     "recipe with buckets": ("recipes", "draw", "t5-tiny", "-o"),
     "recipe with sinusoids": ("recipes", "draw", "transformer-tiny", "-o"),
     "gradients": ("gradients", WRITER, HOSTILE, "-o"),
-    "samples": (
-        "generate",
-        HOSTILE,
-        "--run",
-        WRITER,
-        "--max-new-tokens",
-        "12",
-        "--top-k",
-        "9",
-        "--seed",
-        "1",
-        "--html",
-    ),
+    "samples": ("generate", HOSTILE, "--run", WRITER, "--max-new-tokens", "12", "--seed", "1", "--html"),
     "pieces": ("tokenize", "--tokenizer", "merges", "--show", HOSTILE, "--html"),
     "neighbours": ("neighbors", WRITER, "img", "--in", HOSTILE, "--among", "tales.txt", "--map", "pca", "-o"),
     "beams": ("generate", HOSTILE, "--run", WRITER, "--max-new-tokens", "9", "--num-beams", "3", "--html"),

@@ -127,6 +127,19 @@ def test_vocabulary_too_small_for_its_specials_is_refused(spec: TokenizerSpec) -
         Tokenizer.train(spec, ["text"])
 
 
+def test_entries_of_several_characters_encode_no_text(tmp_path: Path) -> None:
+    """Whoever writes a tokenizer.json may name its entries at will."""
+    file = tmp_path / "tokenizer.json"
+    trained = Tokenizer.train(CharTokenizer(kind="char"), ["abc"])
+    trained.save(file)
+    content = json.loads(file.read_text(encoding="utf-8"))
+    content["model"]["vocab"]["ab"] = trained.vocab_size
+    file.write_text(json.dumps(content), encoding="utf-8")
+    longer = Tokenizer.load(file)
+    assert longer.encode("abc") == trained.encode("abc")
+    assert longer.decode([trained.vocab_size]) == "ab"
+
+
 def test_saved_and_loaded_is_the_same(tokenizer: Tokenizer, tmp_path: Path) -> None:
     tokenizer.save(tmp_path)
     for path in tmp_path, tmp_path / "tokenizer.json", str(tmp_path):
