@@ -3,8 +3,9 @@
 Shapes: B rows, T positions, S keys, L layers, N heads, D width, C classes, M steps, W words.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from lmtool.inference.load import Loaded
 from lmtool.model.classifier import Classifier
 from lmtool.printable import plain
 from lmtool.recipe.spec import Classification
-from lmtool.text.tokenizer import find_words
+from lmtool.text.tokenizer import Tokenizer, find_words
 
 STEPS = 64
 """Points on the path of integrated gradients."""
@@ -27,6 +28,7 @@ BATCH_TOKENS = 4096
 """Positions computed at once."""
 
 Numbers = NDArray[np.float64]
+Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -104,33 +106,61 @@ def _words(loaded: Loaded, texts: Sequence[str]) -> tuple[list[str], list[list[i
     position = len(loaded.framing.before)
     for text in texts:
         ids, spans = loaded.tokenizer.encode_with_places(text)
-        free = list(range(len(ids)))
-        for start, stop in find_words(text):
-            own = [i for i in free if spans[i][0] < stop and spans[i][1] > start]
-            free = [i for i in free if i not in own]
-            if own:
-                words.append(plain(text[start:stop]))
-                places.append([position + i for i in own])
+        for word, own in _matched(text, spans):
+            words.append(word)
+            places.append([position + i for i in own])
         position += len(ids) + len(loaded.framing.between)
     return words, places
+
+
+def words_of_row(tokenizer: Tokenizer, tokens_T: Ids) -> tuple[list[str], list[list[int]]]:
+    """The words of an encoded row, as its tokens are decoded, and for each the positions of its tokens, at least one.
+
+    As `_words` without the text: special tokens are between texts, a token is what it adds to those before it.
+    """
+    words, places = [], []
+    special = tokenizer.special_ids - {tokenizer.unk_id}
+    for is_special, run in groupby(enumerate(tokens_T.tolist()), key=lambda numbered: numbered[1] in special):
+        if is_special:
+            continue
+        positions, ids = zip(*run, strict=True)
+        ends = [len(tokenizer.decode(list(ids[:n]))) for n in range(len(ids) + 1)]
+        for word, own in _matched(tokenizer.decode(list(ids)), list(pairwise(ends))):
+            words.append(word)
+            places.append([positions[i] for i in own])
+    return words, places
+
+
+def _matched(text: str, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[str, list[int]]]:
+    """Each word of a text that has a token of its own, and the numbers of its tokens. spans: of the tokens."""
+    free = list(range(len(spans)))
+    for start, stop in find_words(text):
+        own = [i for i in free if spans[i][0] < stop and spans[i][1] > start]
+        free = [i for i in free if i not in own]
+        if own:
+            yield plain(text[start:stop]), own
+
+
+def without(tokens_T: Ids, segments_T: Ids | None, own: Sequence[int], filler: int) -> tuple[Ids, Ids | None]:
+    """A row and its segments without the tokens at some places. filler: the only token of a row that is then empty."""
+    if len(own) == len(tokens_T):
+        return np.array([filler]), None if segments_T is None else segments_T[:1]
+    return np.delete(tokens_T, own), None if segments_T is None else np.delete(segments_T, own)
 
 
 @torch.no_grad()
 def leave_out(score: Callable[[Batch], Tensor], batch: Batch, places: Sequence[Sequence[int]], filler: int) -> Numbers:
     """The score (W) of a row without the tokens at each of several places. filler: the only token of an empty row."""
     tokens_T = batch.tokens_BT[0].cpu().numpy()
-    rows = [np.delete(tokens_T, own) for own in places]
-    rows = [row if len(row) else np.array([filler]) for row in rows]
-    segments = None
-    if batch.segments_BT is not None:
-        segments_T = batch.segments_BT[0].cpu().numpy()
-        segments = [np.delete(segments_T, own) if len(own) < len(segments_T) else segments_T[:1] for own in places]
+    segments_T = None if batch.segments_BT is None else batch.segments_BT[0].cpu().numpy()
+    rows = [without(tokens_T, segments_T, own, filler) for own in places]
     found = []
     at_once = max(1, BATCH_TOKENS // len(tokens_T))
     for first in range(0, len(rows), at_once):
-        chosen = slice(first, first + at_once)
-        tokens_BT, keep_BT = padded(rows[chosen], filler)
-        segments_BT = None if segments is None else padded(segments[chosen], 0)[0]
+        chosen = rows[first : first + at_once]
+        tokens_BT, keep_BT = padded([tokens for tokens, _ in chosen], filler)
+        segments = [segments for _, segments in chosen if segments is not None]
+        segments_BT = padded(segments, 0)[0] if segments else None
         part = Batch(tokens_BT, keep_BT=keep_BT, segments_BT=segments_BT)
         found.append(score(part.to(batch.tokens_BT.device)).double().cpu().numpy())
     return np.concatenate(found) if found else np.zeros(0)

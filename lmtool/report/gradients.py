@@ -1,25 +1,34 @@
 """Gradient norms over the steps back to each state, as a curve: in a terminal, or on a page."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
+from markupsafe import Markup
 from rich.text import Text
 
 from lmtool.inference.gradients import GradientFlow
 from lmtool.printable import plain
-from lmtool.report.charts import Line, line_chart
-from lmtool.report.page import Section, figure, page, table
+from lmtool.report.charts import Line, Point, line_chart
+from lmtool.report.page import Section, figure, page, table, views
 from lmtool.report.terminal import plot
+
+CURVES = 5
+"""Validations of a run that are drawn, spread over its steps."""
+
+MOST_KINDS = 8
+"""Kinds of states of a run that are drawn."""
 
 X, Y = "steps back", "log10 of the gradient norm"
 
 
+def _points(norms: Sequence[float | None]) -> list[Point]:
+    """Logarithms of norms by steps back; zeros, which have none, and what is not finite are left out."""
+    return [(k, math.log10(norm)) for k, norm in enumerate(norms) if norm]
+
+
 def _lines(flow: GradientFlow) -> list[Line]:
-    """A line for each kind of state; zeros, which have no logarithm, are left out."""
-    return [
-        Line(name, [(k, math.log10(norm)) for k, norm in enumerate(norms) if norm], colour)
-        for colour, (name, norms) in enumerate(flow.found.norms.items())
-    ]
+    """A line for each kind of state."""
+    return [Line(name, _points(norms), colour) for colour, (name, norms) in enumerate(flow.found.norms.items())]
 
 
 def _title(flow: GradientFlow) -> str:
@@ -60,3 +69,28 @@ def as_page(flow: GradientFlow) -> str:
     lead = plain(f"{flow.loaded.run_path}, step {flow.loaded.step}")
     section = Section("How far back gradients reach", figure(picture, caption, numbers))
     return page(plain(_title(flow)), [section], lead=lead)
+
+
+def training_figure(logged: Mapping[int, Mapping[str, Sequence[float | None]]], name: str) -> Markup:
+    """The curves of some validations of a run, for each kind of state. logged: by step. name: unique on the page."""
+    steps = list(logged)
+    last = len(steps) - 1
+    shown = sorted({steps[i * last // max(1, CURVES - 1)] for i in range(CURVES)})
+    kinds = list(logged[steps[-1]])
+    drawn = kinds if len(kinds) <= MOST_KINDS else [*kinds[: MOST_KINDS - 1], kinds[-1]]
+    panels = {
+        kind: line_chart(
+            [Line(f"step {step}", _points(logged[step].get(kind, ())), i) for i, step in enumerate(shown)],
+            x=X,
+            y=Y,
+            label=f"Gradient norm in {kind} by steps back",
+            column=2,
+        )
+        for kind in drawn
+    }
+    rows = [
+        [step, kind, k, norm] for step in shown for kind in drawn for k, norm in enumerate(logged[step].get(kind, ()))
+    ]
+    caption = "Norm of the gradient of one validation loss in the states that many steps before the prediction."
+    numbers = table(["step", "states", X, "norm"], rows)
+    return figure(views(name, panels), caption, numbers)

@@ -16,6 +16,9 @@ MOST_POINTS = 300
 LOGGED = ("step", "loss", "valid_loss", "lr", "grad_norm", "tokens", "tokens_per_second", "seconds")
 """Names of metrics.jsonl that every run has; those of a task's metrics come after them."""
 
+GRADIENT_NORMS = "gradient_norms"
+"""The name of what is logged by steps back."""
+
 Values = Mapping[str, object]
 """The plain values of a recipe by dotted key."""
 
@@ -88,7 +91,13 @@ class History:
     @property
     def metrics(self) -> tuple[str, ...]:
         """Names of the metrics that validations have besides the loss."""
-        return tuple(dict.fromkeys(name for record in self.records for name in record if name not in LOGGED))
+        names = dict.fromkeys(name for record in self.records for name in record)
+        return tuple(name for name in names if name not in {*LOGGED, GRADIENT_NORMS})
+
+    @property
+    def gradient_norms(self) -> dict[int, Mapping[str, Sequence[float | None]]]:
+        """What `evaluation.gradient_norms` has logged, by step: for each kind of state the norms by steps back."""
+        return {record["step"]: norms for record in self.records if (norms := record.get(GRADIENT_NORMS))}
 
     def summary(self) -> dict[str, object]:
         """What `lmtool runs compare` says of the run, besides its recipe. Losses are in nats."""

@@ -10,6 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from lmtool.report.charts import Level, Line, heat_map, heat_table, line_chart
+from lmtool.report.gradients import training_figure
 from lmtool.report.history import History, differences, number, thinned
 from lmtool.report.page import Section, TableCell, facts, figure, page, render, table, views, write_page
 from lmtool.run.directory import REPORT, Run
@@ -39,11 +40,14 @@ def training_page(histories: Sequence[History], *, refresh: int | None = None) -
     sections = [Section("Loss", _losses(histories)), *_metrics(histories), *_pace(histories)]
     if several:
         sections.append(Section("Beside each other", _beside(histories)))
-    for history in histories:
+    for colour, history in enumerate(histories):
         of = f" of {history.name}" if several else ""
         for task, results in history.results.items():
             named = f" {task}" if task else ""
             sections.append(Section(f"Results{named}{of}", _results(results)))
+        if history.gradient_norms:
+            drawn = training_figure(history.gradient_norms, f"gradients-{colour}")
+            sections.append(Section(f"How far back gradients reach{of}", drawn))
         if history.samples:
             sections.append(Section(f"Samples{of}", _samples(history.samples)))
         sections.append(Section(f"Recipe{of}", _recipe(history)))
@@ -225,9 +229,10 @@ def _results(results: Mapping[str, Any]) -> Markup:
     if confusion := results.get("confusion"):
         parts.append(_confusion(confusion, list(classes or results["labels"])))
     if calibration := results.get("calibration"):
-        parts.append(_calibration(calibration))
+        parts.append(_calibration(calibration, "rows" if confusion else "pairs of a row and a label"))
     if mistakes := results.get("mistakes"):
-        parts.append(_listed(mistakes, ["row", "label", "predicted", "probability", "text"], "Most confident mistakes"))
+        caption = "Most confident mistakes; words: those without which it would be least certain, by leave-one-out"
+        parts.append(_listed(mistakes, ["row", "label", "predicted", "probability", "words", "text"], caption))
     if sentences := results.get("sentences"):
         caption = "Generated texts, the worst first, then the best, by chrF"
         parts.append(_listed(sentences, ["row", "source", "target", "predicted", "chrf"], caption))
@@ -235,7 +240,7 @@ def _results(results: Mapping[str, Any]) -> Markup:
 
 
 def _listed(records: Sequence[Mapping[str, Any]], columns: Sequence[str], caption: str) -> Markup:
-    return table(columns, [[_cell(record.get(name)) for name in columns] for record in records], caption=caption)
+    return table(columns, [[_cell(record.get(name, "")) for name in columns] for record in records], caption=caption)
 
 
 def _confusion(confusion: Sequence[Sequence[int]], names: Sequence[str]) -> Markup:
@@ -251,7 +256,7 @@ def _confusion(confusion: Sequence[Sequence[int]], names: Sequence[str]) -> Mark
     return figure(picture, caption, heat_table(counts, labels, labels, corner="true, predicted"))
 
 
-def _calibration(calibration: Mapping[str, Any]) -> Markup:
+def _calibration(calibration: Mapping[str, Any], counted: str) -> Markup:
     bins = calibration["bins"]
     points = [(found["confidence"], found["accuracy"]) for found in bins]
     picture = line_chart(
@@ -263,11 +268,11 @@ def _calibration(calibration: Mapping[str, Any]) -> Markup:
         diagonal=True,
     )
     caption = (
-        "Reliability diagram: rows in bins by the probability of their predicted class. On the diagonal it can be "
+        f"Reliability diagram: {counted} in bins by the probability of their answer. On the diagonal it can be "
         f"believed. Expected calibration error: {calibration['ece']:.3f}"
     )
     rows = [[found["confidence"], found["accuracy"], found["rows"]] for found in bins]
-    return figure(picture, caption, table(["confidence", "accuracy", "rows"], rows))
+    return figure(picture, caption, table(["confidence", "accuracy", counted], rows))
 
 
 def _samples(samples: Sequence[Record]) -> Markup:
@@ -315,7 +320,9 @@ def _time(stamp: object) -> str:
 
 
 def _cell(value: object) -> TableCell:
-    """A value of a JSON file as a table cell."""
+    """A value of a JSON file as a table cell, a list with commas."""
+    if isinstance(value, list):
+        return ", ".join(map(_value, value))
     return value if isinstance(value, str | int | float) and not isinstance(value, bool) else _value(value)
 
 

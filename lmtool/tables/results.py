@@ -16,8 +16,9 @@ class Results:
     """Results of a model on labelled rows.
 
     part: "test" for a table that was not used in training, "validation" for the rows that chose the checkpoint.
-    figures: accuracy, macro_f1, bleu and so on, as in `record`. mistakes: the most confident ones. sentences: the
-    generated texts furthest from their targets, then those nearest to them, with source, target and chrF.
+    figures: accuracy, macro_f1, bleu and so on, as in `record`. mistakes: the most confident ones, with the words
+    that decided them. sentences: the generated texts furthest from their targets, then those nearest to them, with
+    source, target and chrF.
     task: one of several that a model was trained on. decoding: the decoding strategy, for generated texts.
     floor: of the same rows, where it was measured.
     """
@@ -62,6 +63,7 @@ class Results:
             lines += ["", "most confident mistakes:"]
             lines += [
                 f"  row {found['row']}: {found['label']} predicted as {found['predicted']} ({found['probability']:.3f})"
+                + (f", by {', '.join(found['words'])}" if found["words"] else "")
                 for found in self.mistakes
             ]
         return lines

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from lmtool.decoding.framing import Framing
 from lmtool.decoding.settings import Beam, Greedy, Options
 from lmtool.decoding.text import complete, write
 from lmtool.errors import UsageError
+from lmtool.inference.attribution import without, words_of_row
 from lmtool.inference.evaluation import Evaluated, Validation, evaluate
 from lmtool.model import LanguageModel
 from lmtool.model.classifier import Classifier
@@ -46,6 +47,12 @@ from lmtool.text.dropout import BpeDropout
 MISTAKES = 10
 """Number of most confident mistakes that are listed, and of the best and of the worst generated texts."""
 
+DECIDING = 3
+"""Number of words that are listed beside a mistake."""
+
+LEFT_OUT = 20_000
+"""Positions that are computed for these words, or as many as the measured rows have where that is more."""
+
 LONGEST_TEXT = 1000
 """Characters of a row's text that are kept beside its result."""
 
@@ -67,6 +74,21 @@ class AnsweringModel:
     objective: Objective
     compute: Compute
     world: World
+
+
+class WrongAnswer(NamedTuple):
+    """A row that is answered wrongly.
+
+    place: the number of the row among those measured, from 0. column: of the class predicted, or of the label that is
+    most confidently wrong. label, predicted: the true and the predicted class or labels. probability: of that class, or
+    of that label's answer.
+    """
+
+    place: int
+    column: int
+    label: str
+    predicted: str
+    probability: float
 
 
 class Task(ABC):
@@ -190,8 +212,50 @@ class HeadTask(Task):
 
     def measure(self, model: AnsweringModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
         scores_RC, loss = self.scores(model, rows)
-        figures, mistakes = self.figures(scores_RC, _labels(rows)), self.mistakes(scores_RC, rows)
-        return Results(part, step, len(rows), loss, figures, mistakes, self.labels)
+        mistakes = self.mistakes(scores_RC, _labels(rows))[:MISTAKES]
+        words = self._deciding(model, rows, scores_RC, mistakes)
+        listed = [
+            {
+                "row": rows[found.place].number,
+                "label": found.label,
+                "predicted": found.predicted,
+                "probability": found.probability,
+                "words": own,
+                "text": self._text(rows[found.place]),
+            }
+            for found, own in zip(mistakes, words, strict=True)
+        ]
+        return Results(part, step, len(rows), loss, self.figures(scores_RC, _labels(rows)), listed, self.labels)
+
+    def _deciding(
+        self, model: AnsweringModel, rows: Sequence[EncodedRow], scores_RC: Floats, mistakes: Sequence[WrongAnswer]
+    ) -> list[list[str]]:
+        """The words without which each mistake would be least certain (leave-one-out; Li, Monroe and Jurafsky 2016).
+
+        None for the long rows that would take more computation than measuring did.
+        """
+        left = max(LEFT_OUT, sum(len(row.tokens) for row in rows))
+        found = [words_of_row(self.framing.tokenizer, rows[mistake.place].tokens) for mistake in mistakes]
+        shorter: list[list[EncodedRow]] = []
+        for mistake, (_, places) in zip(mistakes, found, strict=True):
+            row = rows[mistake.place]
+            cost = len(places) * len(row.tokens)
+            affordable = cost <= left
+            left -= cost * affordable
+            parts = [without(row.tokens, row.segments, own, self.framing.between[0]) for own in places * affordable]
+            shorter.append([replace(row, tokens=tokens, segments=segments) for tokens, segments in parts])
+        variants = [row for own in shorter for row in own]
+        if not variants:
+            return [[] for _ in mistakes]
+        ends = np.cumsum([len(own) for own in shorter])[:-1]
+        deciding = []
+        parts_WC = np.split(self.scores(model, variants)[0], ends)
+        for mistake, (words, _), scores_WC in zip(mistakes, found, parts_WC, strict=True):
+            whole = self.evidence(scores_RC[mistake.place : mistake.place + 1], mistake)
+            share_W = whole - self.evidence(scores_WC, mistake)
+            order = np.argsort(-share_W, kind="stable")[:DECIDING]
+            deciding.append([words[i] for i in order if share_W[i] > 0])
+        return deciding
 
     def answer(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> list[Cells]:
         scores_RC, _ = self.scores(model, rows)
@@ -201,9 +265,13 @@ class HeadTask(Task):
     def added(self) -> tuple[str, ...]:
         return ("predicted", *(f"p_{name}" for name in self.labels))
 
-    def mistakes(self, scores_RC: Floats, rows: Sequence[EncodedRow]) -> list[dict[str, Any]]:
-        """The most confident mistakes; none where there are no probabilities."""
+    def mistakes(self, scores_RC: Floats, true_RC: Floats) -> list[WrongAnswer]:
+        """The mistakes, the most confident first; none where there are no probabilities."""
         return []
+
+    def evidence(self, scores_RC: Floats, mistake: WrongAnswer) -> Floats:
+        """By which score (R) rows would be answered as in a mistake."""
+        raise NotImplementedError
 
     @abstractmethod
     def probabilities(self, scores_RC: Floats) -> Floats:
@@ -234,20 +302,18 @@ class ClassTask(HeadTask):
         found = class_metrics(confusion).to_json(self.labels)
         return found | {"calibration": calibration(self.probabilities(scores_RC), true_R)}
 
-    def mistakes(self, scores_RC: Floats, rows: Sequence[EncodedRow]) -> list[dict[str, Any]]:
-        p_RC, true_R = self.probabilities(scores_RC), _labels(rows)[:, 0].astype(int)
+    def mistakes(self, scores_RC: Floats, true_RC: Floats) -> list[WrongAnswer]:
+        p_RC, true_R = self.probabilities(scores_RC), true_RC[:, 0].astype(int)
         given_R = p_RC.argmax(1)
         wrong = sorted(np.flatnonzero(given_R != true_R).tolist(), key=lambda i: (-p_RC[i].max(), i))
         return [
-            {
-                "row": rows[i].number,
-                "label": self.labels[true_R[i]],
-                "predicted": self.labels[given_R[i]],
-                "probability": float(p_RC[i].max()),
-                "text": self._text(rows[i]),
-            }
-            for i in wrong[:MISTAKES]
+            WrongAnswer(i, int(given_R[i]), self.labels[true_R[i]], self.labels[given_R[i]], float(p_RC[i].max()))
+            for i in wrong
         ]
+
+    def evidence(self, scores_RC: Floats, mistake: WrongAnswer) -> Floats:
+        log_p_R: Floats = scores_RC[:, mistake.column] - np.logaddexp.reduce(scores_RC, axis=1)
+        return log_p_R
 
     def cells(self, p_C: Floats) -> Cells:
         return (self.labels[int(p_C.argmax())], *(f"{p:.6f}" for p in p_C))
@@ -263,11 +329,29 @@ class LabelsTask(HeadTask):
         return sigmoid_RC
 
     def figures(self, scores_RC: Floats, true_RC: Floats) -> dict[str, Any]:
-        return multi_label_metrics(true_RC > 0.5, scores_RC > 0).to_json(self.labels)
+        found = multi_label_metrics(true_RC > 0.5, scores_RC > 0).to_json(self.labels)
+        p_P, true_P = self.probabilities(scores_RC).ravel(), true_RC.ravel() > 0.5
+        return found | {"calibration": calibration(np.stack([1 - p_P, p_P], 1), true_P.astype(int))}
+
+    def mistakes(self, scores_RC: Floats, true_RC: Floats) -> list[WrongAnswer]:
+        p_RC = np.nan_to_num(self.probabilities(scores_RC))
+        sure_RC = np.where((p_RC > 0.5) != (true_RC > 0.5), np.maximum(p_RC, 1 - p_RC), 0.0)
+        column_R = sure_RC.argmax(1)
+        wrong = sorted(np.flatnonzero(sure_RC.any(1)).tolist(), key=lambda i: (-sure_RC[i].max(), i))
+        return [
+            WrongAnswer(i, int(column_R[i]), self._joined(true_RC[i]), self._joined(p_RC[i]), float(sure_RC[i].max()))
+            for i in wrong
+        ]
+
+    def evidence(self, scores_RC: Floats, mistake: WrongAnswer) -> Floats:
+        is_given = self.labels[mistake.column] in mistake.predicted.split(SEPARATOR)
+        return scores_RC[:, mistake.column] if is_given else -scores_RC[:, mistake.column]
+
+    def _joined(self, p_C: Floats) -> str:
+        return SEPARATOR.join(name for name, p in zip(self.labels, p_C, strict=True) if p > 0.5)
 
     def cells(self, p_C: Floats) -> Cells:
-        chosen = SEPARATOR.join(name for name, p in zip(self.labels, p_C, strict=True) if p > 0.5)
-        return (chosen or SEPARATOR, *(f"{p:.6f}" for p in p_C))
+        return (self._joined(p_C) or SEPARATOR, *(f"{p:.6f}" for p in p_C))
 
 
 class NumberTask(HeadTask):

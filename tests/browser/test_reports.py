@@ -25,7 +25,7 @@ def html(tmp_path_factory):
         "classes": {name: {"precision": 1.0, "recall": 1.0, "f1": 1.0, "support": 4} for name in names},
         "confusion": [[3, 1], [2, 2]],
         "calibration": {"ece": 0.25, "bins": [{"confidence": 0.75, "accuracy": 0.5, "rows": 8}]},
-        "mistakes": [{"row": 1, "label": text, "predicted": text, "probability": 0.9, "text": text}],
+        "mistakes": [{"row": 1, "label": text, "predicted": text, "probability": 0.9, "words": [text], "text": text}],
     }
     (run.path / "metrics.json").write_text(json.dumps(results))
     return training_page([History.of(run)])

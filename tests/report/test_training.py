@@ -116,7 +116,7 @@ def test_nothing_of_a_run_becomes_html(tmp_path, text):
         "classes": {text: {"precision": 1, "recall": 1, "f1": 1, "support": 1}},
         "confusion": [[1]],
         "calibration": {"ece": 0.25, "bins": [{"confidence": 0.75, "accuracy": 0.5, "rows": 4}]},
-        "mistakes": [{"row": 1, "label": text, "predicted": text, "probability": 0.9, "text": text}],
+        "mistakes": [{"row": 1, "label": text, "predicted": text, "probability": 0.9, "words": [text], "text": text}],
         "sentences": [{"row": 1, "source": text, "target": text, "predicted": text, "chrf": 3.0}],
     }
     pages = []
@@ -140,7 +140,16 @@ def test_the_results_of_a_classifier(tmp_path):
         "classes": {name: {"precision": 1.0, "recall": 0.5, "f1": 0.7, "support": 4} for name in ("bad", "good")},
         "confusion": [[3, 1], [0, 4]],
         "calibration": {"ece": 0.125, "bins": [{"confidence": 0.75, "accuracy": 0.5, "rows": 8}]},
-        "mistakes": [{"row": 7, "label": "bad", "predicted": "good", "probability": 0.96875, "text": "not bad"}],
+        "mistakes": [
+            {
+                "row": 7,
+                "label": "bad",
+                "predicted": "good",
+                "probability": 0.96875,
+                "words": ["bad", "so"],
+                "text": "not bad",
+            }
+        ],
     }
     (run.path / "metrics.json").write_text(json.dumps(results))
     rows = rows_of(training_page([History.of(run)]), "Results")
@@ -148,7 +157,22 @@ def test_the_results_of_a_classifier(tmp_path):
     assert ["bad", "3", "1"] in rows
     assert ["good", "0", "4"] in rows
     assert ["0.75", "0.5", "8"] in rows
-    assert ["7", "bad", "good", "0.96875", "not bad"] in rows
+    assert ["7", "bad", "good", "0.96875", "bad, so", "not bad"] in rows
+
+
+def test_logged_gradient_norms_are_drawn(tmp_path):
+    run = make(tmp_path, steps=0)
+    with Run.open(run.path) as opened:
+        for step in range(10, 80, 10):
+            norms = {"layer 1": [1.0, 0.5**step, 0.0], "layer 2": [None, 0.25, 0.125]}
+            opened.metrics.append({"step": step, "loss": 1.0, "valid_loss": 1.0, "gradient_norms": norms})
+    history = History.of(Run.open(run.path))
+    assert history.metrics == ()
+    rows = rows_of(training_page([history]), "How far back gradients reach")
+    assert {row[0] for row in rows[1:]} == {"10", "20", "40", "50", "70"}  # five, spread over the run
+    assert ["70", "layer 1", "0", "1.0"] in rows
+    assert ["70", "layer 2", "2", "0.125"] in rows
+    assert ["70", "layer 2", "0", ""] in rows
 
 
 def test_several_runs_are_beside_each_other(tmp_path):

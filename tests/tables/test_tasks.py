@@ -1,5 +1,6 @@
 """Tasks on tables: their files, rows as token ids, predictions of heads and as text, and their metrics."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +35,6 @@ from lmtool.tables.tasks import (
     NO_LABEL,
     AnsweringModel,
     AnswerTask,
-    HeadTask,
     Task,
     as_answer,
     as_source,
@@ -224,7 +224,24 @@ class Told(torch.nn.Module):
         self.scores = torch.tensor(scores)
 
     def answer(self, batch: Any) -> Answer:
-        return Answer(self.scores[batch.tokens_BT[:, 1] - TOKENIZER.encode("a")[0]])
+        letter_B = batch.tokens_BT[:, 1] - TOKENIZER.encode("a")[0]
+        known_B = (letter_B >= 0) & (letter_B < len(self.scores))
+        return Answer(self.scores[letter_B.where(known_B, 0)] * known_B[:, None])
+
+
+class Summed(torch.nn.Module):
+    """A head whose scores are sums over the tokens of a row."""
+
+    def __init__(self, weights: dict[str, list[float]]) -> None:
+        super().__init__()
+        self.weights = {TOKENIZER.encode(text)[0]: torch.tensor(weight) for text, weight in weights.items()}
+        self.n = len(next(iter(weights.values())))
+
+    def answer(self, batch: Any) -> Answer:
+        zero_C = torch.zeros(self.n)
+        return Answer(
+            torch.stack([sum((self.weights.get(i, zero_C) for i in row), zero_C) for row in batch.tokens_BT.tolist()])
+        )
 
 
 def told(task: Task, recipe: Recipe, scores: list[list[float]], labels: list[Label]) -> Any:
@@ -275,9 +292,41 @@ def test_classes_are_measured() -> None:
 def test_only_some_mistakes_are_listed() -> None:
     recipe = a_recipe(ENCODER, {"kind": "classification", "task": "class", "labels": ("no", "yes")})
     task = a_task(recipe)
-    rows = [EncodedRow(i, np.zeros(1), cut=False, label=np.array([1.0])) for i in range(2 * MISTAKES)]
-    assert isinstance(task, HeadTask)
-    assert len(task.mistakes(np.tile([1.0, 0.0], (2 * MISTAKES, 1)), rows)) == MISTAKES
+    model, rows = told(task, recipe, [[1.0, 0.0]] * 8, ["yes"] * 8)
+    assert len(task.measure(model, rows * 2, "test", 1).mistakes) == MISTAKES
+
+
+DECIDED = [
+    ("class", [("a b c d", "no"), ("d", "no"), ("a a", "no")], [["b", "c", "d"], ["d"], ["a", "a"]]),
+    # the second is wrong in the label that is missing
+    ("multi", [("a b c d", ()), ("d", ("no", "yes")), ("a a", ("no",))], [["b", "c", "d"], ["d"], ["a", "a"]]),
+]
+
+
+@pytest.mark.parametrize(("kind", "table", "words"), DECIDED)
+def test_beside_a_mistake_are_the_words_that_decided(
+    kind: str, table: list[tuple[str, Label]], words: list[list[str]]
+) -> None:
+    recipe = a_recipe(ENCODER, {"kind": "classification", "task": kind, "labels": ("no", "yes")})
+    task = a_task(recipe)
+    weights = {"a": [0.0, 0.25], "b": [0.0, 4.0], "c": [0.0, 2.0], "d": [-1.0, 0.5]}
+    model, _ = told(task, recipe, [[0.0, 0.0]], ["no"] if kind == "class" else [()])
+    model = replace(model, lm=Summed(weights))  # type: ignore[arg-type]  # it has the interface of a head
+    rows = task.encode(items([text for text, _ in table], [label for _, label in table]))
+    found = {one["row"]: one["words"] for one in task.measure(model, rows, "test", 1).mistakes}
+    assert found == dict(enumerate(words, start=1))
+
+
+def test_words_of_rows_that_are_too_long_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = a_recipe(ENCODER, {"kind": "classification", "task": "class", "labels": ("no", "yes")})
+    task = a_task(recipe)
+    monkeypatch.setattr(tasks, "LEFT_OUT", 0)
+    model, _ = told(task, recipe, [[0.0, 0.0]], ["no"])
+    model = replace(model, lm=Summed({"b": [0.0, 1.0]}))  # type: ignore[arg-type]
+    rows = task.encode(items(["a b", "b " * 20, "b"], ["no"] * 3))
+    found = {one["row"]: one["words"] for one in task.measure(model, rows, "test", 1).mistakes}
+    assert found[2] == []
+    assert found[3] == ["b"]
 
 
 def test_several_labels_are_measured() -> None:
@@ -286,7 +335,13 @@ def test_several_labels_are_measured() -> None:
     model, rows = told(task, recipe, [[1.0, -1.0], [2.0, 3.0], [-1.0, -2.0]], [("x",), ("y",), ()])
     found = task.measure(model, rows, "test", 1)
     assert found.figures["subset_accuracy"] == pytest.approx(2 / 3)
-    assert found.mistakes == []
+    (mistake,) = found.mistakes
+    assert (mistake["row"], mistake["label"], mistake["predicted"], mistake["text"]) == (2, "y", "x;y", "b hh")
+    assert mistake["probability"] == pytest.approx(1 / (1 + np.exp(-2)))
+    # of the six answers one is wrong
+    bins = found.figures["calibration"]["bins"]
+    assert sum(one["rows"] for one in bins) == 6
+    assert sum(one["rows"] * one["accuracy"] for one in bins) == pytest.approx(5)
     assert task.validate(model, rows).metrics["accuracy"] == found.figures["subset_accuracy"]
     assert [cells[0] for cells in task.answer(model, rows)] == ["x", "x;y", ";"]
     assert float(str(task.answer(model, rows)[0][1])) == pytest.approx(1 / (1 + np.exp(-1)), abs=1e-6)
