@@ -33,7 +33,7 @@ class Loaded:
     """A trained model with its recipe, tokenizer and device.
 
     newer: the step of the run's newest checkpoint, where it is after this one, the best. warnings: damaged checkpoints
-    that were skipped.
+    that were skipped, and a damaged recipe.yaml.
     """
 
     model: LanguageModel
@@ -114,11 +114,11 @@ def load_run(reference: str, *, device: DeviceName = "auto", precision: Inferenc
     found = find(reference)
     checkpoint, warnings = found.best(optimizer=False)
     compute = resolve(device, precision, local_rank())
-    recipe, tokenizer = read_run(found.run)
+    recipe, tokenizer, doubts = read_run(found.run, checkpoint)
     lm = trained_model(found.run, recipe, tokenizer, checkpoint, compute)
     lm.eval()
     step, newer = checkpoint.step, found.newer_than(checkpoint.step)
-    return Loaded(lm, tokenizer, recipe, compute, found.run.path, step, checkpoint.digest, newer, tuple(warnings))
+    return Loaded(lm, tokenizer, recipe, compute, found.run.path, step, checkpoint.digest, newer, (*warnings, *doubts))
 
 
 def load_packed(reference: str, *, device: DeviceName = "auto", precision: InferenceName = "float32") -> Loaded:
@@ -166,7 +166,7 @@ def _copy(lm: LanguageModel, tensors: dict[str, Tensor], checkpoint: Checkpoint)
             raise CheckpointError(
                 f"the checkpoint does not fit the recipe: {name} is {_shape(there)}, not {_shape(here)}",
                 where=str(checkpoint.path),
-                fix="restore the run's own recipe.yaml",
+                fix="restore the run from a copy, or train anew",
             )
     # all saved weights are present; others stay
     lm.load_state_dict(tensors, strict=False)
