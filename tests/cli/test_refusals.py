@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import sys
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ BAD_TEXTS = {
     "rows.csv": (b"id,Body\n1,text\n", ["no column 'text'", "rows.csv:1", "--column"]),
     "quotes.csv": (b'text\n"abc\n', ["a quote opens here and is never closed", "quotes.csv:2"]),
     "rows.jsonl": (b'{"text": "a"}\n{"text":\n', ["not JSON", "rows.jsonl:2"]),
+    "digits.jsonl": (b'{"text": ' + b"1" * 5000 + b"}\n", ["too many digits", "digits.jsonl:1"]),
     "list.jsonl": (b"[1, 2]\n", ["not a JSON object", "list.jsonl:1"]),
     "table.parquet": (b"text\nabc\n", ["not a Parquet file"]),
 }
@@ -416,3 +418,44 @@ def test_memory_and_disk_are_the_environment():
     assert explain(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to")).exit_code == ENVIRONMENT
     full = explain(OSError(28, "No space left on device", "some/file"))
     assert (full.exit_code, full.where) == (ENVIRONMENT, "some/file")
+
+
+# What surrounds the process
+
+
+@pytest.mark.parametrize("encoding", ["punycode", "idna", "undefined", "unicode_escape", "raw_unicode_escape", "rot13"])
+def test_encodings_that_no_file_has(lmtool, home, encoding):
+    (home / "table.csv").write_text("text,label\n" + "a b,c\nd e,f\n" * 20)
+    lmtool.refuses(USAGE, "finetune", "table.csv", "--encoding", encoding, words=[f"no encoding '{encoding}'"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"WORLD_SIZE": "x"}, ["'x'", "WORLD_SIZE", "torchrun"]),
+        ({"WORLD_SIZE": "0"}, ["'0'", "WORLD_SIZE"]),
+        ({"WORLD_SIZE": "2"}, ["RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT not set"]),
+        ({"WORLD_SIZE": "9" * 5000}, ["WORLD_SIZE"]),
+        ({"LOCAL_RANK": "-1"}, ["'-1'", "LOCAL_RANK"]),
+        (
+            {"WORLD_SIZE": "2", "RANK": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
+            ["RANK is 2"],
+        ),
+    ],
+)
+def test_an_environment_that_torchrun_did_not_make(lmtool, home, corpus, monkeypatch, settings, words):
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    lmtool.refuses(USAGE, "pretrain", corpus, *SMALL, words=words)
+
+
+@pytest.mark.parametrize("penalty", ["1e300", "-1e300", "nan", "101"])
+def test_a_length_penalty_that_overflows(lmtool, run, penalty):
+    words = ["between -100 and 100"]
+    lmtool.refuses(USAGE, "generate", "a", "--num-beams", "2", f"--length-penalty={penalty}", words=words)
+
+
+def test_standard_input_that_is_closed(lmtool, run, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    lmtool.refuses(DATA, "eval", "last", "-", words=["empty"])
+    sys.stdin.close()
