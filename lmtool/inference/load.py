@@ -12,7 +12,7 @@ from lmtool import model
 from lmtool.compute.device import Compute, InferenceName, resolve
 from lmtool.compute.processes import local_rank
 from lmtool.decoding.framing import Framing
-from lmtool.errors import CheckpointError
+from lmtool.errors import CheckpointError, NumericalError
 from lmtool.inference.base import Base, base_of, read_run
 from lmtool.model import LanguageModel, lora
 from lmtool.model.classifier import Classifier
@@ -153,7 +153,10 @@ def weights_of(base: Base) -> dict[str, Tensor]:
 
 
 def load_weights(lm: LanguageModel, checkpoint: Checkpoint) -> None:
-    """Copy a checkpoint's weights into a model. Raises CheckpointError that names the first that does not fit."""
+    """Copy a checkpoint's weights into a model.
+
+    Raises CheckpointError that names the first that does not fit, NumericalError the first that is not finite.
+    """
     _copy(lm, checkpoint.model(), checkpoint)
 
 
@@ -167,6 +170,13 @@ def _copy(lm: LanguageModel, tensors: dict[str, Tensor], checkpoint: Checkpoint)
                 f"the checkpoint does not fit the recipe: {name} is {_shape(there)}, not {_shape(here)}",
                 where=str(checkpoint.path),
                 fix="restore the run from a copy, or train anew",
+            )
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise NumericalError(
+                f"the weights are not finite: {name} holds NaN or infinity",
+                where=str(checkpoint.path),
+                fix="name an earlier checkpoint, RUN@STEP, or train anew",
             )
     # all saved weights are present; others stay
     lm.load_state_dict(tensors, strict=False)

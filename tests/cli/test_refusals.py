@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from lmtool.cli import explain
+from lmtool.run.directory import Run
 from tests.cli.conftest import RUN, SMALL, contents
 
-USAGE, DATA, CHECKPOINT, ENVIRONMENT = 2, 3, 4, 5
+USAGE, DATA, CHECKPOINT, ENVIRONMENT, NOT_FINITE = 2, 3, 4, 5, 6
 
 
 # Text
@@ -459,3 +460,22 @@ def test_standard_input_that_is_closed(lmtool, run, monkeypatch):
     monkeypatch.setattr("sys.stdin", None)
     lmtool.refuses(DATA, "eval", "last", "-", words=["empty"])
     sys.stdin.close()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite(lmtool, run, corpus, value):
+    with Run.open(run) as opened:
+        opened.lock()
+        newest, _ = opened.newest()
+        weights = newest.model()
+        name = next(iter(weights))
+        weights[name].view(-1)[3] = value
+        opened.save(8, weights, newest.optimizer(), newest.state(), best_step=8, keep_last=3)
+    words, named = [f"not finite: {name}", "step-000008"], f"{run}@8"
+    for command in (
+        ["eval", named, corpus, "--json"],
+        ["generate", "a", "--run", named],
+        ["pretrain", corpus, "--from", named],
+    ):
+        lmtool.refuses(NOT_FINITE, *command, words=words)
+    lmtool.succeeds("eval", f"{run}@4", corpus)
