@@ -475,7 +475,7 @@ def test_weights_that_are_not_finite(lmtool, run, corpus, value):
     for command in (
         ["eval", named, corpus, "--json"],
         ["generate", "a", "--run", named],
-        ["pretrain", corpus, "--from", named, "-q"],
+        ["attention", named, "a moon"],
     ):
         lmtool.refuses(NOT_FINITE, *command, words=words)
     lmtool.succeeds("eval", f"{run}@4", corpus)
