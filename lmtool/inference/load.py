@@ -16,6 +16,7 @@ from lmtool.errors import CheckpointError
 from lmtool.inference.base import Base, base_of, read_run
 from lmtool.model import LanguageModel, lora
 from lmtool.model.classifier import Classifier
+from lmtool.model.language_model import UnpredictiveModel
 from lmtool.model.packed import pack
 from lmtool.model.parameters import depths
 from lmtool.model.transformer import TransformerEncoder
@@ -49,6 +50,12 @@ class Loaded:
     @property
     def device(self) -> torch.device:
         return self.compute.device
+
+    def refuse_unpredictive(self) -> None:
+        """Raise UsageError for a model that has no probabilities of the tokens of a text."""
+        lm = self.model.body if isinstance(self.model, Classifier) else self.model
+        if isinstance(lm, UnpredictiveModel):
+            raise lm.refusal()
 
     def with_beams(self, num_beams: int | None) -> "Loaded":
         """The same model with another beam width for tables; that of its recipe for None."""

@@ -281,6 +281,7 @@ def _measure(
     world: World,
     report: Report,
 ) -> Measured:
+    loaded.refuse_unpredictive()
     context = context or loaded.model.context or loaded.recipe.model.context
     stride = stride or context
     longest = loaded.model.longest

@@ -13,7 +13,16 @@ from torch.nn import functional as F
 
 from lmtool.batch import Batch, Mask
 from lmtool.errors import UsageError
-from lmtool.model.language_model import DecodeState, LanguageModel, LayerState, Output, Parts, SilentModel, summed
+from lmtool.model.language_model import (
+    DecodeState,
+    LanguageModel,
+    LayerState,
+    Output,
+    Parts,
+    SilentModel,
+    UnpredictiveModel,
+    summed,
+)
 from lmtool.model.layers.parts import Head, Inputs, initialise
 from lmtool.model.layers.positions import longest
 from lmtool.model.layers.stack import Stack
@@ -31,6 +40,7 @@ class TransformerModel(LanguageModel):
         self.inputs = Inputs(spec, vocab_size)
         self.head = Head(spec, vocab_size, self.inputs.tokens)
         self._description = f"{spec.title}, {spec.n_layers} x {spec.d_model}"
+        self._description += " shared" if spec.share_layers else ""
 
     def forward(self, batch: Batch) -> Output:
         return self._read(self.stacks()[0], batch)
@@ -118,6 +128,20 @@ class TransformerDecoder(TransformerModel):
 
     def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
         return self._advance(self.stack, tokens_BT, state)
+
+
+class TransformerUnmasked(UnpredictiveModel, TransformerModel):
+    """A decoder without its mask: each position sees the tokens that it and all others are to predict."""
+
+    reads: Reads = "both"
+
+    def __init__(self, spec: Transformer, vocab_size: int) -> None:
+        super().__init__(spec, vocab_size)
+        self.stack = Stack(spec, causal=False)
+
+    def refusal(self) -> UsageError:
+        what = "a decoder without its causal mask has seen each token that it predicts, and no other"
+        return UsageError(what, where="model.causal_mask", fix="name a run with the mask")
 
 
 class TransformerPrefix(TransformerDecoder):

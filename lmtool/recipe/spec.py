@@ -208,8 +208,8 @@ NormPlace = Literal["pre", "post", "output"]
 class Norm(Spec):
     """Normalisation of the residual stream."""
 
-    kind: Literal["layer", "rms"] = "layer"
-    """LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019)."""
+    kind: Literal["layer", "rms", "none"] = "layer"
+    """LayerNorm (Ba et al. 2016), RMSNorm (Zhang and Sennrich 2019), or no normalisation at all."""
     place: NormPlace = "pre"
     """Before each sublayer (GPT-2), after each residual sum (Vaswani et al. 2017), or of each sublayer's output, inside
     the residual connection (OLMo 2)."""
@@ -310,8 +310,12 @@ class Transformer(ModelSpec):
     """Width of the queries, keys and values of a head; d_model / n_heads by default."""
     n_kv_heads: PositiveInt | None = None
     """Key-value heads, shared by groups of query heads (Ainslie et al. 2023); n_heads by default."""
-    d_ff: PositiveInt | None = None
-    """Width inside the feed-forward network; 4 d_model by default."""
+    share_layers: bool = False
+    """All layers of a stack have the same weights (ALBERT)."""
+    d_ff: NonNegativeInt | None = None
+    """Width inside the feed-forward network; 4 d_model by default; 0 for layers without one."""
+    residual: bool = True
+    """Residual connections: the output of each sublayer is added to its input, or else takes its place."""
     context: PositiveInt
     """Context length in tokens."""
     vocab_size: PositiveInt | None = None
@@ -327,6 +331,9 @@ class Transformer(ModelSpec):
     """Positional encoding."""
     pattern: Pattern = FullPattern()
     """Attention pattern, within the mask of the shape."""
+    causal_mask: bool = True
+    """The mask of a decoder. Without, it sees the tokens that it is to predict: its loss is no measure, and it
+    generates nothing."""
     score: ScoreName = "scaled-dot"
     """Attention score function."""
     rank: PositiveInt | None = None
@@ -374,13 +381,18 @@ class Transformer(ModelSpec):
     def activation_bytes(self) -> int:
         # 34 d_model in 16 bits (Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer
         # Models), here with d_ff and without the attention matrix
-        return self.n_layers * (18 * self.d_model + 4 * (self.d_ff or 4 * self.d_model))
+        return self.n_layers * (18 * self.d_model + 4 * self.inner_width)
+
+    @property
+    def inner_width(self) -> int:
+        """Width inside the feed-forward network; 0 without one."""
+        return 4 * self.d_model if self.d_ff is None else self.d_ff
 
     @property
     def reads(self) -> Reads:
         match self.shape:
             case "decoder":
-                return "past"
+                return "past" if self.causal_mask else "both"
             case "encoder":
                 return "both"
             case "encoder-decoder" | "prefix":
@@ -426,6 +438,7 @@ class Transformer(ModelSpec):
             mistakes.append(f"norm.unit_offset is for norm.kind rms, not for {self.norm.kind}")
         if not self.norm.first and self.norm.place != "pre":
             mistakes.append(f"norm.first is for norm.place pre; in place {self.norm.place} no norm comes first")
+        mistakes += self._absent_parts()
         if self.parallel and self.norm.place == "post":
             mistakes.append("parallel sublayers have no residual sum each, which norm.place post normalises")
         if self.score not in ("dot", "scaled-dot") and self.n_kv_heads not in (None, self.n_heads):
@@ -439,6 +452,26 @@ class Transformer(ModelSpec):
         if mistakes:
             raise ValueError("\n".join(mistakes))
         return self
+
+    def _absent_parts(self) -> Iterator[str]:
+        """Keys about parts that other keys take away, or that layers do not have each."""
+        if self.norm.kind == "none":
+            if self.norm.embedding:
+                yield "norm.embedding has no effect: norm.kind none normalises nothing; take false"
+            if not self.norm.first:
+                yield "norm.first has no effect: norm.kind none normalises nothing; take true"
+        if self.d_ff == 0 and self.ffn_dropout:
+            yield f"ffn_dropout {self.ffn_dropout} has no effect: with d_ff 0 there is no feed-forward network; take 0"
+        if self.d_ff == 0 and self.parallel:
+            yield "parallel has no effect: with d_ff 0 a layer has one sublayer; take false"
+        if not self.residual and self.parallel:
+            yield "parallel sublayers are added to what they read, which residual false does not do"
+        if not self.residual and self.norm.place == "output":
+            yield "norm.place output is inside the residual connection, of which residual false has none; take post"
+        if self.share_layers and not self.norm.first:
+            yield "norm.first gives the first layer a norm less, but share_layers gives all the same weights"
+        if not self.causal_mask and self.shape != "decoder":
+            yield f"causal_mask is for shape decoder, not for shape {self.shape}"
 
     def _rotary_mistakes(self, position: RotaryPosition, full_layers: tuple[int, ...]) -> Iterator[str]:
         turned = int((self.head_width or self.d_model // self.n_heads) * position.share)
@@ -1239,6 +1272,9 @@ class Recipe(Spec):
             mistakes.append("training.carry_state carries the state across documents; data.isolate_documents does not")
         mistakes += _tuning_mistakes(self.model, self.objective, self.tuning)
         mistakes += _length_mistakes(self.model, self.objective, self.training)
+        reveals = isinstance(self.model, Transformer) and not self.model.causal_mask
+        if self.evaluation.baseline and reveals:
+            mistakes.append("evaluation.baseline compares losses, which are no measure without model.causal_mask")
         if self.evaluation.baseline and (self.model.counts or not isinstance(self.objective, Causal)):
             mistakes.append(
                 "evaluation.baseline compares causal language models that are trained by gradients, not a "
@@ -1296,6 +1332,8 @@ def _head_mistakes(model: Model, head: Classification) -> list[str]:
         mistakes.append("objective.lm_weight needs the states of the last layer, not objective.layers mix")
     if head.dense_norm and not isinstance(model, Transformer):
         mistakes.append(f"objective.dense_norm is as model.norm, which a {model.title} does not have")
+    if head.dense_norm and isinstance(model, Transformer) and model.norm.kind == "none":
+        mistakes.append("objective.dense_norm is as model.norm, which has kind none")
     if isinstance(model, Averaging):
         if head.pool != "auto":
             mistakes.append(f"objective.pool {head.pool} has no effect: an averaging model already takes the mean")
@@ -1331,6 +1369,8 @@ def _tuning_mistakes(model: Model, objective: AnyObjective, tuning: Tuning) -> l
 def objectives_of(model: Model) -> tuple[str, ...]:
     """The kinds of objective that a model supports, the default one first."""
     match model:
+        case Transformer(shape="decoder", causal_mask=False):
+            return ("causal", "classification")
         case Transformer(shape="decoder") | Recurrent(shape="decoder"):
             return ("causal", "classification", "seq2seq")
         case NGram():

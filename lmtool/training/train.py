@@ -17,6 +17,7 @@ from lmtool.inference.evaluation import Validation
 from lmtool.inference.load import learner, load_weights
 from lmtool.model import DecodeState, LanguageModel
 from lmtool.model.language_model import CountingModel
+from lmtool.model.transformer import TransformerUnmasked
 from lmtool.objective import Objective, build_objective
 from lmtool.recipe.spec import Recipe
 from lmtool.run.checkpoint import Checkpoint
@@ -176,6 +177,8 @@ class _Trainee:
         recipe, tokenizer = data.recipe, data.framing.tokenizer
         warnings = []
         lm, notice = learner(recipe, tokenizer, compute, data.set_statistics, base, same_labels, checkpoint)
+        if isinstance(lm, TransformerUnmasked):
+            warnings.append("without model.causal_mask the decoder sees what it predicts: its losses measure nothing")
         objective = build_objective(recipe, tokenizer, lm.counts_V)
         for parameter in objective.idle(lm):
             parameter.requires_grad_(False)

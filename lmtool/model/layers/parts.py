@@ -18,12 +18,14 @@ from lmtool.recipe.spec import Norm, Transformer
 
 
 def build_norm(spec: Norm, width: int, bias: bool) -> nn.Module:
-    """LayerNorm with gamma and beta (Ba et al. 2016), or RMSNorm with gamma alone (Zhang and Sennrich 2019)."""
+    """LayerNorm with gamma and beta (Ba et al. 2016), RMSNorm with gamma (Zhang and Sennrich 2019), or neither."""
     match spec.kind:
         case "layer":
             return nn.LayerNorm(width, eps=spec.eps, bias=bias)
         case "rms":
             return OffsetRMSNorm(width, eps=spec.eps) if spec.unit_offset else nn.RMSNorm(width, eps=spec.eps)
+        case "none":
+            return nn.Identity()
 
 
 class OffsetRMSNorm(nn.RMSNorm):
