@@ -30,14 +30,14 @@ from lmtool.recipe.spec import Reads, Transformer
 
 
 class TransformerModel(LanguageModel):
-    """Base of all Transformers: input embeddings, a head, and the use of a Stack."""
+    """Base of all Transformers: input embeddings, of its own or `inputs`, a head, and the use of a Stack."""
 
-    def __init__(self, spec: Transformer, vocab_size: int) -> None:
+    def __init__(self, spec: Transformer, vocab_size: int, inputs: Inputs | None = None) -> None:
         super().__init__()
         self.vocab_size = vocab_size
         self.context = spec.context
         self.longest = longest(spec)
-        self.inputs = Inputs(spec, vocab_size)
+        self.inputs = Inputs(spec, vocab_size) if inputs is None else inputs
         self.head = Head(spec, vocab_size, self.inputs.tokens)
         self._description = f"{spec.title}, {spec.n_layers} x {spec.d_model}"
         self._description += " shared" if spec.share_layers else ""
@@ -170,8 +170,8 @@ class TransformerEncoder(SilentModel, TransformerModel):
 
     reads: Reads = "both"
 
-    def __init__(self, spec: Transformer, vocab_size: int) -> None:
-        super().__init__(spec, vocab_size)
+    def __init__(self, spec: Transformer, vocab_size: int, inputs: Inputs | None = None) -> None:
+        super().__init__(spec, vocab_size, inputs)
         self.stack = Stack(spec, causal=False)
         self.pooler = nn.Linear(spec.d_model, spec.d_model) if spec.next_sentence_head else None
         self.next_sentence = nn.Linear(spec.d_model, 2) if spec.next_sentence_head else None

@@ -16,6 +16,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    ValidationError,
     model_validator,
 )
 
@@ -752,6 +753,21 @@ class Masked(Spec):
         return self
 
 
+class ReplacedTokens(Spec):
+    """Replaced-token detection: tell which tokens a small generator, trained to fill masks, has replaced (ELECTRA,
+    Clark et al. 2020)."""
+
+    kind: Literal["replaced-tokens"]
+    rate: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    """Fraction of tokens that are masked and filled."""
+    generator_size: Annotated[float, Field(gt=0, le=1)] = 0.25
+    """Width, heads and feed-forward width of the generator, as fractions of the model's; it has as many layers."""
+    weight: PositiveFloat = 50.0
+    """Weight of the detection loss, beside the generator's."""
+    share_embeddings: bool = True
+    """The generator reads the embeddings of the model, mapped to its width, and predicts by them."""
+
+
 class SpanCorruption(Spec):
     """Span corruption: replace spans by sentinels, and generate each span after its sentinel (Raffel et al. 2020)."""
 
@@ -843,7 +859,16 @@ class Embedding(Spec):
 
 
 AnyObjective = Annotated[
-    Causal | Bidirectional | Masked | SpanCorruption | Prefix | Seq2Seq | SkipGramWindow | Classification | Embedding,
+    Causal
+    | Bidirectional
+    | Masked
+    | ReplacedTokens
+    | SpanCorruption
+    | Prefix
+    | Seq2Seq
+    | SkipGramWindow
+    | Classification
+    | Embedding,
     Field(discriminator="kind"),
 ]
 
@@ -1258,6 +1283,12 @@ class Recipe(Spec):
                 mistakes.append("model.next_sentence_head false leaves objective.next_sentence without a head")
             if self.model.n_segments < 2:
                 mistakes.append("model.n_segments is below 2, but objective.next_sentence makes rows of two texts")
+        if isinstance(self.objective, ReplacedTokens) and isinstance(self.model, Transformer):
+            try:
+                generator_of(self.model, self.objective)
+            except ValidationError as error:
+                why = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+                mistakes.append(f"objective.generator_size {self.objective.generator_size} does not fit: {why}")
         if isinstance(self.model, NGram) and isinstance(self.objective, Causal) and self.objective.scheduled_sampling:
             mistakes.append("objective.scheduled_sampling is for models trained by gradients, not for ngram models")
         if isinstance(self.model, Transformer) and _predicts_tokens(self.objective):
@@ -1312,6 +1343,24 @@ class Recipe(Spec):
         return self
 
 
+def generator_of(model: Transformer, objective: ReplacedTokens) -> Transformer:
+    """The generator of replaced tokens for a model: narrower, with heads as wide and layers as many."""
+    share = objective.generator_size
+    smaller = {
+        "d_model": max(1, round(share * model.d_model)),
+        "n_heads": max(1, round(share * model.n_heads)),
+        "head_width": model.head_width or model.d_model // model.n_heads,
+        "n_kv_heads": None,
+        "d_ff": max(1, round(share * model.inner_width)) if model.inner_width else 0,
+        "embedding_width": (model.embedding_width or model.d_model) if objective.share_embeddings else None,
+        "tie_embeddings": True,
+        "head_transform": True,
+        "head_bias": True,
+        "next_sentence_head": False,
+    }
+    return Transformer.model_validate(model.model_dump() | smaller)
+
+
 def _length_mistakes(model: Model, objective: AnyObjective, training: Training) -> list[str]:
     """Lengths that a run cannot have."""
     if model.counts:
@@ -1350,7 +1399,7 @@ def _predicts_tokens(objective: AnyObjective) -> bool:
     """Whether the model's own logits are used."""
     if isinstance(objective, Classification):
         return objective.lm_weight > 0
-    return not isinstance(objective, Embedding)
+    return not isinstance(objective, Embedding | ReplacedTokens)
 
 
 def _tuning_mistakes(model: Model, objective: AnyObjective, tuning: Tuning) -> list[str]:
@@ -1359,6 +1408,8 @@ def _tuning_mistakes(model: Model, objective: AnyObjective, tuning: Tuning) -> l
         mistakes.append(f"tuning is for models with layers, which {model.kind} models do not have")
     elif tuning.lora is not None and not isinstance(model, Transformer):
         mistakes.append(f"tuning.lora adapts the matrices of a Transformer, which {model.kind} models do not have")
+    elif tuning.lora is not None and isinstance(objective, ReplacedTokens):
+        mistakes.append("tuning.lora would leave the generator and the detector of objective replaced-tokens untrained")
     if tuning.freeze == "body" and not isinstance(objective, Classification):
         mistakes.append(f"tuning.freeze body leaves nothing to train: objective {objective.kind} puts no head on it")
     if tuning.freeze == "body" and isinstance(objective, Classification) and objective.lm_weight:
@@ -1376,7 +1427,7 @@ def objectives_of(model: Model) -> tuple[str, ...]:
         case NGram():
             return ("causal",)
         case Transformer(shape="encoder"):
-            return ("masked", "classification", "embedding")
+            return ("masked", "replaced-tokens", "classification", "embedding")
         case Transformer(shape="prefix"):
             return ("prefix", "seq2seq", "span-corruption")
         case Transformer() | Recurrent(shape="encoder-decoder"):
