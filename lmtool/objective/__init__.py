@@ -7,6 +7,7 @@ from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
 from lmtool.objective.bidirectional import BidirectionalObjective
 from lmtool.objective.causal import CausalObjective
 from lmtool.objective.classification import ClassificationObjective
+from lmtool.objective.distillation import DistilledObjective
 from lmtool.objective.masked import MaskedObjective
 from lmtool.objective.replaced import ReplacedTokensObjective
 from lmtool.objective.skipgram import SkipGramObjective
@@ -30,6 +31,7 @@ __all__ = [
     "CausalObjective",
     "ClassificationObjective",
     "Cut",
+    "DistilledObjective",
     "Example",
     "Loss",
     "Objective",

@@ -1082,6 +1082,19 @@ class Tuning(Spec):
         return self
 
 
+class Distillation(Spec):
+    """Learn the probabilities of a trained model beside the targets (Hinton et al. 2015; Sanh et al. 2019)."""
+
+    teacher: str | None = None
+    """The run to learn from, with the same objective; the student has its tokenizer. None by default."""
+    temperature: PositiveFloat = 2.0
+    """Temperature of both models' probabilities: above 1, the small ones count more."""
+    weight: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Weight of the teacher's probabilities; that of the targets is what is left of 1."""
+    cosine: NonNegativeFloat = 0.0
+    """Weight of 1 - cos of the last hidden states of both, which are of equal width then (DistilBERT)."""
+
+
 class AdamMoments(Spec):
     """Base of Adam and AdamW."""
 
@@ -1258,6 +1271,8 @@ class Recipe(Spec):
     """Length, batch and device."""
     tuning: Tuning = Tuning()
     """Which weights are fine-tuned, and at which learning rates."""
+    distillation: Distillation = Distillation()
+    """A teacher, and how its pupil learns from it; none by default."""
     optimizer: Optimizer = AdamW()
     """The optimizer."""
     schedule: Schedule = Cosine()
@@ -1302,6 +1317,8 @@ class Recipe(Spec):
         if self.training.carry_state and self.data.isolate_documents:
             mistakes.append("training.carry_state carries the state across documents; data.isolate_documents does not")
         mistakes += _tuning_mistakes(self.model, self.objective, self.tuning)
+        if self.distillation.teacher is not None:
+            mistakes += _teaching_mistakes(self.model, self.objective, self.training)
         mistakes += _length_mistakes(self.model, self.objective, self.training)
         reveals = isinstance(self.model, Transformer) and not self.model.causal_mask
         if self.evaluation.baseline and reveals:
@@ -1341,6 +1358,22 @@ class Recipe(Spec):
         if mistakes:
             raise ValueError("\n".join(mistakes))
         return self
+
+
+TAUGHT = ("causal", "masked", "span-corruption", "prefix", "seq2seq", "classification")
+"""Kinds of objectives that a teacher can help with."""
+
+
+def _teaching_mistakes(model: Model, objective: AnyObjective, training: Training) -> Iterator[str]:
+    """What a student cannot have."""
+    if model.counts:
+        yield f"distillation.teacher is for models trained by gradients, not for {model.kind} models"
+    elif objective.kind not in TAUGHT:
+        yield f"distillation.teacher is for objectives {', '.join(TAUGHT)}, not for {objective.kind}"
+    if training.carry_state:
+        yield "distillation.teacher reads each row by itself, and training.carry_state does not"
+    if training.compile is True:
+        yield "distillation.teacher is for training.compile false or auto: what a compiled model reads is not seen"
 
 
 def generator_of(model: Transformer, objective: ReplacedTokens) -> Transformer:
