@@ -6,13 +6,11 @@ Shapes: B rows, T positions, M scored positions, D model width, V entries of the
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import Parameter
 from torch.nn import functional as F
 
 from lmtool.batch import IGNORE, Batch
@@ -31,7 +29,7 @@ class DistilledObjective(Objective):
     p and q are the probabilities of teacher and student at temperature T, softmax(logits / T), over the vocabulary or
     the classes; of several labels those of each, and the mean over them. A number is learnt from the teacher's, by
     squared error. To this adds cosine x (1 - cos(h, h')) of the last hidden states of both, mean over the positions of
-    a row (Sanh et al. 2019, DistilBERT). All else, and what is measured, is as in the objective of the student.
+    a row (Sanh et al. 2019, DistilBERT). Batches are those of the student, whose own objective is what is measured.
 
     teacher: in evaluation mode, never trained. head: of a teacher that predicts labels. size: entries of the tokenizer,
         which both have; models may have more logits.
@@ -43,19 +41,8 @@ class DistilledObjective(Objective):
     head: Classification | None
     size: int
 
-    @property
-    def unit(self) -> Any:  # type: ignore[override]  # that of an instance
-        return self.student.unit
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        return self.student.metrics
-
     def cut(self, context: int) -> Cut:
         return self.student.cut(context)
-
-    def window(self, context: int) -> int:
-        return self.student.window(context)
 
     def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
         return self.student.collate(examples, done)
@@ -63,20 +50,11 @@ class DistilledObjective(Objective):
     def collate_spans(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
         return self.student.collate_spans(spans)
 
-    def collate_validation(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
-        return self.student.collate_validation(spans)
-
     def count(self, batch: Batch) -> int:
         return self.student.count(batch)
 
-    def idle(self, model: LanguageModel) -> list[Parameter]:
-        return self.student.idle(model)
-
     def score(self, model: LanguageModel, batch: Batch) -> Loss:
         return self.student.score(model, batch)
-
-    def measure(self, model: LanguageModel, batch: Batch) -> Loss:
-        return self.student.measure(model, batch)
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
         if isinstance(self.student, ClassificationObjective):

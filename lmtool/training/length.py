@@ -87,14 +87,15 @@ def _steps_in(
     recipe = data.recipe
     lm, _ = learner(recipe, data.framing.tokenizer, compute, data.set_statistics, base, False, None)
     objective = build_objective(recipe, data.framing.tokenizer, lm.counts_V)
+    taught = objective
     if teacher is not None:
-        objective = distilled(objective, recipe, data.framing.tokenizer, teacher, compute)
+        taught = distilled(objective, recipe, data.framing.tokenizer, teacher, compute)
     for parameter in objective.idle(lm):
         parameter.requires_grad_(False)
     optimizers = Optimizers(recipe.optimizer, lm, compute, recipe.tuning)
     seconds: list[float] = []
     endless = recipe.model_copy(update={"training": recipe.training.model_copy(update={"steps": MOST_STEPS})})
-    for step in fit(lm, objective, optimizers, data.examples(objective), endless, compute, world):
+    for step in fit(lm, taught, optimizers, data.examples(objective), endless, compute, world):
         seconds.append(step.seconds)
         (spent,) = world.sum((sum(seconds) if world.is_main else 0.0,), compute)
         if len(seconds) > WARM_UP and spent > PROBE_SECONDS:

@@ -34,7 +34,7 @@ from lmtool.training.data import TrainingData, read_text
 from lmtool.training.events import AlreadyFinished, Event, Noted, Started, Warned
 from lmtool.training.keeper import TrainingState
 from lmtool.training.length import with_length
-from lmtool.training.teaching import tokenizer_of, with_teacher
+from lmtool.training.teaching import check_teacher, tokenizer_of, with_teacher
 from lmtool.training.train import train
 
 CHARACTERS = ("tokenizer.kind=char", "model.ngrams=5", "model.context=2048")
@@ -233,6 +233,8 @@ def _begin(
             check_folder(output)
         data, inferred = read(world, compute)
         recipe = data.recipe
+        if teacher is not None:
+            check_teacher(teacher, recipe, data.framing.tokenizer)
         run = None
         if world.is_main:
             tokenizer = data.framing.tokenizer

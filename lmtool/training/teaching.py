@@ -10,11 +10,10 @@ from lmtool.decoding.framing import Framing
 from lmtool.errors import UsageError
 from lmtool.inference.base import Base, open_base
 from lmtool.inference.load import trained_model
-from lmtool.model.bidirectional import BidirectionalModel
-from lmtool.model.language_model import CountingModel
+from lmtool.model.size import outline
 from lmtool.objective import DistilledObjective, Objective
 from lmtool.recipe.load import Resolved
-from lmtool.recipe.spec import AnyObjective, Averaging, Classification, Distillation, Recipe
+from lmtool.recipe.spec import AnyObjective, Classification, Distillation, Model, Recipe, Recurrent, Transformer
 from lmtool.text.tokenizer import Tokenizer
 
 WHERE = "distillation.teacher"
@@ -59,37 +58,47 @@ def tokenizer_of(base: Base | None, teacher: Base | None) -> Tokenizer | None:
 def distilled(
     objective: Objective, recipe: Recipe, tokenizer: Tokenizer, teacher: Base, compute: Compute
 ) -> DistilledObjective:
-    """The objective of a student, with its teacher on the same device.
-
-    recipe: the student's, resolved. Raises UsageError for a run that cannot teach it.
-    """
-    _check_tokenizer(teacher, tokenizer, "the student")
-    _check_kind(teacher, recipe, tokenizer)
+    """The objective of a student, with its teacher on the same device. recipe: the student's, resolved."""
+    check_teacher(teacher, recipe, tokenizer)
     # dropout and new weights of the teacher must not move the student's random numbers
     with torch.random.fork_rng(devices=[compute.device] if compute.device.type == "cuda" else []):
         lm = trained_model(teacher.run, teacher.recipe, teacher.tokenizer, teacher.checkpoint, compute)
     lm.eval().requires_grad_(False)
-    if lm.longest is not None and recipe.model.context > lm.longest:
-        raise UsageError(
-            f"the rows of the student have up to {recipe.model.context} positions, but its teacher has {lm.longest}",
-            where=WHERE,
-            fix=f"set model.context to {lm.longest} or less, or name another teacher",
-        )
-    if recipe.distillation.cosine:
-        body = lm.body if hasattr(lm, "body") else lm
-        if (
-            isinstance(body, CountingModel | BidirectionalModel)
-            or isinstance(recipe.model, Averaging)
-            or teacher.recipe.model.d_model != recipe.model.d_model
-        ):
-            raise UsageError(
-                f"hidden states of {teacher.recipe.model.title}, {teacher.recipe.model.d_model} wide, and of "
-                f"{recipe.model.title}, {recipe.model.d_model} wide, have no cosine",
-                where="distillation.cosine",
-                fix="set it to 0, or take a student as wide as its teacher",
-            )
     head = teacher.recipe.objective if isinstance(teacher.recipe.objective, Classification) else None
     return DistilledObjective(objective, recipe.distillation, lm, head, tokenizer.vocab_size)
+
+
+def check_teacher(teacher: Base, recipe: Recipe, tokenizer: Tokenizer) -> None:
+    """Raise UsageError for a run that cannot teach a student. recipe: the student's, resolved."""
+    _check_tokenizer(teacher, tokenizer, "the student")
+    _check_kind(teacher, recipe, tokenizer)
+    ours, theirs = recipe.model, teacher.recipe.model
+    longest = outline(theirs, tokenizer.vocab_size).longest
+    if longest is not None and ours.context > longest:
+        raise UsageError(
+            f"the rows of the student have up to {ours.context} positions, but its teacher has {longest}",
+            where=WHERE,
+            fix=f"set model.context to {longest} or less, or name another teacher",
+        )
+    if recipe.distillation.cosine and (_width(ours) is None or _width(ours) != _width(theirs)):
+        raise UsageError(
+            f"hidden states of a {theirs.title} and a {ours.title} have no cosine: {_wide(theirs)}, {_wide(ours)}",
+            where="distillation.cosine",
+            fix="set it to 0, or take a student as wide as its teacher",
+        )
+
+
+def _width(model: Model) -> int | None:
+    """Width of the hidden states at each position; None for models without any, or with those of two networks."""
+    plain = isinstance(model, Recurrent) and model.shape != "bidirectional" and model.attention is None
+    if isinstance(model, Transformer) or plain:
+        return model.d_model
+    return None
+
+
+def _wide(model: Model) -> str:
+    width = _width(model)
+    return "none at each position" if width is None else f"{width} wide"
 
 
 def _check_tokenizer(teacher: Base, tokenizer: Tokenizer, student: str) -> None:

@@ -98,7 +98,7 @@ def train(
     reason: EndReason = "early" if last < steps and state.is_stale(recipe.evaluation) else "finished"
     fitted = fit(
         trainee.lm,
-        trainee.objective,
+        trainee.taught,
         trainee.optimizers,
         examples,
         recipe,
@@ -154,10 +154,11 @@ def train(
 
 @dataclass
 class _Trainee:
-    """A model in training, and all that changes with it."""
+    """A model in training, and all that changes with it. taught: the objective with its teacher, if it has one."""
 
     lm: LanguageModel
     objective: Objective
+    taught: Objective
     optimizers: Optimizers
     state: TrainingState
     first_step: int
@@ -183,10 +184,9 @@ class _Trainee:
         if isinstance(lm, TransformerUnmasked):
             warnings.append("without model.causal_mask the decoder sees what it predicts: its losses measure nothing")
         objective = build_objective(recipe, tokenizer, lm.counts_V)
-        if teacher is not None:
-            objective = distilled(objective, recipe, tokenizer, teacher, compute)
         for parameter in objective.idle(lm):
             parameter.requires_grad_(False)
+        taught = objective if teacher is None else distilled(objective, recipe, tokenizer, teacher, compute)
         optimizers = Optimizers(recipe.optimizer, lm, compute, recipe.tuning)
         first_step = 0
         states: DecodeState | None = None
@@ -214,7 +214,7 @@ class _Trainee:
                 warnings.append(f"not bitwise reproducible, since the setup changed: {', '.join(changed)}")
             state.micro_batch = recipe.training.rows_at_once(world.size)
         state.setup, state.recipe = setup, recipe.model_dump(mode="json")
-        return cls(lm, objective, optimizers, state, first_step, states, warnings)
+        return cls(lm, objective, taught, optimizers, state, first_step, states, warnings)
 
 
 def _validate(
