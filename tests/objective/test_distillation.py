@@ -57,7 +57,9 @@ def test_of_tokens(name: str) -> None:
         kept = [t for t in range(h_BTD.shape[1]) if batch.keep_BT is None or batch.keep_BT[b, t]]
         away = [reference.away(h_BTD[b, t].tolist(), k_BTD[b, t].tolist()) for t in kept]
         cosine += int(chosen_BT[b].sum()) * float(np.mean(away))
-    assert float(found.total.detach()) == pytest.approx(0.7 * float(hard.total) + 0.3 * soft + 0.7 * cosine, rel=1e-5)
+    assert float(found.total.detach()) == pytest.approx(
+        0.7 * float(hard.total.detach()) + 0.3 * soft + 0.7 * cosine, rel=1e-5
+    )
     assert int(found.count) == int(hard.count)
 
 

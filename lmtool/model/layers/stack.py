@@ -51,7 +51,7 @@ class Sublayer(nn.Module):
         if self.place == "output":
             mixed = self.norm(mixed.to(x_BTD.dtype))
         mixed = drop(mixed, self.dropout, self.training)
-        x_BTD = x_BTD + mixed if self.residual else mixed
+        x_BTD = x_BTD + mixed if self.residual else mixed.to(x_BTD.dtype)
         return Mixed(self.norm(x_BTD) if self.place == "post" else x_BTD, now, auxiliary_B)
 
 
