@@ -1,5 +1,6 @@
 """Base checkpoints: those that other runs are initialized from, and that runs of adapters need again."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,19 +58,30 @@ def base_of(run: Run) -> Base:
     info = run.info.get("base")
     if info is None:
         raise CheckpointError("the run does not name the base of its adapters", where=str(run.path), fix="train anew")
-    place = Path(info["path"])
+    return _reopen(info, f"{run.name} holds adapters only, to", "`lmtool runs merge` makes a run that needs no base")
+
+
+def teacher_of(run: Run) -> Base:
+    """The checkpoint that a run is distilled from, found as `base_of` does. Raises CheckpointError likewise."""
+    info = run.info.get("teacher")
+    if info is None:
+        raise CheckpointError("the run does not name its teacher", where=str(run.path), fix="train anew")
+    return _reopen(info, f"{run.name} learns from", "only with it training goes on")
+
+
+def _reopen(record: Mapping[str, str], need: str, note: str) -> Base:
+    """The checkpoint of a `Base.record`. need, note: why it is needed, and what to know, for errors."""
+    wanted, place = f"{need} {record['checkpoint']} of {record['run']}", Path(record["path"])
     try:
-        found = find(str(place) if place.exists() else info["run"])
-        checkpoint = verify(found.run.path / CHECKPOINTS / info["checkpoint"], optimizer=False)
+        found = find(str(place) if place.exists() else record["run"])
+        checkpoint = verify(found.run.path / CHECKPOINTS / record["checkpoint"], optimizer=False)
     except CheckpointError as error:
         raise CheckpointError(
-            f"{run.name} holds adapters only, to {info['checkpoint']} of {info['run']}: {error.what}",
-            where=info["path"],
-            fix="restore that run; `lmtool runs merge` makes a run that needs no base",
+            f"{wanted}: {error.what}", where=record["path"], fix=f"restore that run; {note}"
         ) from error
-    if checkpoint.files[MODEL].sha256 != info["sha256"]:
+    if checkpoint.files[MODEL].sha256 != record["sha256"]:
         raise CheckpointError(
-            f"{run.name} holds adapters only, to {info['checkpoint']} of {info['run']}, which has changed since",
+            f"{wanted}, which has changed since",
             where=str(checkpoint.path),
             fix="restore the checkpoint, or train anew",
         )

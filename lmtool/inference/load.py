@@ -16,11 +16,13 @@ from lmtool.errors import CheckpointError, NumericalError
 from lmtool.inference.base import Base, base_of, read_run
 from lmtool.model import LanguageModel, lora
 from lmtool.model.classifier import Classifier
+from lmtool.model.language_model import UnpredictiveModel
 from lmtool.model.packed import pack
 from lmtool.model.parameters import depths
+from lmtool.model.replaced import ReplacedTokenDetector
 from lmtool.model.transformer import TransformerEncoder
 from lmtool.objective import Objective, build_objective
-from lmtool.recipe.spec import Classification, DeviceName, Recipe
+from lmtool.recipe.spec import Classification, DeviceName, Recipe, ReplacedTokens, Transformer
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import Run
 from lmtool.run.find import find
@@ -50,6 +52,12 @@ class Loaded:
     def device(self) -> torch.device:
         return self.compute.device
 
+    def refuse_unpredictive(self) -> None:
+        """Raise UsageError for a model that has no probabilities of the tokens of a text."""
+        lm = self.model.body if isinstance(self.model, Classifier) else self.model
+        if isinstance(lm, UnpredictiveModel):
+            raise lm.refusal()
+
     def with_beams(self, num_beams: int | None) -> "Loaded":
         """The same model with another beam width for tables; that of its recipe for None."""
         if num_beams is None:
@@ -78,6 +86,9 @@ def build_model(recipe: Recipe, tokenizer: Tokenizer, compute: Compute) -> Langu
     built = model.build(recipe.model, rows)
     if isinstance(recipe.objective, Classification):
         built = Classifier(built, recipe.objective, recipe.model)
+    if isinstance(recipe.objective, ReplacedTokens) and isinstance(recipe.model, Transformer):
+        assert isinstance(built, TransformerEncoder)
+        built = ReplacedTokenDetector(built, recipe.objective, recipe.model)
     return built.to(compute.device)
 
 
@@ -202,10 +213,16 @@ def _load_body(lm: LanguageModel, base: Base, same_labels: bool) -> str | None:
     """
     tensors, checkpoint = weights_of(base), base.checkpoint
     body, head = tensors, {}
-    if isinstance(base.recipe.objective, Classification):
+    if isinstance(base.recipe.objective, Classification | ReplacedTokens):
         # from the recipe, since a body that only counts words has no weights
         body = {name.removeprefix("body."): t for name, t in tensors.items() if name.startswith("body.")}
         head = {name: t for name, t in tensors.items() if not name.startswith("body.")}
+    if isinstance(lm, ReplacedTokenDetector):
+        if isinstance(base.recipe.objective, ReplacedTokens):
+            _copy(lm, tensors, checkpoint)
+            return None
+        _copy(lm.body, body, checkpoint)
+        return "the generator and the detector are new"
     if not isinstance(lm, Classifier):
         _copy(lm, body, checkpoint)
         return None
@@ -215,7 +232,7 @@ def _load_body(lm: LanguageModel, base: Base, same_labels: bool) -> str | None:
         assert lm.dense is not None
         lm.dense.load_state_dict(lm.body.pooler.state_dict())
     own = {name: t for name, t in lm.state_dict().items() if not name.startswith("body.")}
-    if not head:
+    if not isinstance(base.recipe.objective, Classification):
         return None
     if same_labels and {name: t.shape for name, t in head.items()} == {name: t.shape for name, t in own.items()}:
         lm.load_state_dict(head, strict=False)
