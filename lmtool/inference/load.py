@@ -4,9 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lmtool import model
 from lmtool.compute.device import Compute, InferenceName, resolve
@@ -20,7 +21,7 @@ from lmtool.model.packed import pack
 from lmtool.model.parameters import depths
 from lmtool.model.transformer import TransformerEncoder
 from lmtool.objective import Objective, build_objective
-from lmtool.recipe.spec import Classification, DeviceName, Recipe
+from lmtool.recipe.spec import Averaging, Classification, DeviceName, Recipe, Recurrent, Transformer
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import Run
 from lmtool.run.find import find
@@ -175,6 +176,8 @@ def _copy(lm: LanguageModel, tensors: dict[str, Tensor], checkpoint: Checkpoint)
 def _tune(lm: LanguageModel, recipe: Recipe) -> None:
     """Freeze, in place, the weights of a model that the recipe does not train; add adapters if the recipe has any."""
     body = lm.body if isinstance(lm, Classifier) else lm
+    if isinstance(recipe.model, Transformer | Recurrent | Averaging) and recipe.model.freeze_embeddings:
+        cast(nn.Parameter, body.token_vectors()).requires_grad_(False)
     if recipe.tuning.lora is not None:
         torch.manual_seed(hash_key(recipe.seed, "adapters"))
         lora.adapt(body, recipe.tuning.lora)

@@ -216,7 +216,8 @@ class AveragingModel(SilentModel):
     def token_vectors(self) -> Tensor:
         if self.embedding is None:
             raise UsageError("this model has no token embeddings: its words are one_hot", fix="name a run of a dan")
-        return self.embedding.weight[: self.vocab_size]
+        # without hashed n-grams the parameter itself
+        return self.embedding.weight[: self.vocab_size] if self.ngrams > 1 else self.embedding.weight
 
     def layers(self, batch: Batch) -> list[Tensor]:
         """The token embeddings; the layers above them are of whole texts."""

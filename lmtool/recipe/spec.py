@@ -365,6 +365,10 @@ class Transformer(ModelSpec):
     """Dropout inside the feed-forward network, after the nonlinearity."""
     init: Init = Init()
     """Initial weights."""
+    embeddings: str | None = None
+    """Word vectors to begin with: a file in word2vec's text or binary format, GloVe's or fastText's .vec, or a run."""
+    freeze_embeddings: bool = False
+    """Keep the embeddings as they begin."""
 
     @property
     def title(self) -> str:
@@ -481,6 +485,21 @@ class Attention(Spec):
         return self
 
 
+class Features(Spec):
+    """States of a trained, frozen model as input of another: [x_t; gamma sum_j s_j h_tj] (ELMo; Peters et al. 2018)."""
+
+    run: str
+    """The run of the model whose layers are mixed; its tokenizer is used."""
+    beside: bool = True
+    """Beside the embeddings, or else in their place."""
+    width: PositiveInt | None = None
+    """Width of its states; set when it is opened."""
+    n_layers: PositiveInt | None = None
+    """Layers of the mix, the embeddings included; set when it is opened."""
+    longest: PositiveInt | None = None
+    """Maximum tokens that it reads; set when it is opened."""
+
+
 CellName = Literal["rnn", "gru", "lstm"]
 CELLS: dict[CellName, tuple[int, int]] = {"rnn": (1, 1), "gru": (3, 1), "lstm": (4, 2)}
 """For each cell, the number of input matrices, equal to that of recurrent ones, and of state vectors."""
@@ -517,6 +536,12 @@ class Recurrent(ModelSpec):
     """A bias on the output logits."""
     dropout: Fraction = 0.0
     """Dropout of embeddings, between layers, and of the output."""
+    embeddings: str | None = None
+    """Word vectors to begin with: a file in word2vec's text or binary format, GloVe's or fastText's .vec, or a run."""
+    freeze_embeddings: bool = False
+    """Keep the embeddings as they begin."""
+    features: Features | None = None
+    """States of another model as input, for objective classification; none by default."""
 
     @property
     def title(self) -> str:
@@ -525,6 +550,10 @@ class Recurrent(ModelSpec):
     @property
     def reads(self) -> Reads:
         return "source" if self.shape == "encoder-decoder" else "past"
+
+    @property
+    def longest_row(self) -> int | None:
+        return None if self.features is None else self.features.longest
 
     @property
     def activation_bytes(self) -> int:
@@ -541,6 +570,8 @@ class Recurrent(ModelSpec):
             mistakes.append(f"d_model {self.d_model} is odd; the two directions of the encoder have half of it each")
         if self.attention is not None and self.shape == "bidirectional":
             mistakes.append("attention is not for shape bidirectional")
+        if self.features is not None and self.shape == "encoder-decoder":
+            mistakes.append("features are for models that classify, which shape encoder-decoder is not")
         if self.attention is not None and self.attention.feed == "input" and self.shape == "decoder":
             mistakes.append(
                 "attention.feed input is for shape encoder-decoder; a decoder's states do not exist before its updates"
@@ -618,6 +649,12 @@ class Averaging(ModelSpec):
     """Tokens of the longest text."""
     vocab_size: PositiveInt | None = None
     """Rows of the embedding without those of n-grams; the tokenizer's size by default."""
+    embeddings: str | None = None
+    """Word vectors to begin with: a file in word2vec's text or binary format, GloVe's or fastText's .vec, or a run."""
+    freeze_embeddings: bool = False
+    """Keep the embeddings as they begin."""
+    features: Features | None = None
+    """States of another model as input, for objective classification; none by default."""
 
     @property
     def n_hashed(self) -> int:
@@ -630,11 +667,21 @@ class Averaging(ModelSpec):
 
     @property
     def longest_row(self) -> int:
-        return self.context
+        longest = None if self.features is None else self.features.longest
+        return self.context if longest is None else min(self.context, longest)
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         mistakes = []
+        if self.embeddings is not None and self.one_hot:
+            mistakes.append("embeddings are vectors, which one_hot words do not have")
+        if self.freeze_embeddings and self.ngrams > 1:
+            mistakes.append(
+                f"freeze_embeddings would freeze the vectors of n-grams too, which no file has; ngrams is {self.ngrams}"
+            )
+        given = [key for key in ("one_hot", "tf_idf") if getattr(self, key)] + ["ngrams"] * (self.ngrams > 1)
+        if self.features is not None and given:
+            mistakes.append(f"features are states of tokens, of which the mean is taken; {given[0]} is for counts")
         if self.one_hot and self.n_layers:
             mistakes.append(f"n_layers {self.n_layers} has no effect with one_hot words; take 0")
         if self.log_ratios and not self.one_hot:
@@ -1238,6 +1285,7 @@ class Recipe(Spec):
         if self.training.carry_state and self.data.isolate_documents:
             mistakes.append("training.carry_state carries the state across documents; data.isolate_documents does not")
         mistakes += _tuning_mistakes(self.model, self.objective, self.tuning)
+        mistakes += _input_mistakes(self.model, self.objective)
         mistakes += _length_mistakes(self.model, self.objective, self.training)
         if self.evaluation.baseline and (self.model.counts or not isinstance(self.objective, Causal)):
             mistakes.append(
@@ -1313,6 +1361,22 @@ def _predicts_tokens(objective: AnyObjective) -> bool:
     if isinstance(objective, Classification):
         return objective.lm_weight > 0
     return not isinstance(objective, Embedding)
+
+
+def _input_mistakes(model: Model, objective: AnyObjective) -> list[str]:
+    mistakes = []
+    if isinstance(model, Transformer | Recurrent | Averaging) and model.freeze_embeddings and model.embeddings is None:
+        mistakes.append("model.freeze_embeddings would keep random vectors; name others with model.embeddings")
+    if isinstance(model, Recurrent | Averaging) and model.features is not None:
+        if not isinstance(objective, Classification):
+            mistakes.append(f"model.features are for objective classification, not for objective {objective.kind}")
+        elif objective.lm_weight:
+            mistakes.append(
+                f"objective.lm_weight {objective.lm_weight} is for models that do not read ahead as model.features do"
+            )
+        if model.embeddings is not None and not model.features.beside:
+            mistakes.append("model.embeddings have no effect: model.features.beside false takes their place")
+    return mistakes
 
 
 def _tuning_mistakes(model: Model, objective: AnyObjective, tuning: Tuning) -> list[str]:

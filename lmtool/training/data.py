@@ -6,6 +6,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from lmtool.compute.device import Compute, resolve
 from lmtool.compute.processes import World
@@ -68,6 +69,9 @@ class TrainingData(Protocol):
 
     @property
     def split(self) -> dict[str, object] | None: ...
+
+    def token_counts(self) -> NDArray[np.int64]:
+        """How often each id is in the training part."""
 
     def set_statistics(self, lm: LanguageModel) -> None:
         """Initialize a new model with statistics of the data, if its family uses any."""
@@ -149,9 +153,12 @@ class TextData:
         continues = self.recipe.model.reads in ("past", "source") and not self.framing.answers
         return (beginning(self._valid, self.framing.tokenizer, self.recipe.data.split == "slice"),) if continues else ()
 
+    def token_counts(self) -> NDArray[np.int64]:
+        return self._train.counts()
+
     def set_statistics(self, lm: LanguageModel) -> None:
         if lm.counts_V is not None:
-            counts = torch.from_numpy(self._train.counts())
+            counts = torch.from_numpy(self.token_counts())
             # the embedding may have more rows than the tokenizer has entries
             lm.counts_V[: len(counts)] = counts
 

@@ -14,6 +14,7 @@ from lmtool.compute.memory import machine_memory
 from lmtool.compute.processes import World, joined, local_rank
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference.base import Base, base_of, open_base, read_run
+from lmtool.inference.vectors import open_vectors
 from lmtool.model.size import check_fits, outline
 from lmtool.recipe.document import KeyPath, dotted
 from lmtool.recipe.dump import dump, leaves
@@ -241,6 +242,7 @@ def _begin(
     recipe = resolved.recipe
     if base is None:
         _refuse_adapters_alone(recipe)
+    source = open_vectors(recipe, base)
     compute = resolve(recipe.training.device, recipe.training.precision, local_rank())
     with joined(compute) as world:
         _check(recipe, compute, world, resolved.origins)
@@ -248,6 +250,8 @@ def _begin(
             check_folder(output)
         data, inferred = read(world, compute)
         recipe = data.recipe
+        vectors = None if source is None else source.match(data.framing.tokenizer, data.token_counts())
+        inferred = inferred if vectors is None else (*inferred, vectors.line)
         run = None
         if world.is_main:
             tokenizer = data.framing.tokenizer
@@ -270,7 +274,7 @@ def _begin(
                 yield from _floors(run, data)
             yield from map(Warned, data.warnings)
             same = base is not None and _labels(base.recipe) == _labels(recipe)
-            yield from train(run, data, compute, world, base=base, same_labels=same, stop=stop)
+            yield from train(run, data, compute, world, base=base, same_labels=same, vectors=vectors, stop=stop)
 
 
 def _floors(run: Run, data: TrainingData) -> Iterator[Event]:
