@@ -163,6 +163,8 @@ def _of_model(model: LanguageModel, spec: Model, n_layers: int, T: int) -> Itera
             yield from _parts("centres", model.centres, row, n_layers)
             weight = model.neighbours.weight
             yield ModelPart("neighbours", _shape_of(weight), weight.numel(), 2 * weight.numel() * T)
+            for name, bias in model.named_parameters(recurse=False):
+                yield ModelPart(name, _shape_of(bias), bias.numel(), 0)
 
 
 def _recurrent_head(model: RecurrentModel, T: int) -> ModelPart:

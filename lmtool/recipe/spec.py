@@ -618,6 +618,44 @@ class SkipGram(ModelSpec):
         return "words"
 
 
+class Glove(ModelSpec):
+    """GloVe: word vectors whose products are logarithms of co-occurrence counts (Pennington et al. 2014)."""
+
+    kind: Literal["glove"]
+    d_model: PositiveInt = 100
+    """Width of the vectors."""
+    context: PositiveInt = 256
+    """Counts in a training row; in evaluation, tokens of the window of text that pairs are taken from."""
+    vocab_size: PositiveInt | None = None
+    """Words; the tokenizer's size by default."""
+
+    @property
+    def reads(self) -> Reads:
+        return "words"
+
+
+class Ppmi(ModelSpec):
+    """Co-occurrence counts as positive pointwise mutual information, and its truncated SVD (Levy et al. 2015)."""
+
+    kind: Literal["ppmi"]
+    d_model: PositiveInt = 100
+    """Width of the vectors, the rank of the SVD."""
+    window: PositiveInt = 5
+    """Words on each side of a word that count as its context."""
+    context: PositiveInt = 256
+    """Tokens of a row."""
+    vocab_size: PositiveInt | None = None
+    """Words; the tokenizer's size by default."""
+
+    @property
+    def counts(self) -> bool:
+        return True
+
+    @property
+    def reads(self) -> Reads:
+        return "words"
+
+
 class Averaging(ModelSpec):
     """Deep averaging network (Iyyer et al. 2015): the mean of word vectors, and layers above it; ignores word order."""
 
@@ -693,7 +731,7 @@ class Averaging(ModelSpec):
         return self
 
 
-Model = Annotated[Transformer | Recurrent | NGram | SkipGram | Averaging, Field(discriminator="kind")]
+Model = Annotated[Transformer | Recurrent | NGram | SkipGram | Glove | Ppmi | Averaging, Field(discriminator="kind")]
 
 
 # Objective
@@ -811,6 +849,30 @@ class SkipGramWindow(Spec):
     """Subsampling threshold: words of higher relative frequency are dropped at random (word2vec); 0 keeps all."""
 
 
+class CbowWindow(SkipGramWindow):
+    """Predict each word from the mean of its context words (CBOW, Mikolov et al. 2013)."""
+
+    kind: Literal["cbow"]  # type: ignore[assignment]  # the same windows for another objective
+
+
+class WeightedCounts(Spec):
+    """Fit logarithms of co-occurrence counts by weighted least squares (GloVe, Pennington et al. 2014)."""
+
+    kind: Literal["glove"]
+    window: PositiveInt = 10
+    """Words on each side of a word that count as its context, at distance d as 1 / d."""
+    x_max: PositiveFloat = 100.0
+    """Count from which the weight of a pair is 1."""
+    power: NonNegativeFloat = 0.75
+    """Below it, the weight is (count / x_max) to this power."""
+
+
+class WindowCounts(Spec):
+    """Count the words around each word, within model.window."""
+
+    kind: Literal["cooccurrence"]
+
+
 class Classification(Spec):
     """Predict the label of each row of a table: a head on a pooled hidden state of the model."""
 
@@ -857,7 +919,18 @@ class Embedding(Spec):
 
 
 AnyObjective = Annotated[
-    Causal | Bidirectional | Masked | SpanCorruption | Prefix | Seq2Seq | SkipGramWindow | Classification | Embedding,
+    Causal
+    | Bidirectional
+    | Masked
+    | SpanCorruption
+    | Prefix
+    | Seq2Seq
+    | SkipGramWindow
+    | CbowWindow
+    | WeightedCounts
+    | WindowCounts
+    | Classification
+    | Embedding,
     Field(discriminator="kind"),
 ]
 
@@ -1381,7 +1454,7 @@ def _input_mistakes(model: Model, objective: AnyObjective) -> list[str]:
 
 def _tuning_mistakes(model: Model, objective: AnyObjective, tuning: Tuning) -> list[str]:
     mistakes = []
-    if isinstance(model, NGram | SkipGram) and tuning != Tuning():
+    if isinstance(model, NGram | SkipGram | Glove | Ppmi) and tuning != Tuning():
         mistakes.append(f"tuning is for models with layers, which {model.kind} models do not have")
     elif tuning.lora is not None and not isinstance(model, Transformer):
         mistakes.append(f"tuning.lora adapts the matrices of a Transformer, which {model.kind} models do not have")
@@ -1408,6 +1481,10 @@ def objectives_of(model: Model) -> tuple[str, ...]:
         case Recurrent():
             return ("bidirectional", "classification")
         case SkipGram():
-            return ("skip-gram",)
+            return ("skip-gram", "cbow")
+        case Glove():
+            return ("glove",)
+        case Ppmi():
+            return ("cooccurrence",)
         case Averaging():
             return ("classification",)
