@@ -206,6 +206,11 @@ def _parts(name: str, module: nn.Module | None, reach: _Reach, n_layers: int) ->
                 (part,) = _parts("layer", module[0], reach, n_layers)
                 # a bridge has a map for each part of the state of each layer
                 times = n_layers * len(module) // min(n_layers, 2)
+                (second,) = _parts("layer", module[-1], reach, n_layers)
+                if second != part:
+                    # the first reads features of another model too
+                    yield replace(part, name=name)
+                    part, times = second, times - 1
                 yield replace(
                     part, name=name, parameters=times * part.parameters, flops=times * part.flops, times=times
                 )

@@ -63,8 +63,8 @@ class SkipGramModel(SilentModel):
 
 
 class GloveModel(SkipGramModel):
-    """GloVe (Pennington et al. 2014): the score w_i . u_j + b_i + c_j of words i and j estimates log X_ij, where X_ij is
-    how often they are near each other.
+    """GloVe (Pennington et al. 2014): the score w_i . u_j + b_i + c_j of words i and j estimates log X_ij, X_ij
+    being how often they are near each other.
 
     The vector of a word is w + u, as in the paper. As a model of context words, p(j | i) is proportional to
     exp(w_i . u_j + c_j).

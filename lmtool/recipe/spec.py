@@ -499,6 +499,10 @@ class Features(Spec):
     longest: PositiveInt | None = None
     """Maximum tokens that it reads; set when it is opened."""
 
+    def width_with(self, d_model: int) -> int:
+        """Width of embeddings and states, or of states alone."""
+        return (self.width or 0) + d_model * self.beside
+
 
 CellName = Literal["rnn", "gru", "lstm"]
 CELLS: dict[CellName, tuple[int, int]] = {"rnn": (1, 1), "gru": (3, 1), "lstm": (4, 2)}

@@ -50,7 +50,8 @@ class Similarity:
         lines = [f"spearman  {self.rho:.4f}", f"pairs     {self.n_scored:,} of {self.n_pairs:,} ({share:.1f} %)"]
         if self.missing:
             more = ", ..." if len(self.missing) > 8 else ""
-            lines.append(f"missing   {len(self.missing):,} words: {', '.join(self.missing[:8])}{more}")
+            words = f"{len(self.missing):,} word{'s' * (len(self.missing) != 1)}"
+            lines.append(f"missing   {words}: {', '.join(self.missing[:8])}{more}")
         return lines
 
 
@@ -95,9 +96,9 @@ def _pairs(table: Table) -> Iterator[tuple[str, str, float]]:
         given = None if column is None else _number(row.values[column])
         if given is None:
             raise DataError(
-                "no number after two words: a table of similarities has two columns of words, and then one of numbers",
+                "no number after two words: a table of similarities has two columns of words, then one of numbers",
                 where=table.file.where(row.number, row.line, None),
-                fix=f"write it with a header, as word1,word2,similarity; its columns are {shown(', '.join(table.names))}",
+                fix=f"write it with a header, as word1,word2,similarity; it has {shown(', '.join(table.names))}",
             )
         yield _word(row, 0), _word(row, 1), given
 

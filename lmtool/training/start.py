@@ -14,6 +14,8 @@ from lmtool.compute.memory import machine_memory
 from lmtool.compute.processes import World, joined, local_rank
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference.base import Base, base_of, open_base, read_run
+from lmtool.inference.features import FeatureSource, open_features
+from lmtool.inference.load import features_of
 from lmtool.inference.vectors import open_vectors
 from lmtool.model.size import check_fits, outline
 from lmtool.recipe.document import KeyPath, dotted
@@ -149,12 +151,16 @@ class FineTuning:
     ) -> Iterator[Event]:
         """Read the tables, create a run directory, train, and evaluate the best checkpoint; see `pretrain`."""
 
+        features = open_features(self.resolved.recipe, self.base)
+        recipe = self.resolved.recipe if features is None else features.recipe
+
         def read(world: World, compute: Compute) -> tuple[TrainingData, tuple[str, ...]]:
             report("reading", 0, 0)
-            tokenizer = None if self.base is None else self.base.tokenizer
-            return read_tables(self.resolved.recipe, self.tables, tokenizer), ()
+            base = self.base or (features and features.base)
+            lines = () if features is None else (features.line,)
+            return read_tables(recipe, self.tables, base and base.tokenizer), lines
 
-        yield from _begin(self.resolved, read, self.base, output, command, stop)
+        yield from _begin(replace(self.resolved, recipe=recipe), read, self.base, output, command, stop, features)
 
 
 def plan_finetuning(
@@ -237,6 +243,7 @@ def _begin(
     output: Path | None,
     command: Sequence[str],
     stop: Callable[[], bool],
+    features: FeatureSource | None = None,
 ) -> Iterator[Event]:
     """Create a run directory for the data of `read`, which also says what was inferred from them, and train in it."""
     recipe = resolved.recipe
@@ -267,6 +274,8 @@ def _begin(
             )
         with run or nullcontext():
             if run is not None:
+                if features is not None:
+                    run.keep_features(features.base.run, features.base.checkpoint)
                 if data.split is not None:
                     write_file(run.path / SPLIT, json.dumps(data.split).encode())
                 run.start(step=0, command=command, environment=describe_environment(str(compute.device)))
@@ -274,7 +283,10 @@ def _begin(
                 yield from _floors(run, data)
             yield from map(Warned, data.warnings)
             same = base is not None and _labels(base.recipe) == _labels(recipe)
-            yield from train(run, data, compute, world, base=base, same_labels=same, vectors=vectors, stop=stop)
+            frozen = None if features is None else features.model
+            yield from train(
+                run, data, compute, world, base=base, same_labels=same, vectors=vectors, features=frozen, stop=stop
+            )
 
 
 def _floors(run: Run, data: TrainingData) -> Iterator[Event]:
@@ -356,7 +368,10 @@ def resume(
                 yield Started(run.path, run.name, recipe, tokenizer, data.lines, tuple(changes.values()))
                 yield from _floors(run, data)
             main = run if world.is_main else None
-            yield from train(main, data, compute, world, checkpoint=checkpoint, state=state, base=base, stop=stop)
+            frozen = features_of(run, recipe, compute)
+            yield from train(
+                main, data, compute, world, checkpoint=checkpoint, state=state, base=base, features=frozen, stop=stop
+            )
 
 
 def _is_over(run: Run, recipe: Recipe, checkpoint: Checkpoint, state: TrainingState) -> bool:
