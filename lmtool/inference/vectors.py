@@ -35,7 +35,7 @@ class RunVectors:
     @property
     def width(self) -> int:
         """Numbers of a vector."""
-        return self.table_VD.shape[1]
+        return int(self.table_VD.shape[1])
 
     @classmethod
     def open(cls, reference: str) -> "RunVectors":

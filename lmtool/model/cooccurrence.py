@@ -55,7 +55,7 @@ class PairCounts:
     def merged(self) -> tuple[IntArray, FloatArray]:
         """Keys and sums so far."""
         keys_P, place_P = np.unique(np.concatenate(self._keys), return_inverse=True)
-        sums_P = np.bincount(place_P, np.concatenate(self._sums), len(keys_P))
+        sums_P: FloatArray = np.bincount(place_P, np.concatenate(self._sums), len(keys_P)).astype(np.float64)
         self._keys, self._sums, self._n_new = [keys_P], [sums_P], 0
         return keys_P, sums_P
 
@@ -173,7 +173,8 @@ def positive_pmi(rows_P: IntArray, columns_P: IntArray, sums_P: FloatArray) -> F
     """max(0, log(X_ij X / (X_i X_j))) of each pair that occurs."""
     row_V, column_V = np.bincount(rows_P, sums_P), np.bincount(columns_P, sums_P)
     ratio_P = sums_P * sums_P.sum() / (row_V[rows_P] * column_V[columns_P])
-    return np.maximum(0.0, np.log(ratio_P))
+    found_P: FloatArray = np.maximum(0.0, np.log(ratio_P))
+    return found_P
 
 
 def truncated_svd(

@@ -79,7 +79,7 @@ class GloveModel(SkipGramModel):
 
     def scores(self, centres: Tensor, neighbours: Tensor) -> Tensor:
         """The estimate of log X for words and context words, of any equal shape."""
-        products = (self.centres(centres) * self.neighbours(neighbours)).sum(-1)
+        products: Tensor = (self.centres(centres) * self.neighbours(neighbours)).sum(-1)
         return products + self.centre_bias_V[centres] + self.neighbour_bias_V[neighbours]
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -182,7 +182,7 @@ class CbowObjective(SkipGramObjective):
     def _hidden(output: Output, batch: Batch) -> Tensor:
         assert batch.keep_BT is not None
         n_B1 = batch.keep_BT.sum(1, keepdim=True).clamp(min=1)
-        return (output.hidden_BTD * (batch.keep_BT / n_B1)[..., None].to(output.hidden_BTD.dtype)).sum(1)
+        return (output.hidden_BTD * batch.keep_BT[..., None]).sum(1) / n_B1
 
     def _batch(self, parts: Sequence[tuple[IntArray, IntArray, IntArray]]) -> Batch:
         of_centres = super()._batch(parts)

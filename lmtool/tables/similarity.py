@@ -77,8 +77,9 @@ def measure_similarity(reference: str, source: str, *, device: DeviceName = "aut
             fix="name a table of words that are in the run's training text",
         )
     ones, others, given = zip(*scored, strict=True)
-    cosines: Tensor = F.cosine_similarity(*(loaded.model.token_vectors()[list(ids)].double() for ids in (ones, others)))
-    rho = regression_metrics(np.array(given), cosines.detach().cpu().numpy()).spearman
+    unit_VD: Tensor = F.normalize(loaded.model.token_vectors().detach().double(), dim=-1)
+    cosines = (unit_VD[list(ones)] * unit_VD[list(others)]).sum(1)
+    rho = regression_metrics(np.array(given), cosines.cpu().numpy()).spearman
     return Similarity(loaded, rho, len(scored), len(pairs), missing)
 
 

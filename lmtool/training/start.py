@@ -156,9 +156,9 @@ class FineTuning:
 
         def read(world: World, compute: Compute) -> tuple[TrainingData, tuple[str, ...]]:
             report("reading", 0, 0)
-            base = self.base or (features and features.base)
+            base = features.base if features is not None else self.base
             lines = () if features is None else (features.line,)
-            return read_tables(recipe, self.tables, base and base.tokenizer), lines
+            return read_tables(recipe, self.tables, None if base is None else base.tokenizer), lines
 
         yield from _begin(replace(self.resolved, recipe=recipe), read, self.base, output, command, stop, features)
 

@@ -69,7 +69,10 @@ ACTIVATIONS = "relu, gelu, gelu-tanh, silu, swiglu, geglu or geglu-exact"
             "activation: [a, b]",
             "r.yaml:10: {}: ['a', 'b'] is not " + ACTIVATIONS,
         ),
-        ("kind: gelu", "r.yaml:10: {}: 'gelu' is not transformer, recurrent, ngram, skipgram or averaging"),
+        (
+            "kind: gelu",
+            "r.yaml:10: {}: 'gelu' is not transformer, recurrent, ngram, skipgram, glove, ppmi or averaging",
+        ),
         ("norm: rms", "r.yaml:10: {}: 'rms' is not a mapping; write {{kind: rms}}"),
         ("norm:", "r.yaml:10: {}: null is not a mapping; write its keys below it, or leave it out"),
         ("init: 0.02", "r.yaml:10: {}: 0.02 is not a mapping; write its keys below it, or leave it out"),
@@ -136,7 +139,7 @@ def test_wrong_parts(refused, line, message):
         (
             "  kind: transformer\n",
             "",
-            "r.yaml:1: model.kind: missing; transformer, recurrent, ngram, skipgram or averaging",
+            "r.yaml:1: model.kind: missing; transformer, recurrent, ngram, skipgram, glove, ppmi or averaging",
         ),
         ("training:\n  steps: 100\n  batch_size: 8\n", "", "r.yaml:1: training: missing; it needs steps, batch_size"),
         ("n_heads: 4", "n_heads: 3", "r.yaml:5: model.n_heads: 3 does not divide d_model 32"),
