@@ -77,7 +77,7 @@ def analogy(reference: str, words: tuple[str, str, str], k: int, *, device: Devi
     loaded = load_run(reference, device=device, precision="float32")
     tokens = [find_token(loaded.tokenizer, word) for word in words]
     a_D, b_D, c_D = F.normalize(loaded.model.token_vectors()[tokens], dim=-1)
-    one, less, more = map(loaded.tokenizer.piece, tokens)
+    one, less, more = (loaded.tokenizer.piece(token).strip() for token in tokens)
     return _closest(loaded, a_D - b_D + c_D, tokens, f"{one} - {less} + {more}", k)
 
 
