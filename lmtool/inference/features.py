@@ -35,7 +35,7 @@ class FeatureSource:
         name = plain(features.run)
         where = "beside" if features.beside else "in place of"
         return (
-            f"features: {name}, {self.model.describe()}, {features.n_layers} layers of {features.width}, frozen, "
+            f"features: {name}, {self.model.describe()}, {features.mixed_layers} layers of {features.width}, frozen, "
             f"{where} the embeddings; with its tokenizer"
         )
 
@@ -75,6 +75,6 @@ def open_features(recipe: Recipe, base: Base | None) -> FeatureSource | None:
     lm = trained_model(source.run, source.recipe, source.tokenizer, source.checkpoint, resolve("cpu", "float32"))
     with torch.no_grad():
         layers = lm.eval().layers(Batch(torch.zeros(1, 2, dtype=torch.int64)))
-    sizes = {"width": layers[-1].shape[-1], "n_layers": len(layers), "longest": lm.longest}
+    sizes = {"width": layers[-1].shape[-1], "mixed_layers": len(layers), "longest": lm.longest}
     settled = model.model_copy(update={"features": features.model_copy(update=sizes)})
     return FeatureSource(source, lm, recipe.model_copy(update={"model": settled, "tokenizer": source.recipe.tokenizer}))

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from lmtool.batch import Batch
-from lmtool.errors import UsageError
 from lmtool.model.language_model import LanguageModel
 from lmtool.recipe.spec import Features
 
@@ -44,14 +43,8 @@ class FrozenFeatures(nn.Module):
 
     def __init__(self, spec: Features) -> None:
         super().__init__()
-        if spec.width is None or spec.n_layers is None:
-            raise UsageError(
-                "how wide these features are is known only when a table is learned with them",
-                where="model.features",
-                fix="omit them, or draw the recipe.yaml of a run with them",
-            )
         self.beside = spec.beside
-        self.mix = ScalarMix(spec.n_layers)
+        self.mix = ScalarMix(spec.mixed_layers or 1)
         self._source: tuple[LanguageModel, ...] = ()
 
     def attach(self, source: LanguageModel) -> None:

@@ -234,6 +234,13 @@ class Init(Spec):
     """Divide the std of each projection into the residual stream by the square root of their number (GPT-2)."""
 
 
+def _vector_mistakes(embeddings: str | None, freeze_embeddings: bool) -> list[str]:
+    """Settings of a model's word vectors that have no effect or no sense."""
+    if freeze_embeddings and embeddings is None:
+        return ["freeze_embeddings would keep random vectors; name others with embeddings"]
+    return []
+
+
 MixerName = Literal["attention"]
 
 
@@ -404,7 +411,7 @@ class Transformer(ModelSpec):
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:
-        mistakes = []
+        mistakes = _vector_mistakes(self.embeddings, self.freeze_embeddings)
         if self.head_width is None and self.d_model % self.n_heads:
             mistakes.append(f"n_heads {self.n_heads} does not divide d_model {self.d_model}")
         if self.n_kv_heads is not None and self.n_heads % self.n_kv_heads:
@@ -493,15 +500,15 @@ class Features(Spec):
     beside: bool = True
     """Beside the embeddings, or else in their place."""
     width: PositiveInt | None = None
-    """Width of its states; set when it is opened."""
-    n_layers: PositiveInt | None = None
-    """Layers of the mix, the embeddings included; set when it is opened."""
+    """Width of its states; set when it is opened, and until then d_model."""
+    mixed_layers: PositiveInt | None = None
+    """Layers of the mix, the embeddings included; set when it is opened, and until then 1."""
     longest: PositiveInt | None = None
     """Maximum tokens that it reads; set when it is opened."""
 
     def width_with(self, d_model: int) -> int:
         """Width of embeddings and states, or of states alone."""
-        return (self.width or 0) + d_model * self.beside
+        return (self.width or d_model) + d_model * self.beside
 
 
 CellName = Literal["rnn", "gru", "lstm"]
@@ -565,7 +572,9 @@ class Recurrent(ModelSpec):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        mistakes = []
+        mistakes = _vector_mistakes(self.embeddings, self.freeze_embeddings)
+        if self.features is not None and not self.features.beside and self.embeddings is not None:
+            mistakes.append("embeddings have no effect: features.beside false takes their place")
         if self.nonlinearity != "tanh" and self.cell != "rnn":
             mistakes.append(f"nonlinearity is a choice of cell rnn only; cell {self.cell} has its own")
         if self.bidirectional_encoder and self.shape != "encoder-decoder":
@@ -714,7 +723,9 @@ class Averaging(ModelSpec):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        mistakes = []
+        mistakes = _vector_mistakes(self.embeddings, self.freeze_embeddings)
+        if self.features is not None and not self.features.beside and self.embeddings is not None:
+            mistakes.append("embeddings have no effect: features.beside false takes their place")
         if self.embeddings is not None and self.one_hot:
             mistakes.append("embeddings are vectors, which one_hot words do not have")
         if self.freeze_embeddings and self.ngrams > 1:
@@ -1362,7 +1373,7 @@ class Recipe(Spec):
         if self.training.carry_state and self.data.isolate_documents:
             mistakes.append("training.carry_state carries the state across documents; data.isolate_documents does not")
         mistakes += _tuning_mistakes(self.model, self.objective, self.tuning)
-        mistakes += _input_mistakes(self.model, self.objective)
+        mistakes += _feature_mistakes(self.model, self.objective)
         mistakes += _length_mistakes(self.model, self.objective, self.training)
         if self.evaluation.baseline and (self.model.counts or not isinstance(self.objective, Causal)):
             mistakes.append(
@@ -1440,20 +1451,14 @@ def _predicts_tokens(objective: AnyObjective) -> bool:
     return not isinstance(objective, Embedding)
 
 
-def _input_mistakes(model: Model, objective: AnyObjective) -> list[str]:
-    mistakes = []
-    if isinstance(model, Transformer | Recurrent | Averaging) and model.freeze_embeddings and model.embeddings is None:
-        mistakes.append("model.freeze_embeddings would keep random vectors; name others with model.embeddings")
-    if isinstance(model, Recurrent | Averaging) and model.features is not None:
-        if not isinstance(objective, Classification):
-            mistakes.append(f"model.features are for objective classification, not for objective {objective.kind}")
-        elif objective.lm_weight:
-            mistakes.append(
-                f"objective.lm_weight {objective.lm_weight} is for models that do not read ahead as model.features do"
-            )
-        if model.embeddings is not None and not model.features.beside:
-            mistakes.append("model.embeddings have no effect: model.features.beside false takes their place")
-    return mistakes
+def _feature_mistakes(model: Model, objective: AnyObjective) -> list[str]:
+    if not isinstance(model, Recurrent | Averaging) or model.features is None:
+        return []
+    if not isinstance(objective, Classification):
+        return [f"model.features are for objective classification, not for objective {objective.kind}"]
+    if objective.lm_weight:
+        return [f"objective.lm_weight {objective.lm_weight} is for models that do not read ahead, as model.features do"]
+    return []
 
 
 def _tuning_mistakes(model: Model, objective: AnyObjective, tuning: Tuning) -> list[str]:
