@@ -157,10 +157,8 @@ def recurrents(draw: st.DrawFn) -> Recurrent:
             changes["rank"] = draw(st.integers(1, 5))
         drawn["attention"] = drawn["attention"].model_copy(update=changes)
     if drawn["features"] is not None:
-        sizes_of_states = {
-            "width": draw(st.none() | st.integers(1, 8)),
-            "n_layers": draw(st.none() | st.integers(1, 4)),
-        }
+        few = st.none() | st.integers(1, 8)
+        sizes_of_states = {"width": draw(few), "mixed_layers": draw(few)}
         drawn["features"] = drawn["features"].model_copy(update=sizes_of_states)
     small = {"n_layers": draw(st.integers(1, 3)), "vocab_size": draw(st.none() | st.integers(50, 60))}
     return cast(Recurrent, _grown(Recurrent, sizes, {**drawn, **small}))
