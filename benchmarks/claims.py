@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -299,11 +299,12 @@ CLAIMS: dict[str, Callable[[Bench], str]] = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="claim", required=True)
-    for name, claim in CLAIMS.items():
-        command = commands.add_parser(name, help=claim.__doc__, description=claim.__doc__)
+def ran(series: Mapping[str, Callable[[Bench], str]], description: str) -> None:
+    """Parse the command line, run what it names, and print its table."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="name", required=True)
+    for name, run in series.items():
+        command = commands.add_parser(name, help=run.__doc__, description=run.__doc__)
         command.add_argument("--folder", type=Path, help="where runs are saved; a temporary folder by default")
         command.add_argument("--quick", action="store_true", help="few steps and one seed, to check that all runs")
     asked = parser.parse_args()
@@ -311,9 +312,9 @@ def main() -> None:
         folder = (asked.folder or Path(scratch)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         bench = Bench(folder, asked.quick)
-        print(CLAIMS[asked.claim](bench))
+        print(series[asked.name](bench))
     print(f"\n{sum(bench.spent.values()):.0f} s of CPU time")
 
 
 if __name__ == "__main__":
-    main()
+    ran(CLAIMS, str(__doc__))

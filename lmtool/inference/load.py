@@ -13,7 +13,7 @@ from lmtool import model
 from lmtool.compute.device import Compute, InferenceName, resolve
 from lmtool.compute.processes import local_rank
 from lmtool.decoding.framing import Framing
-from lmtool.errors import CheckpointError
+from lmtool.errors import CheckpointError, NumericalError
 from lmtool.inference.base import Base, base_of, open_base, read_run
 from lmtool.model import LanguageModel, lora
 from lmtool.model.classifier import Classifier
@@ -35,7 +35,7 @@ class Loaded:
     """A trained model with its recipe, tokenizer and device.
 
     newer: the step of the run's newest checkpoint, where it is after this one, the best. warnings: damaged checkpoints
-    that were skipped.
+    that were skipped, and a damaged recipe.yaml.
     """
 
     model: LanguageModel
@@ -124,11 +124,11 @@ def load_run(reference: str, *, device: DeviceName = "auto", precision: Inferenc
     found = find(reference)
     checkpoint, warnings = found.best(optimizer=False)
     compute = resolve(device, precision, local_rank())
-    recipe, tokenizer = read_run(found.run)
+    recipe, tokenizer, doubts = read_run(found.run, checkpoint)
     lm = trained_model(found.run, recipe, tokenizer, checkpoint, compute)
     lm.eval()
     step, newer = checkpoint.step, found.newer_than(checkpoint.step)
-    return Loaded(lm, tokenizer, recipe, compute, found.run.path, step, checkpoint.digest, newer, tuple(warnings))
+    return Loaded(lm, tokenizer, recipe, compute, found.run.path, step, checkpoint.digest, newer, (*warnings, *doubts))
 
 
 def load_packed(reference: str, *, device: DeviceName = "auto", precision: InferenceName = "float32") -> Loaded:
@@ -174,7 +174,10 @@ def weights_of(base: Base) -> dict[str, Tensor]:
 
 
 def load_weights(lm: LanguageModel, checkpoint: Checkpoint) -> None:
-    """Copy a checkpoint's weights into a model. Raises CheckpointError that names the first that does not fit."""
+    """Copy a checkpoint's weights into a model.
+
+    Raises CheckpointError that names the first that does not fit, NumericalError the first that is not finite.
+    """
     _copy(lm, checkpoint.model(), checkpoint)
 
 
@@ -187,7 +190,14 @@ def _copy(lm: LanguageModel, tensors: dict[str, Tensor], checkpoint: Checkpoint)
             raise CheckpointError(
                 f"the checkpoint does not fit the recipe: {name} is {_shape(there)}, not {_shape(here)}",
                 where=str(checkpoint.path),
-                fix="restore the run's own recipe.yaml",
+                fix="restore the run from a copy, or train anew",
+            )
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise NumericalError(
+                f"the weights are not finite: {name} holds NaN or infinity",
+                where=str(checkpoint.path),
+                fix="name an earlier checkpoint, RUN@STEP, or train anew",
             )
     # all saved weights are present; others stay
     lm.load_state_dict(tensors, strict=False)

@@ -68,7 +68,7 @@ def attention_page(
     return page(
         "Attention",
         sections,
-        lead=f"{attended.run}, step {attended.step}",
+        lead=plain(f"{attended.run}, step {attended.step}"),
         styles=[(templates / "attention.css").read_text(encoding="utf-8")],
         scripts=[(templates / "attention.js").read_text(encoding="utf-8")],
     )
@@ -92,7 +92,7 @@ def _words(decided: Attribution) -> Markup:
     columns = ("word", *(name for name, _ in decided.columns()))
     rounded = ([round(value, 4) for value in values] for _, values in decided.columns())
     rows = zip(decided.words, *rounded, strict=True)
-    lead = f"{decided.label}, {decided.score:.3f}" if decided.label else f"{decided.score:.4g}"
+    lead = f"{plain(decided.label)}, {decided.score:.3f}" if decided.label else f"{decided.score:.4g}"
     return table(columns, list(rows), caption=f"Prediction: {lead}", headed=True)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from lmtool.printable import plain
 from lmtool.report.charts import Level, Line, heat_map, heat_table, line_chart
 from lmtool.report.gradients import training_figure
 from lmtool.report.history import History, differences, number, thinned
@@ -36,12 +37,12 @@ def write_report(run: Run) -> Path:
 def training_page(histories: Sequence[History], *, refresh: int | None = None) -> str:
     """A page about one run, or about several beside each other. refresh: as for `page`."""
     several = len(histories) > 1
-    title = f"{len(histories)} runs" if several else histories[0].name
+    title = f"{len(histories)} runs" if several else plain(histories[0].name)
     sections = [Section("Loss", _losses(histories)), *_metrics(histories), *_pace(histories)]
     if several:
         sections.append(Section("Beside each other", _beside(histories)))
     for colour, history in enumerate(histories):
-        of = f" of {history.name}" if several else ""
+        of = f" of {plain(history.name)}" if several else ""
         for task, results in history.results.items():
             named = f" {task}" if task else ""
             sections.append(Section(f"Results{named}{of}", _results(results)))

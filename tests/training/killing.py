@@ -1,7 +1,7 @@
-"""Kills training runs for test_kill.py: run as `python -m tests.training.killing FOLDER`.
+"""Kills training runs for test_kill.py: run as `python -m tests.training.killing FOLDER VARIANT`.
 
 A process of its own, so that it can fork: its children need not import torch, which makes a kill cheap. Each variant of
-a run is killed repeatedly, at a seeded moment after each start, and resumed until it is finished. Prints the outcomes
+a run is killed repeatedly, at a seeded moment after each start, and resumed until it is finished. Prints the outcome
 as JSON.
 """
 
@@ -123,5 +123,7 @@ def before_the_first_checkpoint(work: Work) -> dict[str, Any]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     place = Work(Path(sys.argv[1]))
-    outcomes = {name: chain(place, name, overrides, seed) for seed, (name, overrides) in enumerate(VARIANTS.items(), 1)}
-    print(json.dumps({"chains": outcomes, "early": before_the_first_checkpoint(place)}))
+    variant = sys.argv[2]
+    seed = 1 + list(VARIANTS).index(variant)
+    outcome = chain(place, variant, VARIANTS[variant], seed)
+    print(json.dumps(outcome | {"early": before_the_first_checkpoint(place)}))

@@ -6,12 +6,23 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import lmtool
 
 
-def test_kill_and_resume(tmp_path: Path) -> None:
+# the others take as long each
+@pytest.mark.parametrize(
+    "variant",
+    [
+        "adamw, patience, samples",
+        pytest.param("muon, micro-batches", marks=pytest.mark.slow),
+        pytest.param("lstm, carried states", marks=pytest.mark.slow),
+    ],
+)
+def test_kill_and_resume(tmp_path: Path, variant: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.training.killing", str(tmp_path)],
+        [sys.executable, "-W", "ignore", "-m", "tests.training.killing", str(tmp_path), variant],
         cwd=Path(lmtool.__file__).parents[1],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -19,10 +30,8 @@ def test_kill_and_resume(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout)
-    chains = outcome["chains"].values()
-    for chain in chains:
-        assert chain["problems"] == []
-        assert chain["steps"] == sorted(chain["steps"]), "an intact checkpoint was lost"
-    assert sum(chain["kills"] for chain in chains) >= 20
-    assert sum(chain["in a save"] for chain in chains) >= 5
+    assert outcome["problems"] == []
+    assert outcome["steps"] == sorted(outcome["steps"]), "an intact checkpoint was lost"
+    assert outcome["kills"] >= 6
+    assert outcome["in a save"] >= 2
     assert outcome["early"] == {"killed": True, "refused": True}
