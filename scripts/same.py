@@ -92,6 +92,9 @@ SCENARIOS: dict[str, list[str]] = {
     "elmo-tiny": on_text("elmo-tiny", "", CAN_WRITE),
     "ngram": on_text("ngram", "", LEFT_TO_RIGHT[:2]),
     "skipgram": on_text("skipgram", "", NEIGHBOURS),
+    "cbow": on_text("cbow", "", NEIGHBOURS),
+    "glove": on_text("glove", "", NEIGHBOURS),
+    "ppmi": on_text("ppmi", "", NEIGHBOURS),
     "from": [base("tiny"), f"pretrain valid.txt --from runs/base -o runs/on {FEW}", "eval runs/on valid.txt --json -q"],
     "class": [
         base("tiny"),

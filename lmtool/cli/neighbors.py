@@ -14,9 +14,30 @@ from lmtool.printable import plain
 def neighbors(
     run: RunName,
     word: Annotated[
-        str, typer.Argument(metavar="WORD", help="A word that is one token of the run; with --in any of that text.")
-    ],
+        str | None,
+        typer.Argument(
+            metavar="WORD",
+            help="A word that is one token of the run; with --in any of that text.",
+            show_default=False,
+        ),
+    ] = None,
     k: Annotated[int, typer.Option("-k", metavar="N", min=1, help="How many to show.")] = 10,
+    analogy: Annotated[
+        tuple[str, str, str] | None,
+        typer.Option(
+            metavar="A B C",
+            help="Instead of WORD: what is to C as A is to B; king man woman.",
+            show_default=False,
+        ),
+    ] = None,
+    similarity: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Instead of WORD: a table of pairs of words and their similarity, to correlate with.",
+            show_default=False,
+        ),
+    ] = None,
     text: Annotated[
         str | None,
         typer.Option("--in", metavar="TEXT", help="The word as it is meant in this text.", show_default=False),
@@ -48,24 +69,44 @@ def neighbors(
     """List the nearest neighbours of a word by cosine similarity of their vectors.
 
     The vectors are static: those of skip-gram, or the token embeddings of any other model. With --in they are the
-    states of a layer, which depend on the text around a word.
+    states of a layer, which depend on the text around a word. --analogy A B C lists the words nearest to A - B + C, and
+    --similarity ranks pairs of words against people's judgements by Spearman's rho.
     """
     import json
 
     from lmtool.inference import embedding
+    from lmtool.inference.neighbors import analogy as find_analogy
     from lmtool.inference.neighbors import neighbors as find
     from lmtool.inference.neighbors import neighbors_in_context
     from lmtool.interop.reference import run_of
     from lmtool.report import neighbors as report
     from lmtool.report.page import write_page
 
+    if [word, analogy, similarity].count(None) != 2:
+        raise UsageError("give a WORD, --analogy or --similarity", fix="one of them: lmtool neighbors RUN WORD")
+    if word is None and (text is not None or among):
+        raise UsageError("--in and --among are for a WORD", fix="give one, or omit them")
     if (text is None) != (not among) or (text is None and (layer is not None or column is not None)):
         raise UsageError("--in, --among, --layer and --column belong together", fix="give at least --in and --among")
     check_new(output)
     reference = run_of(run)
-    if text is None:
+    if similarity is not None:
+        from lmtool.tables.similarity import measure_similarity
+
+        if method is not None or output is not None:
+            raise UsageError("--similarity has no map", fix="omit --map and -o")
+        measured = measure_similarity(reference, similarity, device=device)
+        describe(measured.loaded, quiet)
+        for line in [json.dumps(measured.record())] if as_json else measured.lines():
+            typer.echo(plain(line))
+        return
+    if analogy is not None:
+        found = find_analogy(reference, analogy, k, device=device)
+    elif text is None:
+        assert word is not None
         found = find(reference, word, k, device=device)
     else:
+        assert word is not None
         texts = embedding.read_texts(among or [], column or "text")
         found = neighbors_in_context(reference, word, text, texts, -1 if layer is None else layer, k, device=device)
     describe(found.loaded, quiet)

@@ -4,27 +4,29 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lmtool import model
 from lmtool.compute.device import Compute, InferenceName, resolve
 from lmtool.compute.processes import local_rank
 from lmtool.decoding.framing import Framing
 from lmtool.errors import CheckpointError, NumericalError
-from lmtool.inference.base import Base, base_of, read_run
+from lmtool.inference.base import Base, base_of, open_base, read_run
 from lmtool.model import LanguageModel, lora
 from lmtool.model.classifier import Classifier
+from lmtool.model.features import find_features
 from lmtool.model.language_model import UnpredictiveModel
 from lmtool.model.packed import pack
 from lmtool.model.parameters import depths
 from lmtool.model.replaced import ReplacedTokenDetector
 from lmtool.model.transformer import TransformerEncoder
 from lmtool.objective import Objective, build_objective
-from lmtool.recipe.spec import Classification, DeviceName, Recipe, ReplacedTokens, Transformer
+from lmtool.recipe.spec import Averaging, Classification, DeviceName, Recipe, Recurrent, ReplacedTokens, Transformer
 from lmtool.run.checkpoint import Checkpoint
-from lmtool.run.directory import Run
+from lmtool.run.directory import FEATURES, Run
 from lmtool.run.find import find
 from lmtool.run.order import hash_key
 from lmtool.text.tokenizer import Tokenizer
@@ -76,14 +78,20 @@ class Loaded:
         return Framing.of(self.recipe, self.tokenizer)
 
 
-def build_model(recipe: Recipe, tokenizer: Tokenizer, compute: Compute) -> LanguageModel:
+def build_model(
+    recipe: Recipe, tokenizer: Tokenizer, compute: Compute, features: LanguageModel | None = None
+) -> LanguageModel:
     """A new model for this tokenizer, on its device, initialized from the recipe's seed.
 
+    features: the model whose states it reads, if the recipe has features; it is frozen.
     Raises CheckpointError as `Tokenizer.embedding_rows` does.
     """
     rows = tokenizer.embedding_rows(recipe.model.vocab_size)
     torch.manual_seed(hash_key(recipe.seed, "weights"))
     built = model.build(recipe.model, rows)
+    reading = find_features(built)
+    if reading is not None and features is not None:
+        reading.attach(features)
     if isinstance(recipe.objective, Classification):
         built = Classifier(built, recipe.objective, recipe.model)
     if isinstance(recipe.objective, ReplacedTokens) and isinstance(recipe.model, Transformer):
@@ -100,14 +108,16 @@ def learner(
     base: Base | None,
     same_labels: bool,
     checkpoint: Checkpoint | None,
+    features: LanguageModel | None = None,
 ) -> tuple[LanguageModel, str | None]:
     """A model to train with a recipe, with the trainable weights that the recipe sets.
 
     set_statistics: initializes a new model with statistics of the data. base: initial weights, of another run;
     same_labels: its head has the same labels. checkpoint: weights to continue from, of the same run.
+    features: see `build_model`.
     Returns the model, and a notice about the head of `base`, if any.
     """
-    lm = build_model(recipe, tokenizer, compute)
+    lm = build_model(recipe, tokenizer, compute, features)
     set_statistics(lm)
     notice = None if base is None else _load_body(lm, base, same_labels)
     _tune(lm, recipe)
@@ -146,12 +156,23 @@ def trained_model(
 
     Raises CheckpointError when its parts are inconsistent.
     """
-    lm = build_model(recipe, tokenizer, compute)
+    lm = build_model(recipe, tokenizer, compute, features_of(run, recipe, compute))
     if recipe.tuning.lora is not None:
         _load_body(lm, base_of(run), same_labels=False)
     _tune(lm, recipe)
     load_weights(lm, checkpoint)
     return lm
+
+
+def features_of(run: Run, recipe: Recipe, compute: Compute) -> LanguageModel | None:
+    """The model whose states the model of a run reads, from its copy in the run; None where it reads no features.
+
+    Raises CheckpointError where the copy is missing or damaged.
+    """
+    if not isinstance(recipe.model, Recurrent | Averaging) or recipe.model.features is None:
+        return None
+    copy = open_base(str(run.path / FEATURES))
+    return trained_model(copy.run, copy.recipe, copy.tokenizer, copy.checkpoint, compute)
 
 
 def weights_of(base: Base) -> dict[str, Tensor]:
@@ -196,6 +217,8 @@ def _copy(lm: LanguageModel, tensors: dict[str, Tensor], checkpoint: Checkpoint)
 def _tune(lm: LanguageModel, recipe: Recipe) -> None:
     """Freeze, in place, the weights of a model that the recipe does not train; add adapters if the recipe has any."""
     body = lm.body if isinstance(lm, Classifier) else lm
+    if isinstance(recipe.model, Transformer | Recurrent | Averaging) and recipe.model.freeze_embeddings:
+        cast(nn.Parameter, body.token_vectors()).requires_grad_(False)
     if recipe.tuning.lora is not None:
         torch.manual_seed(hash_key(recipe.seed, "adapters"))
         lora.adapt(body, recipe.tuning.lora)

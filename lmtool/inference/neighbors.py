@@ -63,17 +63,35 @@ def neighbors(reference: str, word: str, k: int, *, device: DeviceName = "auto")
 @torch.inference_mode()
 def nearest(loaded: Loaded, word: str, k: int) -> Neighbors:
     """The same for a loaded model."""
+    token = find_token(loaded.tokenizer, word)
+    return _closest(loaded, loaded.model.token_vectors()[token], [token], loaded.tokenizer.piece(token), k)
+
+
+@torch.inference_mode()
+def analogy(reference: str, words: tuple[str, str, str], k: int, *, device: DeviceName = "auto") -> Neighbors:
+    """The k tokens nearest to a - b + c for three words a, b, c, whose vectors have length 1; they are left out.
+
+    So king - man + woman is what is to a woman as a king is to a man (3CosAdd; Mikolov, Yih and Zweig 2013).
+    Raises as `neighbors`.
+    """
+    loaded = load_run(reference, device=device, precision="float32")
+    tokens = [find_token(loaded.tokenizer, word) for word in words]
+    a_D, b_D, c_D = F.normalize(loaded.model.token_vectors()[tokens], dim=-1)
+    one, less, more = (loaded.tokenizer.piece(token).strip() for token in tokens)
+    return _closest(loaded, a_D - b_D + c_D, tokens, f"{one} - {less} + {more}", k)
+
+
+def _closest(loaded: Loaded, query_D: Tensor, left_out: list[int], name: str, k: int) -> Neighbors:
+    """The k tokens nearest to a vector."""
     tokenizer = loaded.tokenizer
-    token = find_token(tokenizer, word)
     vectors_VD = loaded.model.token_vectors()[: tokenizer.vocab_size]
-    unit_VD = F.normalize(vectors_VD, dim=-1)
-    similarity_V = unit_VD @ unit_VD[token]
-    similarity_V[list(tokenizer.special_ids)] = -torch.inf
-    similarity_V[token] = -torch.inf
-    best = similarity_V.topk(min(k, tokenizer.vocab_size - len(tokenizer.special_ids) - 1))
+    similarity_V = F.normalize(vectors_VD, dim=-1) @ F.normalize(query_D, dim=-1)
+    never = {*tokenizer.special_ids, *left_out}
+    similarity_V[list(never)] = -torch.inf
+    best = similarity_V.topk(min(k, tokenizer.vocab_size - len(never)))
     ids = best.indices.tolist()
     found = [Neighbor(tokenizer.piece(i), s) for i, s in zip(ids, best.values.tolist(), strict=True)]
-    return Neighbors(tokenizer.piece(token), found, loaded, vectors_VD[[token, *ids]].float().cpu().numpy())
+    return Neighbors(name, found, loaded, torch.cat((query_D[None], vectors_VD[ids])).float().cpu().numpy())
 
 
 def neighbors_in_context(
@@ -162,13 +180,20 @@ def find_token(tokenizer: Tokenizer, word: str) -> int:
 
     Raises UsageError, with similarly spelled words, when there is none.
     """
-    for text in (f" {word}", word):
-        ids = tokenizer.encode(text)
-        if len(ids) == 1 and ids[0] not in tokenizer.special_ids:
-            return ids[0]
+    if (token := token_of(tokenizer, word)) is not None:
+        return token
     words = {tokenizer.piece(i).strip() for i in range(tokenizer.vocab_size) if i not in tokenizer.special_ids}
     alike = get_close_matches(word, sorted(words), n=3, cutoff=0.6)
     raise UsageError(
         f"{word!r} is not a token of this run",
         fix=f"did you mean {' or '.join(alike)}?" if alike else "name a single word of the training text",
     )
+
+
+def token_of(tokenizer: Tokenizer, word: str) -> int | None:
+    """The token of a word, as `find_token`; None where there is none."""
+    for text in (f" {word}", word):
+        ids = tokenizer.encode(text)
+        if len(ids) == 1 and ids[0] not in tokenizer.special_ids:
+            return ids[0]
+    return None

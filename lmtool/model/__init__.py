@@ -2,11 +2,12 @@
 
 from lmtool.model.averaging import AveragingModel
 from lmtool.model.bidirectional import BidirectionalModel
+from lmtool.model.cooccurrence import PpmiModel
 from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel, Memory, Output
 from lmtool.model.ngram import NGramModel
 from lmtool.model.recurrent import RecurrentDecoder
 from lmtool.model.seq2seq import RecurrentEncoderDecoder
-from lmtool.model.skipgram import SkipGramModel
+from lmtool.model.skipgram import GloveModel, SkipGramModel
 from lmtool.model.transformer import (
     TransformerDecoder,
     TransformerEncoder,
@@ -14,7 +15,7 @@ from lmtool.model.transformer import (
     TransformerPrefix,
     TransformerUnmasked,
 )
-from lmtool.recipe.spec import Averaging, Model, NGram, Recurrent, SkipGram, Transformer
+from lmtool.recipe.spec import Averaging, Glove, Model, NGram, Ppmi, Recurrent, SkipGram, Transformer
 
 __all__ = ["DecodeState", "KeyValue", "LanguageModel", "Memory", "NGramModel", "Output", "SkipGramModel", "build"]
 
@@ -36,6 +37,10 @@ def build(spec: Model, vocab_size: int) -> LanguageModel:
             return NGramModel(spec, vocab_size)
         case SkipGram():
             return SkipGramModel(spec, vocab_size)
+        case Glove():
+            return GloveModel(spec, vocab_size)
+        case Ppmi():
+            return PpmiModel(spec, vocab_size)
         case Recurrent(shape="decoder"):
             return RecurrentDecoder(spec, vocab_size)
         case Recurrent(shape="encoder-decoder"):

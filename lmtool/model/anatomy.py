@@ -163,6 +163,8 @@ def _of_model(model: LanguageModel, spec: Model, n_layers: int, T: int) -> Itera
             yield from _parts("centres", model.centres, row, n_layers)
             weight = model.neighbours.weight
             yield ModelPart("neighbours", _shape_of(weight), weight.numel(), 2 * weight.numel() * T)
+            for name, bias in model.named_parameters(recurse=False):
+                yield ModelPart(name, _shape_of(bias), bias.numel(), 0)
 
 
 def _recurrent_head(model: RecurrentModel, T: int) -> ModelPart:
@@ -211,6 +213,11 @@ def _parts(name: str, module: nn.Module | None, reach: _Reach, n_layers: int) ->
                 (part,) = _parts("layer", module[0], reach, n_layers)
                 # a bridge has a map for each part of the state of each layer
                 times = n_layers * len(module) // min(n_layers, 2)
+                (second,) = _parts("layer", module[-1], reach, n_layers)
+                if second != part:
+                    # the first reads features of another model too
+                    yield replace(part, name=name)
+                    part, times = second, times - 1
                 yield replace(
                     part, name=name, parameters=times * part.parameters, flops=times * part.flops, times=times
                 )

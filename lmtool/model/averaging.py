@@ -4,6 +4,7 @@ Shapes: B texts, T positions, F features of a text, U of a batch, K buckets, D m
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
+from lmtool.model.features import FrozenFeatures
 from lmtool.model.language_model import Output, Parts, SilentModel
 from lmtool.model.layers.dropout import drop
 from lmtool.recipe.spec import Averaging, Reads
@@ -107,9 +109,12 @@ class AveragingModel(SilentModel):
         # no n-gram has the hash -1: until they are counted, a bucket stands for all
         owner_K = torch.full((spec.n_hashed,), -1, dtype=torch.int32) if spec.tf_idf and spec.ngrams > 1 else None
         self.register_buffer("owner_K", owner_K)
-        self.width = n_features if spec.one_hot else spec.d_model
+        self.features_of_tokens = None if spec.features is None else FrozenFeatures(spec.features)
+        mean_width = spec.d_model if spec.features is None else spec.features.width_with(spec.d_model)
+        self.width = n_features if spec.one_hot else spec.d_model if spec.n_layers else mean_width
         self.embedding = None if spec.one_hot else nn.Embedding(n_features, spec.d_model)
-        self.dense = nn.ModuleList(nn.Linear(spec.d_model, spec.d_model) for _ in range(spec.n_layers))
+        widths = (mean_width, *(spec.d_model,) * spec.n_layers)
+        self.dense = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(widths))
         self.activation = torch.relu if spec.activation == "relu" else torch.tanh
         if self.embedding is not None:
             # small, so that words rare in training have little weight
@@ -164,6 +169,11 @@ class AveragingModel(SilentModel):
             scores_BC = F.embedding_bag(place_BF, weight_CU.T.contiguous(), per_sample_weights=share_BF, mode="sum")
             return scores_BC if head.bias is None else scores_BC + head.bias
         x_BD = F.embedding_bag(features_BF, self.embedding.weight, per_sample_weights=share_BF, mode="sum")
+        if self.features_of_tokens is not None:
+            # without n-grams and tf-idf there is a share for each token
+            states_BTD = self.features_of_tokens(batch).to(x_BD.dtype)
+            mean_BD = (share_BF[..., None].to(x_BD.dtype) * states_BTD).sum(1)
+            x_BD = torch.cat((x_BD, mean_BD), -1) if self.features_of_tokens.beside else mean_BD
         for layer in self.dense:
             x_BD = drop(self.activation(layer(x_BD)), self.dropout, self.training)
         found: Tensor = head(drop(x_BD, dropout, self.training))
@@ -216,7 +226,8 @@ class AveragingModel(SilentModel):
     def token_vectors(self) -> Tensor:
         if self.embedding is None:
             raise UsageError("this model has no token embeddings: its words are one_hot", fix="name a run of a dan")
-        return self.embedding.weight[: self.vocab_size]
+        # without hashed n-grams the parameter itself
+        return self.embedding.weight[: self.vocab_size] if self.ngrams > 1 else self.embedding.weight
 
     def layers(self, batch: Batch) -> list[Tensor]:
         """The token embeddings; the layers above them are of whole texts."""

@@ -25,19 +25,20 @@ class BidirectionalModel(RecurrentModel):
 
     def backward(self, batch: Batch) -> Output:
         """Right-to-left hidden states (B, T, D), which predict the token before each position."""
-        return Output(self.hidden(self.back.read(self.embed(batch.tokens_BT), find_texts(batch))[-1], None))
+        return Output(self.hidden(self.back.read(self.inputs(batch), find_texts(batch))[-1], None))
 
     def layers(self, batch: Batch) -> list[Tensor]:
         """The embeddings, concatenated with themselves, and both halves' states of each layer; (B, T, 2 D) each."""
-        embedded, texts = self.embed(batch.tokens_BT), find_texts(batch)
-        halves = [half.read(embedded, texts) for half in (self.forth, self.back)]
+        read, texts = self.inputs(batch), find_texts(batch)
+        embedded = read if self.features is None else self.embed(batch.tokens_BT)
+        halves = [half.read(read, texts) for half in (self.forth, self.back)]
         return [torch.cat(pair, -1) for pair in [(embedded, embedded), *zip(*halves, strict=True)]]
 
     def start(self, batch: Batch) -> DecodeState:
         return DecodeState(0, None, self.forth.start(len(batch.tokens_BT)))
 
     def _read(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...]]:
-        outs, states = self.forth(self.embed(batch.tokens_BT), state.layers, find_texts(batch))
+        outs, states = self.forth(self.inputs(batch), state.layers, find_texts(batch))
         return self.hidden(outs[-1], None), states
 
     def parts(self) -> Parts:

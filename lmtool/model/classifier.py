@@ -3,7 +3,7 @@
 Shapes: B rows, T positions, D width of hidden states, C classes, labels or 1 number, L layers.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 import torch
@@ -13,6 +13,7 @@ from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.model.averaging import AveragingModel, RatioHead
 from lmtool.model.bidirectional import BidirectionalModel
+from lmtool.model.features import ScalarMix
 from lmtool.model.language_model import LanguageModel, Output, Wrapper
 from lmtool.model.layers.dropout import drop
 from lmtool.model.layers.observing import Attending
@@ -61,24 +62,6 @@ class Pool(Attending):
                     self.observer(weights_BT1.transpose(1, 2)[:, None])
                 pooled: Tensor = (weights_BT1.to(hidden_BTD.dtype) * hidden_BTD).sum(1)
                 return pooled
-
-
-class ScalarMix(nn.Module):
-    """gamma * sum_j softmax(s)_j h_j: a learned scalar mix of all layers at each position.
-
-    Uniform at initialisation (Peters et al. 2018, equation 1).
-    """
-
-    def __init__(self, n_layers: int) -> None:
-        super().__init__()
-        self.scalars_L = nn.Parameter(torch.zeros(n_layers))
-        self.gamma = nn.Parameter(torch.ones(()))
-
-    def forward(self, layers: Sequence[Tensor]) -> Tensor:
-        """The scalar mix (B, T, D) of L layers, each (B, T, D)."""
-        shares_L = self.scalars_L.softmax(0)
-        mixed: Tensor = self.gamma * torch.stack([share * h for share, h in zip(shares_L, layers, strict=True)]).sum(0)
-        return mixed
 
 
 class Answer(NamedTuple):

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmtool.batch import Batch
+from lmtool.errors import UsageError
+from lmtool.model.features import FrozenFeatures
 from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel, LayerState, Output, Parts, topped
 from lmtool.model.layers.cells import Cell, CellState, Texts, build_cell
 from lmtool.model.layers.dropout import drop
@@ -31,7 +33,9 @@ class Layers(nn.Module):
 
     def __init__(self, spec: Recurrent, backwards: bool = False) -> None:
         super().__init__()
-        self.cells = nn.ModuleList(make_cell(spec) for _ in range(spec.n_layers))
+        self.cells = nn.ModuleList(
+            make_cell(spec, d_in=input_width(spec) if i == 0 else None) for i in range(spec.n_layers)
+        )
         self.dropout = spec.dropout
         self.backwards = backwards
 
@@ -87,6 +91,7 @@ class RecurrentModel(LanguageModel):
         self.width = 2 * spec.d_model if attends and not spec.tie_embeddings else spec.d_model
         self.head = None if spec.tie_embeddings else nn.Linear(self.width, vocab_size, bias=False)
         self.head_bias = nn.Parameter(torch.zeros(vocab_size)) if spec.head_bias else None
+        self.features = None if spec.features is None else FrozenFeatures(spec.features)
         self._description = f"{spec.cell} {spec.shape}, {spec.n_layers} x {spec.d_model}"
 
     def forward(self, batch: Batch) -> Output:
@@ -106,6 +111,12 @@ class RecurrentModel(LanguageModel):
         """Embeddings (B, T, D), with dropout."""
         return drop(self.embedding(tokens_BT), self.dropout, self.training)
 
+    def inputs(self, batch: Batch) -> Tensor:
+        """What the first layer reads (B, T, input width): embeddings, features of another model, or both."""
+        if self.features is None:
+            return self.embed(batch.tokens_BT)
+        return drop(self.features.joined(self.embedding(batch.tokens_BT), batch), self.dropout, self.training)
+
     def hidden(self, h_BTD: Tensor, context_BTD: Tensor | None) -> Tensor:
         """Input of the head, with dropout: (B, T, D), or (B, T, 2 D) for an untied head with a context."""
         if context_BTD is not None:
@@ -116,6 +127,11 @@ class RecurrentModel(LanguageModel):
         return drop(h_BTD, self.dropout, self.training)
 
     def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+        if self.features is not None:
+            raise UsageError(
+                "a model with features of another one reads whole texts, and has no next token",
+                fix="classify texts with lmtool predict",
+            )
         hidden, layers = self._read(Batch(tokens_BT), state)
         return hidden, replace(state.longer(tokens_BT.shape[1]), layers=layers)
 
@@ -153,8 +169,9 @@ class RecurrentDecoder(RecurrentModel):
 
     def layers(self, batch: Batch) -> list[Tensor]:
         """The embeddings and the hidden states of each layer, each (B, T, D)."""
-        embedded = self.embed(batch.tokens_BT)
-        return [embedded, *self.rnn.read(embedded, find_texts(batch))]
+        read = self.inputs(batch)
+        embedded = read if self.features is None else self.embed(batch.tokens_BT)
+        return [embedded, *self.rnn.read(read, find_texts(batch))]
 
     def start(self, batch: Batch) -> DecodeState:
         n_rows = len(batch.tokens_BT)
@@ -166,7 +183,7 @@ class RecurrentDecoder(RecurrentModel):
 
     def _read(self, batch: Batch, state: DecodeState) -> tuple[Tensor, tuple[LayerState, ...]]:
         first = state.layers[: len(self.rnn.cells)]
-        outs, states = self.rnn(self.embed(batch.tokens_BT), first, find_texts(batch))
+        outs, states = self.rnn(self.inputs(batch), first, find_texts(batch))
         h_BTD = outs[-1]
         if self.attention is None:
             return self.hidden(h_BTD, None), states
@@ -184,9 +201,14 @@ class RecurrentDecoder(RecurrentModel):
         return [(self.embedding,), *topped(zip(self.rnn.cells), self.attention, self.join)]
 
 
-def make_cell(spec: Recurrent, d_out: int | None = None) -> Cell:
-    """A layer from the model's width to `d_out`, by default the same."""
-    return build_cell(spec.cell, spec.nonlinearity, spec.d_model, d_out or spec.d_model)
+def make_cell(spec: Recurrent, d_out: int | None = None, d_in: int | None = None) -> Cell:
+    """A layer from `d_in` to `d_out`, by default both the model's width."""
+    return build_cell(spec.cell, spec.nonlinearity, d_in or spec.d_model, d_out or spec.d_model)
+
+
+def input_width(spec: Recurrent) -> int:
+    """Width of what the first layer reads."""
+    return spec.d_model if spec.features is None else spec.features.width_with(spec.d_model)
 
 
 def find_texts(batch: Batch) -> Texts | None:

@@ -11,9 +11,11 @@ from lmtool.errors import RecipeError
 from lmtool.model import LanguageModel, build
 from lmtool.model.parameters import layer_matrices
 from lmtool.recipe.spec import (
+    Averaging,
     CharTokenizer,
     Model,
     Recipe,
+    Recurrent,
     ReplacedTokens,
     Spec,
     TokenizerFile,
@@ -30,6 +32,8 @@ USUAL = {
     "model.head_width": 64,
     "model.embedding_width": 768,
     "model.buckets": 1_000_000,
+    "model.features.width": 2048,
+    "model.features.mixed_layers": 50,
     "model.position.size": 1024,
     "model.position.offset": 2,
     "tokenizer.vocab_size": 50_000,
@@ -108,7 +112,7 @@ def training_bytes(recipe: Recipe) -> int:
         # trained weights are few beside the frozen ones
         return 4 * size.parameters + activations
     trained = size
-    if recipe.tuning.freeze == "embeddings":
+    if recipe.tuning.freeze == "embeddings" or _freezes(recipe.model):
         trained = Size(size.matrices, max(0, size.rest - _rows(recipe) * recipe.model.d_model))
     return 4 * (size.parameters + trained.parameters + recipe.optimizer.moments(*trained)) + activations
 
@@ -157,3 +161,7 @@ def _bytes(count: int) -> str:
         if count >= size:
             return f"{_number(count // size) if count >= 100 * size else f'{count / size:.1f}'} {unit}"
     return f"{count} bytes"
+
+
+def _freezes(model: Model) -> bool:
+    return isinstance(model, Transformer | Recurrent | Averaging) and model.freeze_embeddings

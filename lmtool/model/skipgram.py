@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.model.language_model import Output, Parts, SilentModel
-from lmtool.recipe.spec import Reads, SkipGram
+from lmtool.recipe.spec import Glove, Reads, SkipGram
 
 
 class SkipGramModel(SilentModel):
@@ -22,8 +22,9 @@ class SkipGramModel(SilentModel):
 
     reads: Reads = "words"
     step_threads = 1
+    title = "skip-gram"
 
-    def __init__(self, spec: SkipGram, vocab_size: int) -> None:
+    def __init__(self, spec: SkipGram | Glove, vocab_size: int) -> None:
         super().__init__()
         self.vocab_size = vocab_size
         self.context = None
@@ -52,10 +53,47 @@ class SkipGramModel(SilentModel):
         return [self(batch).hidden_BTD]
 
     def refusal(self) -> UsageError:
-        return UsageError("a skip-gram model has no next token", fix="list nearest words with lmtool neighbors")
+        return UsageError(f"a {self.title} model has no next token", fix="list nearest words with lmtool neighbors")
 
     def parts(self) -> Parts:
         return [(self,)]
 
     def describe(self) -> str:
         return f"skipgram, {self.centres.embedding_dim} wide"
+
+
+class GloveModel(SkipGramModel):
+    """GloVe (Pennington et al. 2014): the score w_i . u_j + b_i + c_j of words i and j estimates log X_ij, X_ij
+    being how often they are near each other.
+
+    The vector of a word is w + u, as in the paper. As a model of context words, p(j | i) is proportional to
+    exp(w_i . u_j + c_j).
+    """
+
+    title = "GloVe"
+
+    def __init__(self, spec: Glove, vocab_size: int) -> None:
+        super().__init__(spec, vocab_size)
+        self.centre_bias_V = nn.Parameter(torch.zeros(vocab_size))
+        self.neighbour_bias_V = nn.Parameter(torch.zeros(vocab_size))
+
+    def scores(self, centres: Tensor, neighbours: Tensor) -> Tensor:
+        """The estimate of log X for words and context words, of any equal shape."""
+        products: Tensor = (self.centres(centres) * self.neighbours(neighbours)).sum(-1)
+        return products + self.centre_bias_V[centres] + self.neighbour_bias_V[neighbours]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return super().logits(hidden) + self.neighbour_bias_V
+
+    def head_parameters(self) -> tuple[Tensor, ...]:
+        return (self.neighbours.weight, self.neighbour_bias_V)
+
+    def token_vectors(self) -> Tensor:
+        return self.centres.weight + self.neighbours.weight
+
+    def layers(self, batch: Batch) -> list[Tensor]:
+        """The vectors w + u: there is no other layer."""
+        return [self.token_vectors()[batch.tokens_BT]]
+
+    def describe(self) -> str:
+        return f"glove, {self.centres.embedding_dim} wide"

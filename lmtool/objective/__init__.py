@@ -8,22 +8,27 @@ from lmtool.objective.bidirectional import BidirectionalObjective
 from lmtool.objective.causal import CausalObjective
 from lmtool.objective.classification import ClassificationObjective
 from lmtool.objective.distillation import DistilledObjective
+from lmtool.objective.glove import GloveObjective
 from lmtool.objective.masked import MaskedObjective
 from lmtool.objective.replaced import ReplacedTokensObjective
-from lmtool.objective.skipgram import SkipGramObjective
+from lmtool.objective.skipgram import CbowObjective, SkipGramObjective
 from lmtool.objective.sources import PrefixObjective, Seq2SeqObjective, SpanCorruptionObjective
 from lmtool.recipe.spec import (
     Bidirectional,
     Causal,
+    CbowWindow,
     Classification,
     Embedding,
     Masked,
+    Ppmi,
     Prefix,
     Recipe,
     ReplacedTokens,
     Seq2Seq,
     SkipGramWindow,
     SpanCorruption,
+    WeightedCounts,
+    WindowCounts,
 )
 from lmtool.text.tokenizer import Tokenizer
 
@@ -70,6 +75,13 @@ def build(recipe: Recipe, vocabulary: Vocabulary) -> Objective:
         case Bidirectional():
             forth = CausalObjective(Causal(), bos, recipe.data.isolate_documents, predicts_bos=predicts_bos)
             return BidirectionalObjective(forth)
+        case CbowWindow() as spec:
+            return CbowObjective(spec, vocabulary)
+        case WeightedCounts() as spec:
+            return GloveObjective(spec, _pairs_within(spec.window, vocabulary))
+        case WindowCounts():
+            assert isinstance(recipe.model, Ppmi)
+            return _pairs_within(recipe.model.window, vocabulary)
         case SkipGramWindow() as spec:
             return SkipGramObjective(spec, vocabulary)
         case Classification() as spec:
@@ -90,3 +102,8 @@ def build(recipe: Recipe, vocabulary: Vocabulary) -> Objective:
                 where="objective.kind",
                 fix="use lmtool embed --whole, or fine-tune it further: lmtool finetune TABLE --from RUN",
             )
+
+
+def _pairs_within(window: int, vocabulary: Vocabulary) -> SkipGramObjective:
+    """The loss of all words within a window by the full softmax."""
+    return SkipGramObjective(SkipGramWindow(kind="skip-gram", window=window, negatives=0, subsample=0.0), vocabulary)

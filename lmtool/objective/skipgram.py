@@ -87,13 +87,18 @@ class SkipGramObjective(Objective):
         if batch.targets_BT is None:
             raise ValueError("a batch without targets has no loss")
         output: Output = model(batch)
-        hidden_BD, targets_BN = output.hidden_BTD[:, 0], batch.targets_BT
+        hidden_BD, targets_BN = self._hidden(output, batch), batch.targets_BT
         if batch.negatives_BK is None:
             total = self._softmax(model, hidden_BD, targets_BN)
         else:
             (table_VD,) = model.head_parameters()
             total = against_noise(hidden_BD, table_VD, targets_BN, batch.negatives_BK)
         return Loss(total, (targets_BN != IGNORE).sum()), output.auxiliary_B
+
+    @staticmethod
+    def _hidden(output: Output, batch: Batch) -> Tensor:
+        """The vector (B, D) that each row's targets are predicted from."""
+        return output.hidden_BTD[:, 0]
 
     @staticmethod
     def _softmax(model: LanguageModel, hidden_BD: Tensor, targets_BN: Tensor) -> Tensor:
@@ -163,6 +168,30 @@ class SkipGramObjective(Objective):
             torch.from_numpy(np.concatenate(column)) for column in zip(*parts, strict=True)
         )
         return Batch(centres_B1, neighbours_BN, negatives_BK=noise_BK if self.spec.negatives else None)
+
+
+class CbowObjective(SkipGramObjective):
+    """CBOW: the same with each word c predicted from the mean of the vectors of its context words o,
+
+        -log s(u_c . h) - sum_k log s(-u_k . h), h = (v_1 + ... + v_n) / n
+
+    or -log softmax(u . h)[c]. A row of a batch has the context words of a centre as tokens.
+    """
+
+    @staticmethod
+    def _hidden(output: Output, batch: Batch) -> Tensor:
+        assert batch.keep_BT is not None
+        n_B1 = batch.keep_BT.sum(1, keepdim=True).clamp(min=1)
+        return (output.hidden_BTD * batch.keep_BT[..., None]).sum(1) / n_B1
+
+    def _batch(self, parts: Sequence[tuple[IntArray, IntArray, IntArray]]) -> Batch:
+        of_centres = super()._batch(parts)
+        neighbours_BN = of_centres.targets_BT
+        assert neighbours_BN is not None
+        keep_BN = neighbours_BN != IGNORE
+        targets_B1 = of_centres.tokens_BT.masked_fill(~keep_BN.any(1, keepdim=True), IGNORE)
+        words_BN = neighbours_BN.clamp(min=0)
+        return Batch(words_BN, targets_B1, keep_BT=keep_BN, negatives_BK=of_centres.negatives_BK)
 
 
 def against_noise(hidden_BD: Tensor, table_VD: Tensor, targets_BN: Tensor, negatives_BK: Tensor) -> Tensor:

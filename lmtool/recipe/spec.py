@@ -235,6 +235,13 @@ class Init(Spec):
     """Divide the std of each projection into the residual stream by the square root of their number (GPT-2)."""
 
 
+def _vector_mistakes(embeddings: str | None, freeze_embeddings: bool) -> list[str]:
+    """Settings of a model's word vectors that have no effect or no sense."""
+    if freeze_embeddings and embeddings is None:
+        return ["freeze_embeddings would keep random vectors; name others with embeddings"]
+    return []
+
+
 MixerName = Literal["attention"]
 
 
@@ -373,6 +380,10 @@ class Transformer(ModelSpec):
     """Dropout inside the feed-forward network, after the nonlinearity."""
     init: Init = Init()
     """Initial weights."""
+    embeddings: str | None = None
+    """Word vectors to begin with: a file in word2vec's text or binary format, GloVe's or fastText's .vec, or a run."""
+    freeze_embeddings: bool = False
+    """Keep the embeddings as they begin."""
 
     @property
     def title(self) -> str:
@@ -413,7 +424,7 @@ class Transformer(ModelSpec):
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:
-        mistakes = []
+        mistakes = _vector_mistakes(self.embeddings, self.freeze_embeddings)
         if self.head_width is None and self.d_model % self.n_heads:
             mistakes.append(f"n_heads {self.n_heads} does not divide d_model {self.d_model}")
         if self.n_kv_heads is not None and self.n_heads % self.n_kv_heads:
@@ -515,6 +526,25 @@ class Attention(Spec):
         return self
 
 
+class Features(Spec):
+    """States of a trained, frozen model as input of another: [x_t; gamma sum_j s_j h_tj] (ELMo; Peters et al. 2018)."""
+
+    run: str
+    """The run of the model whose layers are mixed; its tokenizer is used."""
+    beside: bool = True
+    """Beside the embeddings, or else in their place."""
+    width: PositiveInt | None = None
+    """Width of its states; set when it is opened, and until then d_model."""
+    mixed_layers: PositiveInt | None = None
+    """Layers of the mix, the embeddings included; set when it is opened, and until then 1."""
+    longest: PositiveInt | None = None
+    """Maximum tokens that it reads; set when it is opened."""
+
+    def width_with(self, d_model: int) -> int:
+        """Width of embeddings and states, or of states alone."""
+        return (self.width or d_model) + d_model * self.beside
+
+
 CellName = Literal["rnn", "gru", "lstm"]
 CELLS: dict[CellName, tuple[int, int]] = {"rnn": (1, 1), "gru": (3, 1), "lstm": (4, 2)}
 """For each cell, the number of input matrices, equal to that of recurrent ones, and of state vectors."""
@@ -551,6 +581,12 @@ class Recurrent(ModelSpec):
     """A bias on the output logits."""
     dropout: Fraction = 0.0
     """Dropout of embeddings, between layers, and of the output."""
+    embeddings: str | None = None
+    """Word vectors to begin with: a file in word2vec's text or binary format, GloVe's or fastText's .vec, or a run."""
+    freeze_embeddings: bool = False
+    """Keep the embeddings as they begin."""
+    features: Features | None = None
+    """States of another model as input, for objective classification; none by default."""
 
     @property
     def title(self) -> str:
@@ -561,12 +597,18 @@ class Recurrent(ModelSpec):
         return "source" if self.shape == "encoder-decoder" else "past"
 
     @property
+    def longest_row(self) -> int | None:
+        return None if self.features is None else self.features.longest
+
+    @property
     def activation_bytes(self) -> int:
         return self.n_layers * 24 * self.d_model
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        mistakes = []
+        mistakes = _vector_mistakes(self.embeddings, self.freeze_embeddings)
+        if self.features is not None and not self.features.beside and self.embeddings is not None:
+            mistakes.append("embeddings have no effect: features.beside false takes their place")
         if self.nonlinearity != "tanh" and self.cell != "rnn":
             mistakes.append(f"nonlinearity is a choice of cell rnn only; cell {self.cell} has its own")
         if self.bidirectional_encoder and self.shape != "encoder-decoder":
@@ -575,6 +617,8 @@ class Recurrent(ModelSpec):
             mistakes.append(f"d_model {self.d_model} is odd; the two directions of the encoder have half of it each")
         if self.attention is not None and self.shape == "bidirectional":
             mistakes.append("attention is not for shape bidirectional")
+        if self.features is not None and self.shape == "encoder-decoder":
+            mistakes.append("features are for models that classify, which shape encoder-decoder is not")
         if self.attention is not None and self.attention.feed == "input" and self.shape == "decoder":
             mistakes.append(
                 "attention.feed input is for shape encoder-decoder; a decoder's states do not exist before its updates"
@@ -621,6 +665,44 @@ class SkipGram(ModelSpec):
         return "words"
 
 
+class Glove(ModelSpec):
+    """GloVe: word vectors whose products are logarithms of co-occurrence counts (Pennington et al. 2014)."""
+
+    kind: Literal["glove"]
+    d_model: PositiveInt = 100
+    """Width of the vectors."""
+    context: PositiveInt = 256
+    """Counts in a training row; in evaluation, tokens of the window of text that pairs are taken from."""
+    vocab_size: PositiveInt | None = None
+    """Words; the tokenizer's size by default."""
+
+    @property
+    def reads(self) -> Reads:
+        return "words"
+
+
+class Ppmi(ModelSpec):
+    """Co-occurrence counts as positive pointwise mutual information, and its truncated SVD (Levy et al. 2015)."""
+
+    kind: Literal["ppmi"]
+    d_model: PositiveInt = 100
+    """Width of the vectors, the rank of the SVD."""
+    window: PositiveInt = 5
+    """Words on each side of a word that count as its context."""
+    context: PositiveInt = 256
+    """Tokens of a row."""
+    vocab_size: PositiveInt | None = None
+    """Words; the tokenizer's size by default."""
+
+    @property
+    def counts(self) -> bool:
+        return True
+
+    @property
+    def reads(self) -> Reads:
+        return "words"
+
+
 class Averaging(ModelSpec):
     """Deep averaging network (Iyyer et al. 2015): the mean of word vectors, and layers above it; ignores word order."""
 
@@ -652,6 +734,12 @@ class Averaging(ModelSpec):
     """Tokens of the longest text."""
     vocab_size: PositiveInt | None = None
     """Rows of the embedding without those of n-grams; the tokenizer's size by default."""
+    embeddings: str | None = None
+    """Word vectors to begin with: a file in word2vec's text or binary format, GloVe's or fastText's .vec, or a run."""
+    freeze_embeddings: bool = False
+    """Keep the embeddings as they begin."""
+    features: Features | None = None
+    """States of another model as input, for objective classification; none by default."""
 
     @property
     def n_hashed(self) -> int:
@@ -664,11 +752,23 @@ class Averaging(ModelSpec):
 
     @property
     def longest_row(self) -> int:
-        return self.context
+        longest = None if self.features is None else self.features.longest
+        return self.context if longest is None else min(self.context, longest)
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        mistakes = []
+        mistakes = _vector_mistakes(self.embeddings, self.freeze_embeddings)
+        if self.features is not None and not self.features.beside and self.embeddings is not None:
+            mistakes.append("embeddings have no effect: features.beside false takes their place")
+        if self.embeddings is not None and self.one_hot:
+            mistakes.append("embeddings are vectors, which one_hot words do not have")
+        if self.freeze_embeddings and self.ngrams > 1:
+            mistakes.append(
+                f"freeze_embeddings would freeze the vectors of n-grams too, which no file has; ngrams is {self.ngrams}"
+            )
+        given = [key for key in ("one_hot", "tf_idf") if getattr(self, key)] + ["ngrams"] * (self.ngrams > 1)
+        if self.features is not None and given:
+            mistakes.append(f"features are states of tokens, of which the mean is taken; {given[0]} is for counts")
         if self.one_hot and self.n_layers:
             mistakes.append(f"n_layers {self.n_layers} has no effect with one_hot words; take 0")
         if self.log_ratios and not self.one_hot:
@@ -680,7 +780,7 @@ class Averaging(ModelSpec):
         return self
 
 
-Model = Annotated[Transformer | Recurrent | NGram | SkipGram | Averaging, Field(discriminator="kind")]
+Model = Annotated[Transformer | Recurrent | NGram | SkipGram | Glove | Ppmi | Averaging, Field(discriminator="kind")]
 
 
 # Objective
@@ -813,6 +913,30 @@ class SkipGramWindow(Spec):
     """Subsampling threshold: words of higher relative frequency are dropped at random (word2vec); 0 keeps all."""
 
 
+class CbowWindow(SkipGramWindow):
+    """Predict each word from the mean of its context words (CBOW, Mikolov et al. 2013)."""
+
+    kind: Literal["cbow"]  # type: ignore[assignment]  # the same windows for another objective
+
+
+class WeightedCounts(Spec):
+    """Fit logarithms of co-occurrence counts by weighted least squares (GloVe, Pennington et al. 2014)."""
+
+    kind: Literal["glove"]
+    window: PositiveInt = 10
+    """Words on each side of a word that count as its context, at distance d as 1 / d."""
+    x_max: PositiveFloat = 100.0
+    """Count from which the weight of a pair is 1."""
+    power: NonNegativeFloat = 0.75
+    """Below it, the weight is (count / x_max) to this power."""
+
+
+class WindowCounts(Spec):
+    """Count the words around each word, within model.window."""
+
+    kind: Literal["cooccurrence"]
+
+
 class Classification(Spec):
     """Predict the label of each row of a table: a head on a pooled hidden state of the model."""
 
@@ -867,6 +991,9 @@ AnyObjective = Annotated[
     | Prefix
     | Seq2Seq
     | SkipGramWindow
+    | CbowWindow
+    | WeightedCounts
+    | WindowCounts
     | Classification
     | Embedding,
     Field(discriminator="kind"),
@@ -1319,6 +1446,7 @@ class Recipe(Spec):
         mistakes += _tuning_mistakes(self.model, self.objective, self.tuning)
         if self.distillation.teacher is not None:
             mistakes += _teaching_mistakes(self.model, self.objective, self.training)
+        mistakes += _feature_mistakes(self.model, self.objective)
         mistakes += _length_mistakes(self.model, self.objective, self.training)
         reveals = isinstance(self.model, Transformer) and not self.model.causal_mask
         if self.evaluation.baseline and reveals:
@@ -1435,9 +1563,19 @@ def _predicts_tokens(objective: AnyObjective) -> bool:
     return not isinstance(objective, Embedding | ReplacedTokens)
 
 
+def _feature_mistakes(model: Model, objective: AnyObjective) -> list[str]:
+    if not isinstance(model, Recurrent | Averaging) or model.features is None:
+        return []
+    if not isinstance(objective, Classification):
+        return [f"model.features are for objective classification, not for objective {objective.kind}"]
+    if objective.lm_weight:
+        return [f"objective.lm_weight {objective.lm_weight} is for models that do not read ahead, as model.features do"]
+    return []
+
+
 def _tuning_mistakes(model: Model, objective: AnyObjective, tuning: Tuning) -> list[str]:
     mistakes = []
-    if isinstance(model, NGram | SkipGram) and tuning != Tuning():
+    if isinstance(model, NGram | SkipGram | Glove | Ppmi) and tuning != Tuning():
         mistakes.append(f"tuning is for models with layers, which {model.kind} models do not have")
     elif tuning.lora is not None and not isinstance(model, Transformer):
         mistakes.append(f"tuning.lora adapts the matrices of a Transformer, which {model.kind} models do not have")
@@ -1468,6 +1606,10 @@ def objectives_of(model: Model) -> tuple[str, ...]:
         case Recurrent():
             return ("bidirectional", "classification")
         case SkipGram():
-            return ("skip-gram",)
+            return ("skip-gram", "cbow")
+        case Glove():
+            return ("glove",)
+        case Ppmi():
+            return ("cooccurrence",)
         case Averaging():
             return ("classification",)

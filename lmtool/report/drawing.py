@@ -21,7 +21,6 @@ from lmtool.recipe.spec import (
     CharTokenizer,
     Classification,
     LearnedPosition,
-    NGram,
     NoPosition,
     Recipe,
     Recurrent,
@@ -108,7 +107,7 @@ def draw(recipe: Recipe, name: str) -> Drawing:
         raise RecipeError([f"{name}: the model has a tensor of more bytes than can be counted"])
     if isinstance(recipe.objective, Classification):
         notes.append("the table decides on the labels, so the head for them is not in the tree")
-    if isinstance(spec, NGram):
+    if spec.counts:
         notes.append("a table of counts: the text decides on its size, and there are no weights")
     if isinstance(spec, Transformer) and spec.shape == "prefix":
         notes.append("of a row the first half is the prefix")

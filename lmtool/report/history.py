@@ -84,7 +84,7 @@ class History:
         match self.recipe.get("objective.kind"):
             case "classification":
                 return "row"
-            case "skip-gram":
+            case "skip-gram" | "cbow" | "glove" | "cooccurrence":
                 return "pair"
         return "token"
 

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from lmtool import __version__, durable
 from lmtool.errors import CheckpointError, ResourceError, UsageError
 from lmtool.run import checkpoint as checkpoints
-from lmtool.run.checkpoint import Checkpoint
+from lmtool.run.checkpoint import MANIFEST, OPTIMIZER, Checkpoint
 from lmtool.run.lock import RunLock, is_held
 from lmtool.run.log import Log
 from lmtool.run.places import INFO, remember, runs_root
@@ -58,6 +59,12 @@ RESULTS = "metrics.json"
 REPORT = "report.html"
 """The page about the run, as its last session left it."""
 
+COPIED = 1 << 22
+"""Bytes of a file copied at once."""
+
+FEATURES = "features"
+"""A copy of the run whose states the model reads: its recipe, tokenizer and one checkpoint."""
+
 FILES = (
     INFO,
     RECIPE,
@@ -70,6 +77,7 @@ FILES = (
     FLOOR,
     RESULTS,
     REPORT,
+    FEATURES,
     CHECKPOINTS,
 )
 """What a run directory may hold, besides its lock."""
@@ -208,6 +216,25 @@ class Run:
             return "imported"
         sessions = self.info["sessions"]
         return "finished" if sessions and sessions[-1]["outcome"] == "finished" else "stopped"
+
+    def keep_features(self, source: Self, checkpoint: Checkpoint) -> None:
+        """Copy another run with one checkpoint, without its optimizer state, into this one. Raises ResourceError."""
+        self._require_lock()
+        copy = self.path / FEATURES
+        try:
+            weights = copy / CHECKPOINTS / checkpoint.path.name
+            weights.mkdir(parents=True)
+            own = [name for name in (*checkpoint.files, MANIFEST) if name != OPTIMIZER]
+            # run.json last: it makes the copy a run
+            files = [(checkpoint.path, weights, name) for name in own]
+            files += [(source.path, copy, name) for name in (RECIPE, TOKENIZER, TOKENIZER_CONFIG, INFO)]
+            for old, new, name in files:
+                if (old / name).exists():
+                    with (old / name).open("rb") as file:
+                        durable.write_new(new / name, iter(partial(file.read, COPIED), b""))
+                    durable.sync_directory(new)
+        except OSError as error:
+            raise _unwritable(copy, error) from error
 
     def lock(self) -> None:
         """Acquire the lock, to be the only process that may write.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World
@@ -115,6 +116,15 @@ class TableData:
                 for values in (row.tokens, row.label, row.target, row.learned):
                     digest.update(b"" if values is None else values.tobytes())
         return digest.hexdigest()
+
+    def token_counts(self) -> NDArray[np.int64]:
+        """How often each id is in the training rows."""
+        counts_V = np.zeros(self.framing.tokenizer.vocab_size, dtype=np.int64)
+        for row in (row for task in self.tasks for row in task.train):
+            for tokens in (row.tokens, row.target):
+                if tokens is not None:
+                    counts_V += np.bincount(tokens, minlength=len(counts_V))
+        return counts_V
 
     def set_statistics(self, lm: LanguageModel) -> None:
         """Initialize a head from word counts of the training rows, if it needs them."""

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from lmtool.compute.device import Compute, resolve
 from lmtool.compute.processes import World
@@ -16,13 +17,14 @@ from lmtool.inference.gradients import gradient_norms
 from lmtool.inference.perplexity import HeldOut, limit, perplexity
 from lmtool.model import LanguageModel
 from lmtool.objective import Loss, Objective, build_objective
-from lmtool.recipe.spec import Causal, Recipe
+from lmtool.recipe.spec import Causal, Recipe, WeightedCounts
 from lmtool.tables.results import Results
 from lmtool.text.prepare import Prepared, default_cache, prepare, scored
 from lmtool.text.store import TokenStore
 from lmtool.text.survey import Report
 from lmtool.text.tokenizer import Tokenizer
 from lmtool.training.comparison import MOST_TOKENS, ROW, SECONDS, TextResults, counted, to_count
+from lmtool.training.pairs import CountedPairs
 from lmtool.training.windows import ExampleSource, Windows
 
 
@@ -68,6 +70,9 @@ class TrainingData(Protocol):
 
     @property
     def split(self) -> dict[str, object] | None: ...
+
+    def token_counts(self) -> NDArray[np.int64]:
+        """How often each id is in the training part."""
 
     def set_statistics(self, lm: LanguageModel) -> None:
         """Initialize a new model with statistics of the data, if its family uses any."""
@@ -149,13 +154,17 @@ class TextData:
         continues = self.recipe.model.reads in ("past", "source") and not self.framing.answers
         return (beginning(self._valid, self.framing.tokenizer, self.recipe.data.split == "slice"),) if continues else ()
 
+    def token_counts(self) -> NDArray[np.int64]:
+        return self._train.counts()
+
     def set_statistics(self, lm: LanguageModel) -> None:
         if lm.counts_V is not None:
-            counts = torch.from_numpy(self._train.counts())
+            counts = torch.from_numpy(self.token_counts())
+            counts[list(self.framing.tokenizer.special_ids)] = 0
             # the embedding may have more rows than the tokenizer has entries
             lm.counts_V[: len(counts)] = counts
 
-    def examples(self, objective: Objective) -> Windows:
+    def examples(self, objective: Objective) -> ExampleSource:
         training = self.recipe.training
         lanes = training.batch_size if training.carry_state else None
         cut = objective.cut(self.recipe.model.context)
@@ -163,7 +172,13 @@ class TextData:
         if cut.unit == "pair":
             # here, so that a text that is too short raises before the first step
             self._pairs = Windows(self._valid, cut, self.recipe.seed, marks=marks)
-        return Windows(self._train, cut, self.recipe.seed, lanes, marks)
+        windows = Windows(self._train, cut, self.recipe.seed, lanes, marks)
+        if isinstance(self.recipe.objective, WeightedCounts):
+            is_word_V = self.token_counts() > 0
+            is_word_V[list(self.framing.tokenizer.special_ids)] = False
+            window, length = self.recipe.objective.window, self.recipe.model.context
+            return CountedPairs.count(windows, is_word_V, window, length, self.recipe.seed)
+        return windows
 
     def validate(self, lm: LanguageModel, objective: Objective, compute: Compute, world: World) -> Validation:
         wanted = self.recipe.evaluation.tokens

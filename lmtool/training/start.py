@@ -14,6 +14,9 @@ from lmtool.compute.memory import machine_memory
 from lmtool.compute.processes import World, joined, local_rank
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference.base import Base, base_of, open_base, read_tokenizer, recipe_of, teacher_of, written_recipe
+from lmtool.inference.features import FeatureSource, open_features
+from lmtool.inference.load import features_of
+from lmtool.inference.vectors import open_vectors
 from lmtool.model.size import check_fits, outline
 from lmtool.recipe.changes import changes, unchangeable
 from lmtool.recipe.dump import dump
@@ -132,12 +135,17 @@ class FineTuning:
     ) -> Iterator[Event]:
         """Read the tables, create a run directory, train, and evaluate the best checkpoint; see `pretrain`."""
 
+        resolved, teacher = with_teacher(self.resolved, self.base)
+        features = open_features(resolved.recipe, self.base)
+        recipe = resolved.recipe if features is None else features.recipe
+
         def read(world: World, compute: Compute) -> tuple[TrainingData, tuple[str, ...]]:
             report("reading", 0, 0)
-            return read_tables(resolved.recipe, self.tables, tokenizer_of(self.base, teacher)), ()
+            base = features.base if features is not None else self.base
+            lines = () if features is None else (features.line,)
+            return read_tables(recipe, self.tables, tokenizer_of(base, teacher)), lines
 
-        resolved, teacher = with_teacher(self.resolved, self.base)
-        yield from _begin(resolved, read, self.base, teacher, output, command, stop)
+        yield from _begin(replace(resolved, recipe=recipe), read, self.base, teacher, output, command, stop, features)
 
 
 def plan_finetuning(
@@ -221,11 +229,13 @@ def _begin(
     output: Path | None,
     command: Sequence[str],
     stop: Callable[[], bool],
+    features: FeatureSource | None = None,
 ) -> Iterator[Event]:
     """Create a run directory for the data of `read`, which also says what was inferred from them, and train in it."""
     recipe = resolved.recipe
     if base is None:
         _refuse_adapters_alone(recipe)
+    source = open_vectors(recipe, base)
     compute = resolve(recipe.training.device, recipe.training.precision, local_rank())
     with joined(compute) as world:
         _check(recipe, compute, world, resolved.origins)
@@ -235,6 +245,8 @@ def _begin(
         recipe = data.recipe
         if teacher is not None:
             check_teacher(teacher, recipe, data.framing.tokenizer)
+        vectors = None if source is None else source.match(data.framing.tokenizer, data.token_counts())
+        inferred = inferred if vectors is None else (*inferred, vectors.line)
         run = None
         if world.is_main:
             tokenizer = data.framing.tokenizer
@@ -251,6 +263,8 @@ def _begin(
             )
         with run or nullcontext():
             if run is not None:
+                if features is not None:
+                    run.keep_features(features.base.run, features.base.checkpoint)
                 if data.split is not None:
                     write_file(run.path / SPLIT, json.dumps(data.split).encode())
                 run.start(step=0, command=command, environment=describe_environment(str(compute.device)))
@@ -258,7 +272,19 @@ def _begin(
                 yield from _floors(run, data)
             yield from map(Warned, data.warnings)
             same = base is not None and _labels(base.recipe) == _labels(recipe)
-            yield from train(run, data, compute, world, base=base, teacher=teacher, same_labels=same, stop=stop)
+            frozen = None if features is None else features.model
+            yield from train(
+                run,
+                data,
+                compute,
+                world,
+                base=base,
+                teacher=teacher,
+                same_labels=same,
+                vectors=vectors,
+                features=frozen,
+                stop=stop,
+            )
 
 
 def _floors(run: Run, data: TrainingData) -> Iterator[Event]:
@@ -343,7 +369,16 @@ def resume(
                 yield from _floors(run, data)
             main = run if world.is_main else None
             yield from train(
-                main, data, compute, world, checkpoint=checkpoint, state=state, base=base, teacher=teacher, stop=stop
+                main,
+                data,
+                compute,
+                world,
+                checkpoint=checkpoint,
+                state=state,
+                base=base,
+                teacher=teacher,
+                features=features_of(run, recipe, compute),
+                stop=stop,
             )
 
 

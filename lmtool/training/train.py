@@ -15,6 +15,7 @@ from lmtool.decoding.text import complete, write
 from lmtool.inference.base import Base
 from lmtool.inference.evaluation import Validation
 from lmtool.inference.load import learner, load_weights
+from lmtool.inference.vectors import MatchedVectors
 from lmtool.model import DecodeState, LanguageModel
 from lmtool.model.language_model import CountingModel
 from lmtool.model.transformer import TransformerUnmasked
@@ -53,6 +54,8 @@ def train(
     base: Base | None = None,
     teacher: Base | None = None,
     same_labels: bool = False,
+    vectors: MatchedVectors | None = None,
+    features: LanguageModel | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Event]:
     """Train on `data` with its recipe, from the start or from `checkpoint`, and save everything in `run`.
@@ -60,7 +63,8 @@ def train(
     run: locked and started; None in processes that only compute. Every process iterates to the end.
     state: of the checkpoint, when the run stopped.
     base: initial weights, of another run; same_labels: its head has the same labels. With `checkpoint` only for a run
-    that saves only adapters to them. teacher: of a distilled model.
+    that saves only adapters to them. teacher: of a distilled model. vectors: that the embeddings of a new model begin
+    with. features: the frozen model whose states the model reads, if it reads any.
     stop: called after each step; when True the run is saved and ends, in all processes at the same step.
 
     At a step that ends with a validation the checkpoint is saved first: no later error loses the step, and a run that
@@ -73,7 +77,7 @@ def train(
     recipe = data.recipe
     keeper = RunKeeper(run, recipe.checkpoint.keep_last)
     state = state or TrainingState()
-    trainee = _Trainee.of(data, compute, world, state, checkpoint, base, teacher, same_labels)
+    trainee = _Trainee.of(data, compute, world, state, checkpoint, base, teacher, same_labels, vectors, features)
     last = trainee.first_step
     yield from map(Warned, trainee.warnings)
     examples = data.examples(trainee.objective)
@@ -176,11 +180,15 @@ class _Trainee:
         base: Base | None,
         teacher: Base | None,
         same_labels: bool,
+        vectors: MatchedVectors | None,
+        features: LanguageModel | None,
     ) -> "_Trainee":
         """The initial state, or that of a checkpoint; see `train`."""
         recipe, tokenizer = data.recipe, data.framing.tokenizer
         warnings = []
-        lm, notice = learner(recipe, tokenizer, compute, data.set_statistics, base, same_labels, checkpoint)
+        lm, notice = learner(recipe, tokenizer, compute, data.set_statistics, base, same_labels, checkpoint, features)
+        if vectors is not None:
+            vectors.copy_to(lm)
         if isinstance(lm, TransformerUnmasked):
             warnings.append("without model.causal_mask the decoder sees what it predicts: its losses measure nothing")
         objective = build_objective(recipe, tokenizer, lm.counts_V)

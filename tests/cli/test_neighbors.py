@@ -10,8 +10,9 @@ import pytest
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.embedding import embed
 from lmtool.inference.load import load_run
-from lmtool.inference.neighbors import neighbors, neighbors_in_context
+from lmtool.inference.neighbors import find_token, neighbors, neighbors_in_context
 from lmtool.report.neighbors import as_page
+from tests.reference import vectors as reference
 
 TEXTS = ["The baker found a map", "The sailor sold a moon by the sea", "A kettle, at dawn", "The twin painted a map"]
 BY_SEA, AT_DAWN = "The baker forgot a moon by the sea", "At dawn the twin sold a moon"
@@ -105,3 +106,59 @@ def test_hostile_words_stay_text(run):
     for wrong in ("<img", "\u202e", "\x1b"):
         assert wrong not in html
     assert html.count("</script>") == html.count("<script>")
+
+
+def test_an_analogy_is_what_the_formula_gives(lmtool, run):
+    """3CosAdd, without the three words."""
+    loaded = load_run(str(run))
+    table = loaded.model.token_vectors().detach().double().numpy()
+    ids = [find_token(loaded.tokenizer, word) for word in "eat"]
+    ordered = [i for i in reference.analogy(table, *ids) if i not in loaded.tokenizer.special_ids]
+    record = json.loads(lmtool.succeeds("neighbors", "last", "--analogy", "e", "a", "t", "-k", "5", "--json").out)
+    assert record["word"] == "e - a + t"
+    assert [near["word"] for near in record["neighbors"]] == [loaded.tokenizer.piece(i) for i in ordered[:5]]
+    lmtool.succeeds("neighbors", "last", "--analogy", "e", "a", "t", "-o", "map.html")
+    assert Path("map.html").read_text(encoding="utf-8").count("<circle") == 11
+
+
+def test_similarities_are_ranked(lmtool, run):
+    loaded = load_run(str(run))
+    table = loaded.model.token_vectors().detach().double().numpy()
+    pairs = [("e", "a", 3.5), ("t", "o", 1.0), ("A", "t", 9.0), ("e", "nowhere", 2.0), ("n", "i", 4.0)]
+    rows = [f"{one}\t{other}\tN\t{given}\n" for one, other, given in pairs]
+    Path("pairs.tsv").write_text("word1\tword2\tPOS\tscore\n" + "".join(rows), encoding="utf-8")
+    scored = [pair for pair in pairs if "nowhere" not in pair]
+    unit = table / np.linalg.norm(table, axis=1, keepdims=True)
+
+    def vector(word):
+        for text in (f" {word}", word, f" {word.lower()}", word.lower()):
+            ids = loaded.tokenizer.encode(text)
+            if len(ids) == 1:
+                return unit[ids[0]]
+        raise AssertionError(word)
+
+    cosines = [float(vector(one) @ vector(other)) for one, other, _ in scored]
+    record = json.loads(lmtool.succeeds("neighbors", "last", "--similarity", "pairs.tsv", "--json").out)
+    assert record["spearman"] == pytest.approx(reference.spearman(cosines, [given for *_, given in scored]))
+    assert (record["scored"], record["pairs"], record["missing"]) == (4, 5, ["nowhere"])
+    assert "4 of 5 (80.0 %)" in lmtool.succeeds("neighbors", "last", "--similarity", "pairs.tsv").out
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ("word1,word2\na,b\n", "no number after two words"),
+        ("word1,word2,score\ne,a,1\ne,t,x\n", "row 2"),
+        ("word1,word2,score\nnowhere,a,1\ne,never,2\n", "0 of 2 pairs"),
+    ],
+)
+def test_what_is_no_table_of_similarities_is_refused(lmtool, run, table, words):
+    Path("pairs.csv").write_text(table, encoding="utf-8")
+    lmtool.refuses(3, "neighbors", "last", "--similarity", "pairs.csv", words=[words])
+
+
+def test_one_thing_is_asked_at_a_time(lmtool, run):
+    lmtool.refuses(2, "neighbors", "last", words=["--analogy"])
+    lmtool.refuses(2, "neighbors", "last", "e", "--analogy", "e", "a", "t", words=["--analogy"])
+    lmtool.refuses(2, "neighbors", "last", "--similarity", "x.csv", "--map", "pca", words=["no map"])
+    lmtool.refuses(2, "neighbors", "last", "--analogy", "e", "a", "qwertz", words=["not a token"])

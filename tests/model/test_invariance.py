@@ -21,7 +21,7 @@ WITH_SOURCE = [name for name, of in FAMILIES.items() if of.get("shape") in ("enc
 PACKED = [name for name in FAMILIES if name not in WITH_SOURCE]
 """Families whose rows may hold several documents."""
 WINDOWS = ("window", "global window", "longformer", "encoder-decoder with rotary windows", "prefix with windows")
-REACH = {**dict.fromkeys(WINDOWS, 1), "3-gram": 2, "1-gram": 0, "skip-gram": 1, "elman of sigmoids": 2}
+REACH = {**dict.fromkeys(WINDOWS, 1), "3-gram": 2, "1-gram": 0, "skip-gram": 1, "glove": 1, "elman of sigmoids": 2}
 """Number of positions, its own included, that a token certainly affects, for families with limited memory.
 
 An n-gram model depends on the last n - 1 tokens, a skip-gram model on one word. Sigmoid states, with a derivative of at

@@ -219,13 +219,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "3-gram": {"kind": "ngram", "order": 3},
     "1-gram": {"kind": "ngram", "order": 1},
     "skip-gram": {"kind": "skipgram", "d_model": 6},
+    "glove": {"kind": "glove", "d_model": 6},
 }
 """One model of each family, by name."""
 BOTH_SIDES = [name for name, of in FAMILIES.items() if of.get("shape") == "encoder"]
 ONE_SIDE = [name for name in FAMILIES if name not in BOTH_SIDES]
 """Causal families."""
-CACHED = [name for name in ONE_SIDE if name != "skip-gram"]
-"""Families with a decoding state; a skip-gram model has no next token."""
+CACHED = [name for name in ONE_SIDE if name not in ("skip-gram", "glove")]
+"""Families with a decoding state; models of word vectors have no next token."""
 
 
 def spec(**changes: Any) -> Transformer:

@@ -87,8 +87,11 @@ def _recipes(draw: st.DrawFn) -> Recipe:
     if isinstance(model, Transformer) and model.embedding_width is not None:
         # whether narrow embeddings may be tied depends on the objective
         model = model.model_copy(update={"tie_embeddings": model.tie_embeddings and model.head_transform})
+    if getattr(model, "features", None) is not None and draw(st.booleans()):
+        model = model.model_copy(update={"features": None})
+    learns = objectives_of(model) if getattr(model, "features", None) is None else ("classification",)
     objectives = parts(Recipe.model_fields["objective"])
-    objective = objectives[draw(st.sampled_from(objectives_of(model)))]
+    objective = objectives[draw(st.sampled_from(learns))]
     fits = {
         "model": model,
         # dropout is the one default of an objective that a model, with one-hot words, may not support
@@ -153,6 +156,10 @@ def recurrents(draw: st.DrawFn) -> Recurrent:
         if drawn["attention"].rank is not None:
             changes["rank"] = draw(st.integers(1, 5))
         drawn["attention"] = drawn["attention"].model_copy(update=changes)
+    if drawn["features"] is not None:
+        few = st.none() | st.integers(1, 8)
+        sizes_of_states = {"width": draw(few), "mixed_layers": draw(few)}
+        drawn["features"] = drawn["features"].model_copy(update=sizes_of_states)
     small = {"n_layers": draw(st.integers(1, 3)), "vocab_size": draw(st.none() | st.integers(50, 60))}
     return cast(Recurrent, _grown(Recurrent, sizes, {**drawn, **small}))
 

@@ -58,7 +58,7 @@ ACTIVATIONS = "relu, gelu, gelu-tanh, silu, swiglu, geglu or geglu-exact"
         ("dropout: 1", "r.yaml:10: {}: 1 is not a number of at least 0 and below 1"),
         ("dropout: 10%", "r.yaml:10: {}: '10%' is not a number of at least 0 and below 1"),
         ("dropout: .nan", "r.yaml:10: {}: nan is not a finite number"),
-        ("d_ff: x", "r.yaml:10: {}: 'x' is not a whole number above 0 or null"),
+        ("d_ff: x", "r.yaml:10: {}: 'x' is not a whole number of at least 0 or null"),
         ("bias: on", "r.yaml:10: {}: 'on' is not true or false"),
         ("bias: 1", "r.yaml:10: {}: 1 is not true or false"),
         (
@@ -69,7 +69,10 @@ ACTIVATIONS = "relu, gelu, gelu-tanh, silu, swiglu, geglu or geglu-exact"
             "activation: [a, b]",
             "r.yaml:10: {}: ['a', 'b'] is not " + ACTIVATIONS,
         ),
-        ("kind: gelu", "r.yaml:10: {}: 'gelu' is not transformer, recurrent, ngram, skipgram or averaging"),
+        (
+            "kind: gelu",
+            "r.yaml:10: {}: 'gelu' is not transformer, recurrent, ngram, skipgram, glove, ppmi or averaging",
+        ),
         ("norm: rms", "r.yaml:10: {}: 'rms' is not a mapping; write {{kind: rms}}"),
         ("norm:", "r.yaml:10: {}: null is not a mapping; write its keys below it, or leave it out"),
         ("init: 0.02", "r.yaml:10: {}: 0.02 is not a mapping; write its keys below it, or leave it out"),
@@ -136,7 +139,7 @@ def test_wrong_parts(refused, line, message):
         (
             "  kind: transformer\n",
             "",
-            "r.yaml:1: model.kind: missing; transformer, recurrent, ngram, skipgram or averaging",
+            "r.yaml:1: model.kind: missing; transformer, recurrent, ngram, skipgram, glove, ppmi or averaging",
         ),
         ("training:\n  steps: 100\n  batch_size: 8\n", "", "r.yaml:1: training: missing; it needs steps, batch_size"),
         ("n_heads: 4", "n_heads: 3", "r.yaml:5: model.n_heads: 3 does not divide d_model 32"),
@@ -220,7 +223,7 @@ schedul: {kind: cosine}
     assert refused(text) == [
         "r.yaml:3: model.n_layer: unknown key; did you mean n_layers?",
         "r.yaml:9: model.droput: unknown key; did you mean dropout?",
-        "r.yaml:10: model.norm.kind: 'root' is not layer or rms",
+        "r.yaml:10: model.norm.kind: 'root' is not layer, rms or none",
         "r.yaml:10: model.norm.plase: unknown key; did you mean place?",
         "r.yaml:11: training.batch_size: missing; a whole number above 0",
         "r.yaml:12: training.steps: 'abc' is not a whole number above 0",

@@ -50,6 +50,7 @@ def test_order_is_that_of_the_specs_with_the_kind_first():
         "data",
         "training",
         "tuning",
+        "distillation",
         "optimizer",
         "schedule",
         "evaluation",

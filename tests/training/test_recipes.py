@@ -119,7 +119,7 @@ def test_a_shipped_recipe_trains_measures_and_writes(
         assert metrics(work.run())[-1]["detection-accuracy"] > 0
         return
     assert measured.exit_code == 0, measured.output
-    if resolved.recipe.model.kind == "skipgram":  # has pairs instead of tokens, and neighbours instead of next tokens
+    if resolved.recipe.model.reads == "words":  # has pairs instead of tokens, and neighbours instead of next tokens
         assert list(json.loads(measured.stdout)) == ["loss", "pairs", "context"]
         near = CliRunner().invoke(app, ["neighbors", str(work.run()), "cat", "--json"])
         assert near.exit_code == 0, near.output

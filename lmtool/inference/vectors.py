@@ -1,0 +1,167 @@
+"""Word vectors that embeddings begin with: from files, or from the embeddings of another run.
+
+Shapes: V vocabulary, N words with a vector, D numbers of each.
+"""
+
+import os
+from collections.abc import Container
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lmtool.errors import CheckpointError, DataError, UsageError
+from lmtool.inference.base import Base
+from lmtool.inference.load import load_run
+from lmtool.model import LanguageModel
+from lmtool.printable import plain
+from lmtool.recipe.spec import Averaging, Recipe, Recurrent, TokenizerFile, Transformer
+from lmtool.run.find import find
+from lmtool.text.tokenizer import Tokenizer
+from lmtool.text.vectors import VectorFile, WordVectors
+
+
+@dataclass(frozen=True)
+class RunVectors:
+    """The embeddings of a run, by the names of its tokens. kind: of its tokenizer."""
+
+    kind: str
+    names: list[str]
+    table_VD: NDArray[np.float32] = field(repr=False)
+
+    @property
+    def width(self) -> int:
+        """Numbers of a vector."""
+        return int(self.table_VD.shape[1])
+
+    @classmethod
+    def open(cls, reference: str) -> "RunVectors":
+        """Those of the best checkpoint. Raises CheckpointError when there is none, UsageError without embeddings."""
+        loaded = load_run(reference, device="cpu")
+        tokenizer = loaded.tokenizer
+        names = ["" if i in tokenizer.special_ids else tokenizer.name(i) for i in range(tokenizer.vocab_size)]
+        table_VD = loaded.model.token_vectors()[: len(names)].detach().float().numpy()
+        return cls(tokenizer.kind, names, table_VD)
+
+    def read(self, wanted: Container[str]) -> WordVectors:
+        """The vectors of those of the words `wanted` that the run has."""
+        ids = [i for i, name in enumerate(self.names) if name and name in wanted]
+        return WordVectors([self.names[i] for i in ids], self.table_VD[ids], 0)
+
+
+@dataclass(frozen=True)
+class MatchedVectors:
+    """Vectors (N, D) of the tokens `ids`, and one line that says how much of the text they cover."""
+
+    ids: list[int]
+    vectors_ND: Tensor
+    line: str
+
+    @torch.no_grad()
+    def copy_to(self, lm: LanguageModel) -> None:
+        """Set these embeddings of a new model; all others, which are random, are scaled to the same deviation."""
+        table_VD = lm.token_vectors()
+        deviation, own = float(self.vectors_ND.std(correction=0)), float(table_VD.std(correction=0))
+        if deviation and own:
+            table_VD.mul_(deviation / own)
+        table_VD[self.ids] = self.vectors_ND.to(table_VD)
+
+
+@dataclass(frozen=True)
+class VectorSource:
+    """What `model.embeddings` of a recipe names, opened."""
+
+    name: str
+    vectors: VectorFile | RunVectors
+
+    def match(self, tokenizer: Tokenizer, counts_V: NDArray[np.int64]) -> MatchedVectors:
+        """The vectors of a tokenizer's entries. counts_V: of the training text, for the share of it that they cover.
+
+        A word without a vector takes that of its lower-cased form. Raises UsageError for a tokenizer of subwords,
+        unless the vectors are of a run with such a one, and DataError when no word has a vector.
+        """
+        self.check_kind(tokenizer.kind)
+        names = {tokenizer.name(i): i for i in range(tokenizer.vocab_size) if i not in tokenizer.special_ids}
+        wanted = names.keys() | {name.lower() for name in names} if tokenizer.kind == "word" else names.keys()
+        found = self.vectors.read(wanted)
+        places = {word: i for i, word in enumerate(found.words)}
+        lower = str.lower if tokenizer.kind == "word" else str
+        pairs = [(i, places[form]) for name, i in names.items() if (form := _either(name, lower(name), places))]
+        if not pairs:
+            raise DataError(
+                f"none of the {len(names):,} words of the vocabulary has a vector",
+                where=plain(self.name),
+                fix="name vectors of the language of the text",
+            )
+        ids = [i for i, _ in pairs]
+        counts_V = counts_V[: tokenizer.vocab_size].copy()
+        counts_V[[i for i in tokenizer.special_ids if i != tokenizer.unk_id]] = 0
+        line = (
+            f"embeddings: {plain(self.name)} has {len(ids):,} of {len(names):,} words of the vocabulary "
+            f"({100 * len(ids) / len(names):.1f} %), {100 * counts_V[ids].sum() / max(1, counts_V.sum()):.1f} % of the "
+            "running words"
+        )
+        if found.n_repeated:
+            times = "word comes" if found.n_repeated == 1 else "words come"
+            line += f"; {found.n_repeated:,} {times} again there, and the first vector counts"
+        return MatchedVectors(ids, torch.from_numpy(found.vectors_ND[[place for _, place in pairs]]), line)
+
+    def check_kind(self, kind: str) -> None:
+        """Raise UsageError for a kind of tokenizer whose entries the vectors are not of."""
+        expected = self.vectors.kind if isinstance(self.vectors, RunVectors) else "word"
+        if kind != expected:
+            raise UsageError(
+                f"the vectors of {plain(self.name)} are of the tokens of a {expected} tokenizer, not of a {kind} one",
+                where="model.embeddings",
+                fix=f"set tokenizer.kind={expected}",
+            )
+
+
+def _either(name: str, other: str, places: Container[str]) -> str | None:
+    return name if name in places else other if other in places else None
+
+
+def open_vectors(recipe: Recipe, base: Base | None) -> VectorSource | None:
+    """What the embeddings of a new model begin with; None where the recipe names nothing.
+
+    base: the run that the model is initialised from, whose embeddings hold what its own recipe names.
+    Raises UsageError where they do not fit the recipe, and the errors of files and runs.
+    """
+    name = named_vectors(recipe)
+    if name is None or (base is not None and named_vectors(base.recipe) == name):
+        return None
+    assert isinstance(recipe.model, Transformer | Recurrent | Averaging)
+    source = VectorSource(name, _open(name))
+    key = "embedding_width" if isinstance(recipe.model, Transformer) and recipe.model.embedding_width else "d_model"
+    width = getattr(recipe.model, key)
+    if source.vectors.width != width:
+        raise UsageError(
+            f"the vectors have {source.vectors.width} numbers, and model.{key} is {width}",
+            where=plain(name),
+            fix=f"set model.{key}={source.vectors.width}",
+        )
+    if base is not None or not isinstance(recipe.tokenizer, TokenizerFile):
+        source.check_kind(recipe.tokenizer.kind if base is None else base.tokenizer.kind)
+    return source
+
+
+def named_vectors(recipe: Recipe) -> str | None:
+    """The file or run of word vectors that a recipe names."""
+    return recipe.model.embeddings if isinstance(recipe.model, Transformer | Recurrent | Averaging) else None
+
+
+def _open(name: str) -> VectorFile | RunVectors:
+    if os.path.isfile(name):
+        return VectorFile.open(Path(name))
+    try:
+        find(name)
+    except CheckpointError as error:
+        if os.path.isdir(name):
+            raise
+        raise DataError(
+            f"there is no file and no run of word vectors called {name!r:.80}", where="model.embeddings", fix=error.fix
+        ) from error
+    return RunVectors.open(name)

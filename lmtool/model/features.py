@@ -1,0 +1,77 @@
+"""Features: a learned mix of the layers of a model, which may be another, frozen one (ELMo; Peters et al. 2018).
+
+Shapes: B rows, T positions, D width of hidden states, L layers.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lmtool.batch import Batch
+from lmtool.model.language_model import LanguageModel
+from lmtool.recipe.spec import Features
+
+
+class ScalarMix(nn.Module):
+    """gamma * sum_j softmax(s)_j h_j: a learned scalar mix of all layers at each position.
+
+    Uniform at initialisation (Peters et al. 2018, equation 1).
+    """
+
+    def __init__(self, n_layers: int) -> None:
+        super().__init__()
+        self.scalars_L = nn.Parameter(torch.zeros(n_layers))
+        self.gamma = nn.Parameter(torch.ones(()))
+
+    def forward(self, layers: Sequence[Tensor]) -> Tensor:
+        """The scalar mix (B, T, D) of L layers, each (B, T, D)."""
+        shares_L = self.scalars_L.softmax(0)
+        mixed: Tensor = self.gamma * torch.stack([share * h for share, h in zip(shares_L, layers, strict=True)]).sum(0)
+        return mixed
+
+
+class FrozenFeatures(nn.Module):
+    """The states h_tj of the layers j of another model as features gamma * sum_j softmax(s)_j h_tj of each token t.
+
+    Only s and gamma are trained. The other model is no submodule: its weights are in no optimizer and no checkpoint of
+    this one, have no gradient, and it always computes as in evaluation. It is given by `attach`.
+
+    beside: they are concatenated to embeddings, or else take their place.
+    """
+
+    def __init__(self, spec: Features) -> None:
+        super().__init__()
+        self.beside = spec.beside
+        self.mix = ScalarMix(spec.mixed_layers or 1)
+        self._source: tuple[LanguageModel, ...] = ()
+
+    def attach(self, source: LanguageModel) -> None:
+        """Take the features from this model, and freeze it."""
+        self._source = (source.requires_grad_(False).eval(),)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The features (B, T, D) of the tokens of a batch. Raises ValueError before `attach`."""
+        if not self._source:
+            raise ValueError("features without the model that they are of")
+        with torch.no_grad():
+            layers = self._source[0].layers(batch)
+        mixed: Tensor = self.mix(layers)
+        return mixed
+
+    def joined(self, embedded_BTD: Tensor, batch: Batch) -> Tensor:
+        """Embeddings and features, or features alone (B, T, D of both)."""
+        features_BTD = self(batch).to(embedded_BTD.dtype)
+        return torch.cat((embedded_BTD, features_BTD), -1) if self.beside else features_BTD
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """torch calls this to move a model to another device."""
+        for source in self._source:
+            source._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
+
+def find_features(model: nn.Module) -> FrozenFeatures | None:
+    """The part of a model that takes features from another one."""
+    return next((part for part in model.modules() if isinstance(part, FrozenFeatures)), None)

@@ -1,0 +1,70 @@
+"""Training examples of GloVe: blocks of co-occurrence counts, in an order that is a function of the seed.
+
+Shapes: S samples, P pairs of words that occur together, V vocabulary.
+"""
+
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtool.errors import DataError
+from lmtool.model.cooccurrence import FloatArray, IntArray, PairCounts
+from lmtool.objective import Example
+from lmtool.run.order import hash_key, permute
+from lmtool.training.windows import Windows
+
+COUNTED = 1 << 16
+"""Tokens counted at once."""
+
+
+class CountedPairs:
+    """Ordered pairs of words with X_ij, the sum of 1 / d over their distances d in a text; see `ExampleSource`.
+
+    An example has `length` pairs: the words i as tokens, the words j as the other part, and X as label. An epoch is a
+    permutation of all pairs; the last example of it is filled up from its beginning.
+    """
+
+    unit = "blocks of counts"
+
+    def __init__(self, keys_P: IntArray, sums_P: FloatArray, vocab_size: int, length: int, seed: int) -> None:
+        if not len(keys_P):
+            raise DataError("no two words of the vocabulary are near each other", fix="give more text")
+        self._words_P, self._contexts_P = np.divmod(keys_P, vocab_size)
+        self._sums_P = sums_P
+        self._length = length
+        self._seed = seed
+
+    @classmethod
+    def count(cls, text: Windows, is_word_V: NDArray[np.bool_], window: int, length: int, seed: int) -> Self:
+        """Count the pairs of words of a text that are at most `window` tokens apart in a document."""
+        pairs = PairCounts(len(is_word_V), np.empty(0, dtype=np.int64), np.empty(0))
+        for start in range(0, text.n_tokens, COUNTED):
+            batch = text.in_order(start, min(start + COUNTED, text.n_tokens), window)
+            pairs.add(batch, is_word_V, window, by_distance=True)
+        return cls(*pairs.merged(), len(is_word_V), length, seed)
+
+    @property
+    def per_epoch(self) -> int:
+        """Examples in one epoch over the pairs."""
+        return -(-len(self._sums_P) // self._length)
+
+    def restarts(self, step: int) -> bool:
+        """No example continues another."""
+        return True
+
+    def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
+        """The examples with these sample numbers, which continue from epoch to epoch."""
+        examples = []
+        for sample in sample_S.tolist():
+            epoch, item = divmod(sample, self.per_epoch)
+            place = (item * self._length + np.arange(self._length)) % len(self._sums_P)
+            chosen = permute(place, len(self._sums_P), hash_key(self._seed, "pairs", epoch))
+            rng = np.random.Generator(np.random.PCG64(hash_key(self._seed, "example", sample)))
+            words, contexts = self._words_P[chosen], self._contexts_P[chosen]
+            examples.append(Example(words, rng, other=contexts, label=self._sums_P[chosen]))
+        return examples
+
+    def documents(self, sample_S: NDArray[np.int64]) -> list[int]:
+        """Numbers of the blocks, from 0 in each epoch."""
+        return sorted(set((sample_S % self.per_epoch).tolist()))

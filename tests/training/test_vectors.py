@@ -1,0 +1,300 @@
+"""Word vectors from files and runs as the beginning of a model, and states of another model as its input."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lmtool.batch import Batch
+from lmtool.errors import CheckpointError, DataError, LmtoolError, RecipeError, UsageError
+from lmtool.inference.load import load_run
+from lmtool.model.features import find_features
+from lmtool.recipe.load import load
+from lmtool.training.events import Started
+from lmtool.training.start import plan_finetuning
+from tests.reference import vectors as reference
+from tests.training.tiny import Work, after, lasting, no_report
+
+WORDS = ("tokenizer={kind: word, lowercase: true}", "training.steps=4", "evaluation.every=2", "checkpoint.every=2")
+STILL = ("optimizer={kind: sgd, lr: 1e-12}", "schedule.kind=constant")
+"""Leaves weights as they begin, to the last bits."""
+
+FAMILIES: dict[str, str] = {
+    "transformer": "model={kind: transformer, n_layers: 1, d_model: 4, n_heads: 2, context: 16",
+    "narrow transformer": (
+        "model={kind: transformer, n_layers: 1, d_model: 8, n_heads: 2, context: 16, embedding_width: 4, "
+        "tie_embeddings: false"
+    ),
+    "lstm": "model={kind: recurrent, d_model: 4, context: 16",
+    "elmo": "model={kind: recurrent, d_model: 4, context: 16, shape: bidirectional",
+    "means": "model={kind: averaging, d_model: 4",
+}
+ELMO = (
+    "model={kind: recurrent, shape: bidirectional, n_layers: 2, d_model: 6, context: 16}",
+    "objective.kind=bidirectional",
+)
+CLASSES = ("objective.kind=classification", "objective.dropout=0", "evaluation.metric=auto")
+HALVES = "model={kind: recurrent, shape: bidirectional, d_model: 4, context: 16, features: {run: elmo}}"
+MEANS = "model={kind: averaging, d_model: 4, word_dropout: 0, features: {run: elmo}}"
+
+
+def vectors(work: Work, words: str = "cat Dog sat", width: int = 4) -> tuple[Path, np.ndarray[Any, Any]]:
+    """A file in GloVe's format, and its vectors."""
+    table = np.random.default_rng(0).normal(size=(len(words.split()), width)).astype(np.float32)
+    lines = [f"{word} {' '.join(map(repr, row))}\n" for word, row in zip(words.split(), table.tolist(), strict=True)]
+    path = work.folder / "vectors.txt"
+    path.write_text("".join(lines), encoding="utf-8")
+    return path, table
+
+
+def table_of(work: Work, n: int = 40) -> Path:
+    path = work.folder / "table.csv"
+    rows = [f"the cat {'ran home' if i % 2 else 'sat'} {i % 3},{'ab'[i % 2]}" for i in range(n)]
+    path.write_text("\n".join(["text,label", *rows]), encoding="utf-8")
+    return path
+
+
+def learn(work: Work, model: str, *overrides: str, name: str = "run", **more: Any) -> list[Any]:
+    objective = "bidirectional" if "bidirectional" in model else "causal"
+    own = CLASSES if "averaging" in model or "features" in model else (f"objective.kind={objective}",)
+    if own is CLASSES:
+        return work.learn_table(work.recipe, table_of(work), model, *own, *WORDS, *overrides, name=name, **more)
+    return work.pretrain(model, *own, *WORDS, *overrides, name=name, **more)
+
+
+def embeddings(run: Path) -> tuple[Any, Any]:
+    loaded = load_run(str(run))
+    return loaded.tokenizer, loaded.model.token_vectors().detach().numpy()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_embeddings_begin_with_vectors_and_the_rest_at_their_scale(family: str, work: Work) -> None:
+    path, table = vectors(work)
+    model = f"{FAMILIES[family]}, embeddings: '{path}'}}"
+    told = learn(work, model, *STILL)
+    tokenizer, found = embeddings(work.run())
+    for word, row in zip(("cat", "sat"), table[[0, 2]], strict=True):
+        (token,) = tokenizer.encode(word)
+        np.testing.assert_allclose(found[token], row, atol=1e-6)
+    ids = [i for word in ("cat", "sat") for i in tokenizer.encode(word)]
+    others = np.delete(found, ids, 0)
+    learn(work, f"{FAMILIES[family]}}}", *STILL, name="plain")
+    ratio = others / np.delete(embeddings(work.run("plain"))[1], ids, 0)
+    np.testing.assert_allclose(ratio, ratio[0, 0], rtol=1e-3)
+    assert others.std() == pytest.approx(table[[0, 2]].std(), rel=0.5)
+    (line,) = [line for event in told if isinstance(event, Started) for line in event.data if "embeddings" in line]
+    n_words = tokenizer.vocab_size - len(tokenizer.special_ids)
+    assert f"has 2 of {n_words} words of the vocabulary ({200 / n_words:.1f} %)" in line
+
+
+def test_coverage_counts_running_words(work: Work) -> None:
+    path, _ = vectors(work)
+    work.text.write_text("cat cat cat sat\n\n" * 9 + "cat home home home\n\n" * 9 + "sat", encoding="utf-8")
+    told = learn(work, f"{FAMILIES['lstm']}, embeddings: '{path}'}}", "data.split=slice", "data.valid_fraction=0.05")
+    (line,) = [line for event in told if isinstance(event, Started) for line in event.data if "embeddings" in line]
+    text = work.text.read_text()
+    learned = text[: round(0.95 * len(text))].split()
+    share = 100 * sum(word in ("cat", "sat") for word in learned) / len(learned)
+    n_words = len(set(learned))
+    assert f"has 2 of {n_words} words of the vocabulary ({200 / n_words:.1f} %), {share:.1f} % of the running" in line
+
+
+def test_an_upper_case_word_takes_the_vector_of_its_lower_case_form(work: Work) -> None:
+    path, table = vectors(work, "cat Mat mat cat")
+    work.text.write_text("Cat mat Mat sat CAT\n\n" * 30, encoding="utf-8")
+    told = learn(work, f"{FAMILIES['lstm']}, embeddings: '{path}'}}", "tokenizer={kind: word}", *STILL)
+    tokenizer, found = embeddings(work.run())
+    for word, row in {"Cat": 0, "CAT": 0, "Mat": 1, "mat": 2}.items():
+        np.testing.assert_allclose(found[tokenizer.encode(word)[0]], table[row], atol=1e-6)
+    assert any("1 word comes again" in line for event in told if isinstance(event, Started) for line in event.data)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_frozen_embeddings_stay_and_all_else_learns(family: str, work: Work) -> None:
+    path, _ = vectors(work)
+    frozen = f"{FAMILIES[family]}, embeddings: '{path}', freeze_embeddings: true}}"
+    learn(work, frozen, name="frozen")
+    learn(work, frozen, *STILL, name="still")
+    (one, other) = (load_run(str(work.run(name))).model for name in ("frozen", "still"))
+    assert torch.equal(one.token_vectors(), other.token_vectors())
+    rest = [
+        torch.equal(tensor, other.state_dict()[name])
+        for name, tensor in one.state_dict().items()
+        if tensor.is_floating_point() and tensor.data_ptr() != one.token_vectors().data_ptr()
+    ]
+    assert not all(rest)
+
+
+def test_a_resumed_run_and_one_begun_from_it_never_read_the_file(work: Work) -> None:
+    path, _ = vectors(work)
+    model = f"{FAMILIES['lstm']}, embeddings: '{path}'}}"
+    learn(work, model, name="whole")
+    learn(work, model, stop=after(2))
+    path.unlink()
+    work.resume()
+    assert lasting(work.run(), 4)["model"] == lasting(work.run("whole"), 4)["model"]
+    work.finetune(source=work.run("whole"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "objective"),
+    [("skipgram", "skip-gram"), ("skipgram", "cbow"), ("glove", "glove"), ("ppmi", "cooccurrence")],
+)
+def test_runs_of_word_vectors_are_beginnings(kind: str, objective: str, work: Work) -> None:
+    first = f"model={{kind: {kind}, d_model: 4, context: 16}}"
+    work.pretrain(first, f"objective.kind={objective}", *WORDS, name="vectors")
+    learn(work, f"{FAMILIES['means']}, embeddings: '{work.run('vectors')}'}}", *STILL)
+    (theirs, table), (ours, found) = embeddings(work.run("vectors")), embeddings(work.run())
+    shared = {ours.name(i) for i in range(7, ours.vocab_size)} & {theirs.name(i) for i in range(7, theirs.vocab_size)}
+    assert {"cat", "ran", "home"} <= shared
+    for word in shared:
+        np.testing.assert_allclose(found[ours.encode(word)[0]], table[theirs.encode(word)[0]], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "error", "what"),
+    [
+        ("lstm", ("model.d_model=5",), UsageError, "4 numbers, and model.d_model is 5"),
+        ("narrow transformer", ("model.embedding_width=5",), UsageError, "and model.embedding_width is 5"),
+        ("lstm", ("tokenizer={kind: char}",), UsageError, "of the tokens of a word tokenizer, not of a char one"),
+        ("lstm", ("model.embeddings=nowhere.txt",), DataError, "no file and no run of word vectors"),
+        ("lstm", ("model.embeddings=none.txt",), DataError, "none of the 1. words"),
+        ("lstm", ("model.embeddings=null", "model.freeze_embeddings=true"), RecipeError, "keep random vectors"),
+        ("means", ("model.one_hot=true", "model.n_layers=0"), RecipeError, "which one_hot words do not have"),
+        ("means", ("model.ngrams=2", "model.freeze_embeddings=true"), RecipeError, "of n-grams too"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_a_run_is_made(
+    model: str, words: tuple[str, ...], error: type[LmtoolError], what: str, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(work.folder)
+    path, _ = vectors(work)
+    (work.folder / "none.txt").write_text("qwertz 1 2 3 4\n")
+    with pytest.raises(error, match=what) as refused:
+        learn(work, f"{FAMILIES[model]}, embeddings: '{path}'}}", *words)
+    assert len(refused.value.lines()) <= 3
+    assert not work.run().exists()
+
+
+@pytest.fixture
+def elmo(work: Work, monkeypatch: pytest.MonkeyPatch) -> Work:
+    """A folder with a trained ELMo of words, `elmo`."""
+    monkeypatch.chdir(work.folder)
+    work.pretrain(*ELMO, *WORDS, name="elmo")
+    return work
+
+
+@pytest.mark.parametrize("model", [HALVES, MEANS, HALVES.replace("bidirectional", "decoder")])
+def test_the_model_that_gives_features_never_changes(model: str, elmo: Work) -> None:
+    before = load_run("elmo").model.state_dict()
+    told = learn(elmo, model)
+    loaded = load_run(str(elmo.run()))
+    reading = find_features(loaded.model)
+    assert reading is not None
+    (source,) = reading._source
+    assert all(torch.equal(tensor, before[name]) for name, tensor in source.state_dict().items())
+    loaded.model.train()
+    with torch.enable_grad():
+        loaded.objective.loss(
+            loaded.model, Batch(torch.tensor([[8, 9, 10]]), labels_B=torch.tensor([1]))
+        ).total.backward()
+    assert all(parameter.grad is None and not parameter.requires_grad for parameter in source.parameters())
+    assert not source.training
+    assert reading.mix.gamma.grad is not None
+    assert bool(reading.mix.scalars_L.grad.any())
+    assert float(reading.mix.gamma.detach()) != 1  # trained
+    assert not [name for name in loaded.model.state_dict() if "_source" in name]
+    lines = [line for event in told if isinstance(event, Started) for line in event.data]
+    assert any(line.startswith("features: elmo, lstm bidirectional, 2 x 6, 3 layers of 12, frozen") for line in lines)
+    assert loaded.tokenizer.fingerprint == load_run("elmo").tokenizer.fingerprint
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_the_input_is_embeddings_and_the_mix_of_layers(beside: bool, elmo: Work) -> None:
+    model = HALVES.replace("run: elmo", f"run: elmo, beside: {str(beside).lower()}")
+    learn(elmo, model)
+    body = load_run(str(elmo.run())).model.body
+    batch = Batch(torch.tensor([[8, 9, 10, 11]]))
+    x = body.embedding(batch.tokens_BT)[0].detach().numpy()
+    layers = [layer[0].detach().numpy() for layer in load_run("elmo").model.layers(batch)]
+    mix = body.features.mix
+    expected = reference.task_input(x, layers, mix.scalars_L.tolist(), float(mix.gamma.detach()))
+    np.testing.assert_allclose(body.inputs(batch)[0].detach().numpy(), expected[:, 0 if beside else 4 :], atol=1e-5)
+
+
+def test_a_mean_is_of_embeddings_and_features(elmo: Work) -> None:
+    learn(elmo, MEANS.replace("d_model: 4", "d_model: 4, n_layers: 0"))
+    classifier = load_run(str(elmo.run())).model
+    body, batch = (
+        classifier.body,
+        Batch(torch.tensor([[8, 9, 10, 7]]), keep_BT=torch.tensor([[True, True, True, False]])),
+    )
+    x = body.embedding(batch.tokens_BT)[0].detach().numpy()
+    layers = [layer[0].detach().numpy() for layer in load_run("elmo").model.layers(batch)]
+    mix = body.features_of_tokens.mix
+    mean = reference.task_input(x, layers, mix.scalars_L.tolist(), float(mix.gamma.detach()))[:3].mean(0)
+    head = classifier.head
+    expected = head.weight.detach().numpy() @ mean + head.bias.detach().numpy()
+    np.testing.assert_allclose(classifier.answer(batch).scores_BC[0].detach().numpy(), expected, atol=1e-5)
+
+
+def test_the_run_works_when_the_other_one_is_gone(elmo: Work) -> None:
+    learn(elmo, HALVES, name="whole")
+    learn(elmo, HALVES, stop=after(2))
+    shutil.rmtree(elmo.run("elmo"))
+    elmo.resume()
+    assert lasting(elmo.run(), 4)["model"] == lasting(elmo.run("whole"), 4)["model"]
+    kept = elmo.run() / "features"
+    assert not list(kept.rglob("optimizer.safetensors"))
+    elmo.finetune(source=elmo.run(), table=table_of(elmo))
+    assert (elmo.run("tuned") / "features" / "run.json").exists()
+    assert load_run(str(elmo.run("tuned"))).model is not None
+    shutil.rmtree(kept)
+    with pytest.raises(CheckpointError):
+        load_run(str(elmo.run()))
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "error", "what"),
+    [
+        (HALVES, ("objective={kind: bidirectional}",), RecipeError, "are for objective classification"),
+        (MEANS, ("model.ngrams=2",), RecipeError, "ngrams is for counts"),
+        (HALVES.replace("elmo", "nowhere"), (), CheckpointError, "no run called"),
+        (HALVES.replace("elmo", "ngram"), (), UsageError, "it counts n-grams"),
+        (HALVES.replace("elmo", "second"), (), UsageError, "reads features of another run itself"),
+        (HALVES.replace("elmo}", "elmo, beside: false}, embeddings: x.txt"), (), RecipeError, "have no effect"),
+    ],
+)
+def test_features_that_do_not_fit_are_refused(
+    model: str, words: tuple[str, ...], error: type[LmtoolError], what: str, elmo: Work
+) -> None:
+    if "ngram}" in model:
+        elmo.pretrain("model={kind: ngram, order: 2, context: 16}", *WORDS, name="ngram")
+    if "second" in model:
+        learn(elmo, HALVES, name="second")
+    with pytest.raises(error, match=what):
+        elmo.learn_table(elmo.recipe, table_of(elmo), model, *CLASSES, *words)
+    assert not elmo.run().exists()
+
+
+def test_a_trained_model_gets_no_features(elmo: Work) -> None:
+    learn(elmo, FAMILIES["elmo"] + "}", name="plain")
+    plan = plan_finetuning(str(elmo.run("plain")), None, ["model.features.run=elmo"], flags_of(table_of(elmo)))
+    with pytest.raises(UsageError, match="was trained without these features"):
+        list(plan.run(output=elmo.run(), command=[], report=no_report, stop=lambda: False))
+
+
+def flags_of(table: Path) -> list[Any]:
+    from lmtool.recipe.load import Setting
+
+    return [Setting("data.train", [str(table)], "TABLE")]
+
+
+def test_recipes_name_vectors_and_features() -> None:
+    recipe = load("bilstm", ["model.embeddings=a.vec", "model.features={run: elmo, beside: true}"]).recipe
+    assert recipe.model.features.run == "elmo"  # type: ignore[union-attr]
+    assert recipe.model.embeddings == "a.vec"  # type: ignore[union-attr]
+    assert recipe.model.features.width_with(3) == 6  # type: ignore[union-attr]
