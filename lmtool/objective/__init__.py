@@ -10,6 +10,7 @@ from lmtool.objective.classification import ClassificationObjective
 from lmtool.objective.masked import MaskedObjective
 from lmtool.objective.skipgram import SkipGramObjective
 from lmtool.objective.sources import PrefixObjective, Seq2SeqObjective, SpanCorruptionObjective
+from lmtool.objective.token_heads import AnswerSpanObjective, TaggingObjective
 from lmtool.recipe.spec import (
     Bidirectional,
     Causal,
@@ -17,14 +18,17 @@ from lmtool.recipe.spec import (
     Embedding,
     Masked,
     Prefix,
+    QuestionAnswering,
     Recipe,
     Seq2Seq,
     SkipGramWindow,
     SpanCorruption,
+    Tagging,
 )
 from lmtool.text.tokenizer import Tokenizer
 
 __all__ = [
+    "AnswerSpanObjective",
     "CausalObjective",
     "ClassificationObjective",
     "Cut",
@@ -33,6 +37,7 @@ __all__ = [
     "Objective",
     "Seq2SeqObjective",
     "SkipGramObjective",
+    "TaggingObjective",
     "Vocabulary",
     "build",
     "build_objective",
@@ -70,6 +75,10 @@ def build(recipe: Recipe, vocabulary: Vocabulary) -> Objective:
             return SkipGramObjective(spec, vocabulary)
         case Classification() as spec:
             return ClassificationObjective(spec, vocabulary)
+        case Tagging():
+            return TaggingObjective(vocabulary)
+        case QuestionAnswering():
+            return AnswerSpanObjective(vocabulary)
         case Masked() as spec:
             return MaskedObjective(spec, vocabulary)
         case Prefix() as spec:
