@@ -11,7 +11,7 @@ from typing import Any
 
 from lmtool.errors import DataError
 from lmtool.text.delimited import LINE_FACTOR, Fault, RowRecord, misfit
-from lmtool.text.files import place, shown, split_lines, text_blocks, text_stretches
+from lmtool.text.files import place, split_lines, text_blocks, text_stretches
 from lmtool.text.rowfile import RowFile
 from lmtool.text.tokenizer import without_surrogates
 
@@ -101,16 +101,20 @@ class Squad(RowFile):
 
     encoding: str | None
 
-    header = ("id", QUESTION, CONTEXT, ANSWERS)
+    @property
+    def header(self) -> tuple[str, ...]:
+        return ("id", QUESTION, CONTEXT, ANSWERS)
 
     def records(self, only: str | None = None) -> Iterator[RowRecord]:
         at = slice(None) if only is None else slice(self.header.index(only), self.header.index(only) + 1)
         for paragraph in self._paragraphs:
             context = paragraph.get(CONTEXT)
             for qa in paragraph.get("qas") or ():
-                values = (qa.get("id"), qa.get(QUESTION), context, qa.get(ANSWERS))
+                impossible = qa.get("is_impossible") is True
+                answers = [] if impossible and qa.get(ANSWERS) is None else qa.get(ANSWERS)
+                values = (*map(_clean, (qa.get("id"), qa.get(QUESTION), context)), answers)
                 fault = _damaged(values) or misfit(values, None, self.limit)
-                if fault is None and qa.get("is_impossible") and values[3]:
+                if fault is None and impossible and answers:
                     what = "the question is_impossible, and has an answer"
                     fault = Fault("impossible question", what, "remove one of the two", None, ANSWERS)
                 yield None, values[at] if fault is None else (), fault
@@ -136,7 +140,7 @@ class Squad(RowFile):
             raise DataError(
                 "not the JSON of SQuAD: it has no data, paragraphs and qas",
                 where=place(self.path),
-                fix='write {"data": [{"paragraphs": [{"context": "...", "qas": [{"question": "...", "answers": [...]}]}]}]}',
+                fix='write {"data": [{"paragraphs": [{"context": "...", "qas": [{"question": "...", "answers": []}]}]}]}',
             )
         return paragraphs
 
@@ -146,6 +150,10 @@ class Squad(RowFile):
 
 def _are_objects(found: object) -> bool:
     return isinstance(found, list) and all(isinstance(one, dict) for one in found)
+
+
+def _clean(value: Any) -> Any:
+    return without_surrogates(value) if isinstance(value, str) else value
 
 
 def _damaged(values: Sequence[Any]) -> Fault | None:
