@@ -68,8 +68,8 @@ def finetune(
     labels: Annotated[
         Literal["auto", "class", "multi", "number", "tags", "answers"],
         _data(
-            help="One class per row, any number of labels (a;b), a number, a tag for each word, or answers in a context; "
-            "inferred from the table."
+            help="One class per row, any number of labels (a;b), a number, a tag for each word, or answers in a "
+            "context; inferred from the table."
         ),
     ] = "auto",
     valid: Annotated[

@@ -82,7 +82,8 @@ def recipe_for_tables(
     `with_choices` sets those that depend on others.
 
     base: the run's own recipe. name: the run's. n_rows: of the tables. learns: what the tables train; seq2seq where the
-        targets are text, and so where labels are for a model with a source. published: the weights are those of a published model, maybe fine-tuned.
+        targets are text, and always so for a model with a source that labels are for. published: the weights are those
+        of a published model, maybe fine-tuned.
         ELMo is frozen, and a task learns its scalar mix of layers (Peters et al. 2018). An averaging model is trained
         as it was before. Raises UsageError for a model that cannot generate targets.
     """

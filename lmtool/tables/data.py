@@ -168,7 +168,8 @@ class TableData:
 def open_tables(data: Data, kind: RowKind | None = "texts") -> list[TaskTables]:
     """Open the training table of each task that a recipe names, and find its columns.
 
-    kind: of the rows of a single table; None where the table decides. Raises UsageError when the recipe names them wrongly, and the errors of tables.
+    kind: of the rows of a single table; None where the table decides.
+    Raises UsageError when the recipe names them wrongly, and the errors of tables.
     """
     if not data.tasks:
         if len(data.train) != 1 or len(data.valid) > 1:

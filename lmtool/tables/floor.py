@@ -46,7 +46,8 @@ class Floor:
 
     metric: its name in `Results`; micro_f1 for several labels, mse for numbers. constant: of the most frequent class or
     label, or the mean, for every row. linear: of logistic or ridge regression on tf-idf of `features`; of tags that of
-    the most frequent tag of each word. part: as in `Results`. fitted: rows that the linear model was fitted to, of `rows` training rows.
+    the most frequent one of each word. part: as in `Results`. fitted: rows that the linear model was fitted to, of
+    `rows` training rows.
     """
 
     kind: LabelKind
@@ -230,6 +231,6 @@ def _metric(truth_RC: Floats, scores_RC: Floats, kind: LabelKind) -> float:
             return regression_metrics(truth_RC[:, 0], scores_RC[:, 0]).mse
         case "multi":
             return multi_label_metrics(truth_RC > 0.5, scores_RC > 0).micro_f1
-        case "class":
+        case "class" | "tags":
             n_classes = truth_RC.shape[1]
             return class_metrics(confusion_matrix(truth_RC.argmax(1), scores_RC.argmax(1), n_classes)).accuracy

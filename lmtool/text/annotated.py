@@ -140,7 +140,7 @@ class Squad(RowFile):
             raise DataError(
                 "not the JSON of SQuAD: it has no data, paragraphs and qas",
                 where=place(self.path),
-                fix='write {"data": [{"paragraphs": [{"context": "...", "qas": [{"question": "...", "answers": []}]}]}]}',
+                fix='write {"data": [{"paragraphs": [{"context": "...", "qas": [...]}]}]}; JSON lines are named .jsonl',
             )
         return paragraphs
 
