@@ -14,8 +14,8 @@ def predict(
         str | None,
         typer.Argument(
             metavar="TABLE",
-            help="A .csv, .tsv, .jsonl, .parquet, .conll or SQuAD .json file, or hf:NAME; - is standard input, a table or a "
-            "text per line.",
+            help="A .csv, .tsv, .jsonl, .parquet, .conll or SQuAD .json file, or hf:NAME; - is standard input, a table "
+            "or a text per line.",
             show_default=False,
         ),
     ] = None,
