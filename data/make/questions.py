@@ -1,7 +1,7 @@
 """questions.json: short passages of the world and questions about them, in the form of SQuAD 2.0: the answer is a span of
 the passage, or there is none.
 
-A passage tells four or five events, some of them about the same thing, which changes hands. Most questions ask for one
+A passage tells three events, two of them about the same thing, which may change hands. Most questions ask for one
 part of one event, where other events have parts of the same kind; some ask who has a thing in the end. A third has no
 answer: what is asked was not told, or is not true of anybody in the passage.
 
@@ -82,7 +82,7 @@ def passage(t: Teller) -> Passage:
     nouns = [noun for noun in lexicon.TREASURES if " " not in noun]
     things = [Thing(noun, t.choose(lexicon.TREASURES[noun])) for noun in (draw(nouns), draw(nouns), draw(nouns))]
     days, places, reasons = list(DAYS), list(PLACES), list(REASONS)
-    for index in range(t.choose((4, 5))):
+    for index in range(3):
         thing = things[0] if index in (0, 2) else t.choose(things[1:])
         owner = world.holder(thing)
         who = owner.name if owner is not None else draw(names)
@@ -178,7 +178,7 @@ def squad(rows: list[Passage]) -> bytes:
     return f'{{"version":"2.0","data":[{{"title":"The village","paragraphs":[\n{paragraphs}\n]}}]}}\n'.encode()
 
 
-QUESTIONS = Questions(155, 60)
+QUESTIONS = Questions(165, 60)
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent
