@@ -75,15 +75,15 @@ HeadKind = Literal["classification", "tagging", "question-answering"]
 
 
 def recipe_for_tables(
-    base: Recipe, name: str, n_rows: int, learns: HeadKind | Literal["seq2seq"], published: bool
+    base: Recipe, name: str, n_rows: int, writes: bool, published: bool, head: HeadKind = "classification"
 ) -> Recipe:
     """The recipe that fine-tunes a run on tables: its model and tokenizer, and usual settings for the rest.
 
     `with_choices` sets those that depend on others.
 
-    base: the run's own recipe. name: the run's. n_rows: of the tables. learns: what the tables train; seq2seq where the
-        targets are text, and always so for a model with a source that labels are for. published: the weights are those
-        of a published model, maybe fine-tuned.
+    base: the run's own recipe. name: the run's. n_rows: of the tables. writes: the targets are text, not labels; always
+        so for a model with a source. published: the weights are those of a published model, maybe fine-tuned. head:
+        what labels train.
         ELMo is frozen, and a task learns its scalar mix of layers (Peters et al. 2018). An averaging model is trained
         as it was before. Raises UsageError for a model that cannot generate targets.
     """
@@ -93,7 +93,7 @@ def recipe_for_tables(
         description=f"fine-tuned from {name}",
         seed=base.seed,
         model=model,
-        objective=_objective(base, learns),
+        objective=_objective(base, writes, head),
         tokenizer=base.tokenizer,
         data=Data(),
         training=Training(
@@ -163,21 +163,20 @@ def recipe_for_text(base: Recipe, other: Recipe) -> Recipe:
     return other.model_copy(update={"model": base.model, "tokenizer": tokenizer, "data": data})
 
 
-def _objective(base: Recipe, wanted: HeadKind | Literal["seq2seq"]) -> Head | Seq2Seq:
+def _objective(base: Recipe, writes: bool, head: HeadKind) -> Head | Seq2Seq:
     model = base.model
     learns = objectives_of(model)
     layers: Literal["last", "mix"] = "mix" if _gives_features(model) else "last"
-    if wanted in ("tagging", "question-answering"):
-        if wanted not in learns:
+    if head != "classification" and not writes:
+        if head not in learns:
             raise UsageError(
-                f"a {model.title} has no state for each word that a head for {wanted} could read",
+                f"a {model.title} has no state for each word that a head for {head} could read",
                 where="--from",
                 fix="name an encoder, a decoder or a bidirectional recurrent model",
             )
-        if wanted == "tagging":
+        if head == "tagging":
             return Tagging(kind="tagging", layers=layers)
         return QuestionAnswering(kind="question-answering", layers=layers)
-    writes = wanted == "seq2seq"
     if "seq2seq" in learns and (writes or "classification" not in learns):
         return Seq2Seq(kind="seq2seq", label_smoothing=0.0 if model.reads == "past" else 0.1)
     if writes or "classification" not in learns:

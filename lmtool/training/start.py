@@ -183,9 +183,9 @@ def plan_finetuning(
         lay_over(unread, label, name, about_data, data_flags).recipe.data, _named_kind(overrides, flags)
     )
     writes = bool(tables[0].name) or tables[0].columns.writes
-    learns: HeadKind = OF_ROWS[tables[0].columns.kind]
+    head = OF_ROWS[tables[0].columns.kind]
     n_rows = sum(task.table.n_rows for task in tables)
-    recipe = recipe_for_tables(base.recipe, name, n_rows, "seq2seq" if writes else learns, base.is_published)
+    recipe = recipe_for_tables(base.recipe, name, n_rows, writes, base.is_published, head)
     chosen = lay_over(recipe, label, f"finetune-{name}", overrides, flags).recipe
     recipe = with_choices(recipe, chosen, n_rows, base.is_published)
     return FineTuning(lay_over(recipe, label, f"finetune-{name}", overrides, flags), base, tuple(tables), choice)
