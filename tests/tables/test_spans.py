@@ -22,10 +22,10 @@ from lmtool.text.tokenizer import Tokenizer
 
 CONTEXT = "On Monday Otto gave the brass key to naïve Ida's hen, because it rained. Ida sold it."
 KINDS: dict[str, TokenizerSpec] = {
-    "bpe": BpeTokenizer(vocab_size=280),
-    "wordpiece": WordPieceTokenizer(kind="wordpiece", vocab_size=90),
+    "bpe": BpeTokenizer(vocab_size=300),
+    "wordpiece": WordPieceTokenizer(kind="wordpiece", vocab_size=100),
     "char": CharTokenizer(kind="char"),
-    "word": WordTokenizer(kind="word", vocab_size=60),
+    "word": WordTokenizer(kind="word", vocab_size=100),
 }
 TOKENIZERS = {kind: Tokenizer.train(spec, [CONTEXT + " Who?"]) for kind, spec in KINDS.items()}
 

@@ -20,10 +20,10 @@ from lmtool.text.tokenizer import Tokenizer
 
 TEXT = ["Otto met Ida at the Golden Goose , didn't he ? Übermut und naïve Hühner"]
 KINDS: dict[str, TokenizerSpec] = {
-    "bpe": BpeTokenizer(vocab_size=270),
-    "wordpiece": WordPieceTokenizer(kind="wordpiece", vocab_size=90),
+    "bpe": BpeTokenizer(vocab_size=300),
+    "wordpiece": WordPieceTokenizer(kind="wordpiece", vocab_size=100),
     "char": CharTokenizer(kind="char"),
-    "word": WordTokenizer(kind="word", vocab_size=60),
+    "word": WordTokenizer(kind="word", vocab_size=100),
 }
 WORDS = ("Otto", "met", "Ida's", "naïve", "Hühner", "at", "the", "Golden", "Goose", "?")
 BIO = ("B-X", "I-X", "O")
@@ -103,7 +103,7 @@ def test_predictions_are_the_highest_scores_of_first_tokens(shape: str) -> None:
     tokenizer = Tokenizer.train(KINDS["bpe"], TEXT)
     built, model = task(tokenizer, shape=shape)
     assert isinstance(model.lm, Tagger)
-    torch.nn.init.normal_(model.lm.head.weight)
+    torch.nn.init.normal_(model.lm.eval().head.weight)
     rows = encoded(built, item(WORDS), item(WORDS[:2], row=2))
     for row, (tags,) in zip(rows, built.answer(model, rows), strict=True):
         scores = model.lm.scores(model.objective.collate([row.example()])).scores_BTC[0].detach().numpy()
