@@ -1,6 +1,8 @@
 """Tasks of questions: windows, spans, the null span and its threshold."""
 
+import json
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,9 +17,12 @@ from lmtool.inference.load import build_model
 from lmtool.objective import build_objective
 from lmtool.recipe.spec import BpeTokenizer, CharTokenizer, Recipe, TokenizerSpec, WordPieceTokenizer, WordTokenizer
 from lmtool.tables.annotations import AnswerSpan
-from lmtool.tables.reading import LabelledText
+from lmtool.tables.columns import choose_columns
+from lmtool.tables.reading import LabelledText, read_labelled
 from lmtool.tables.spans import Extracted, SpanTask, Window
+from lmtool.tables.split import split_rows
 from lmtool.tables.task import AnsweringModel
+from lmtool.text.table import open_table
 from lmtool.text.tokenizer import Tokenizer
 
 CONTEXT = "On Monday Otto gave the brass key to naïve Ida's hen, because it rained. Ida sold it."
@@ -189,3 +194,18 @@ def test_a_context_without_room_is_refused() -> None:
     task, _ = setting(context=4)
     with pytest.raises(UsageError, match="no room"):
         task.encode([question()])
+
+
+def test_questions_about_one_context_stay_on_one_side(tmp_path: Path) -> None:
+    def divided(n_contexts: int) -> tuple[set[str], set[str]]:
+        rows = [{"question": f"Who {i}?", "context": f"Otto {i % n_contexts}", "answers": []} for i in range(40)]
+        (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        table = open_table(str(tmp_path / "a.jsonl"), cache=tmp_path)
+        split = split_rows(read_labelled(table, choose_columns(table, kind="questions")), 0.25, seed=1)
+        assert len(split.test) == 10
+        first, second = ({item.texts[1] for item in part.items} for part in (split.train, split.test))
+        return first, second
+
+    first, second = divided(8)
+    assert (len(first), len(second)) == (6, 2)
+    assert divided(1) == ({"Otto 0"}, {"Otto 0"})
