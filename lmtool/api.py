@@ -23,7 +23,7 @@ from lmtool.inference.embedding import PoolName, embed
 from lmtool.inference.scoring import Scored, score
 from lmtool.inference.writing import Writer
 from lmtool.interop.reference import run_of
-from lmtool.recipe.spec import Classification, DeviceName, Head, Recipe, Seq2Seq, Tagging
+from lmtool.recipe.spec import Classification, DeviceName, HeadSpec, Recipe, Seq2Seq, Tagging
 from lmtool.tables.columns import Columns
 from lmtool.tables.predict import task_of
 from lmtool.tables.reading import LabelledText
@@ -78,7 +78,7 @@ class TrainedModel(Writer):
         """
         loaded = self.loaded
         spec = loaded.recipe.objective
-        if not isinstance(spec, Head | Seq2Seq):
+        if not isinstance(spec, HeadSpec | Seq2Seq):
             raise UsageError(
                 "this model was not fine-tuned on a table", fix="fine-tune it first: lmtool finetune TABLE"
             )

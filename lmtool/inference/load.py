@@ -21,7 +21,7 @@ from lmtool.model.parameters import depths
 from lmtool.model.token_heads import SpanReader, Tagger
 from lmtool.model.transformer import TransformerEncoder
 from lmtool.objective import Objective, build_objective
-from lmtool.recipe.spec import Classification, DeviceName, Head, QuestionAnswering, Recipe, Tagging
+from lmtool.recipe.spec import Classification, DeviceName, HeadSpec, QuestionAnswering, Recipe, Tagging
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import Run
 from lmtool.run.find import find
@@ -208,7 +208,7 @@ def _load_body(lm: LanguageModel, base: Base, same_labels: bool) -> str | None:
     """
     tensors, checkpoint = weights_of(base), base.checkpoint
     body, head = tensors, {}
-    if isinstance(base.recipe.objective, Head):
+    if isinstance(base.recipe.objective, HeadSpec):
         # from the recipe, since a body that only counts words has no weights
         body = {name.removeprefix("body."): t for name, t in tensors.items() if name.startswith("body.")}
         head = {name: t for name, t in tensors.items() if not name.startswith("body.")}

@@ -13,7 +13,7 @@ from lmtool.recipe.spec import (
     Data,
     Embedding,
     Evaluation,
-    Head,
+    HeadSpec,
     Linear,
     Model,
     QuestionAnswering,
@@ -163,7 +163,7 @@ def recipe_for_text(base: Recipe, other: Recipe) -> Recipe:
     return other.model_copy(update={"model": base.model, "tokenizer": tokenizer, "data": data})
 
 
-def _objective(base: Recipe, writes: bool, head: HeadKind) -> Head | Seq2Seq:
+def _objective(base: Recipe, writes: bool, head: HeadKind) -> HeadSpec | Seq2Seq:
     model = base.model
     learns = objectives_of(model)
     layers: Literal["last", "mix"] = "mix" if _gives_features(model) else "last"

@@ -857,7 +857,7 @@ AnyObjective = Annotated[
     Field(discriminator="kind"),
 ]
 
-Head = Classification | Tagging | QuestionAnswering
+HeadSpec = Classification | Tagging | QuestionAnswering
 """Objectives that put a head on a model, which the rows of a table train."""
 
 
@@ -1306,7 +1306,7 @@ class Recipe(Spec):
                 f"{self.objective.kind} does not train"
             )
         settles = self.evaluation.metric == "auto" and isinstance(self.objective, Seq2Seq)
-        if self.evaluation.metric != "loss" and not settles and not isinstance(self.objective, Head):
+        if self.evaluation.metric != "loss" and not settles and not isinstance(self.objective, HeadSpec):
             mistakes.append(
                 f"evaluation.metric {self.evaluation.metric} is for objective classification, not for objective "
                 f"{self.objective.kind}; take loss"
@@ -1330,7 +1330,7 @@ def _length_mistakes(model: Model, objective: AnyObjective, training: Training) 
     if model.counts:
         given = [key for key in ("epochs", "tokens", "minutes") if getattr(training, key) is not None]
         return [f"training.{key} is for gradients; a model of kind {model.kind} reads a text once" for key in given]
-    if isinstance(objective, Head | Seq2Seq):
+    if isinstance(objective, HeadSpec | Seq2Seq):
         given = [key for key in ("tokens", "minutes") if getattr(training, key) is not None]
         return [f"training.{key} is for text; on tables take training.epochs" for key in given]
     return []
@@ -1370,7 +1370,7 @@ def _tuning_mistakes(model: Model, objective: AnyObjective, tuning: Tuning) -> l
         mistakes.append(f"tuning is for models with layers, which {model.kind} models do not have")
     elif tuning.lora is not None and not isinstance(model, Transformer):
         mistakes.append(f"tuning.lora adapts the matrices of a Transformer, which {model.kind} models do not have")
-    if tuning.freeze == "body" and not isinstance(objective, Head):
+    if tuning.freeze == "body" and not isinstance(objective, HeadSpec):
         mistakes.append(f"tuning.freeze body leaves nothing to train: objective {objective.kind} puts no head on it")
     if tuning.freeze == "body" and isinstance(objective, Classification) and objective.lm_weight:
         mistakes.append(f"objective.lm_weight {objective.lm_weight} has no effect under tuning.freeze body")

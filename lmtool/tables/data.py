@@ -23,7 +23,7 @@ from lmtool.recipe.spec import (
     AnyObjective,
     Classification,
     Data,
-    Head,
+    HeadSpec,
     QuestionAnswering,
     Recipe,
     Seq2Seq,
@@ -349,7 +349,7 @@ def _read(task: TaskTables, recipe: Recipe, split: SavedSplit | None, chat: Chat
     spec, data = recipe.objective, recipe.data
     kind: LabelKind | None = None
     known = None
-    if data.tasks and isinstance(spec, Head):
+    if data.tasks and isinstance(spec, HeadSpec):
         raise UsageError("a classifier is trained on one labelled table", where="data.train", fix="name one table")
     if isinstance(spec, Classification):
         if task.columns.target is not None:

@@ -11,7 +11,7 @@ from lmtool.compute.processes import World, joined
 from lmtool.errors import UsageError
 from lmtool.inference.base import written_recipe
 from lmtool.inference.load import Loaded
-from lmtool.recipe.spec import Classification, Head, QuestionAnswering, Seq2Seq, Tagging
+from lmtool.recipe.spec import Classification, HeadSpec, QuestionAnswering, Seq2Seq, Tagging
 from lmtool.run.directory import RESULTS
 from lmtool.run.find import find
 from lmtool.tables.columns import Columns, choose_columns
@@ -32,7 +32,7 @@ CHUNK_ROWS = 512
 def answers_tables(reference: str) -> bool:
     """Whether a run predicts rows of tables; reads no weights."""
     recipe, _ = written_recipe(find(reference))
-    return isinstance(recipe.objective, Head | Seq2Seq)
+    return isinstance(recipe.objective, HeadSpec | Seq2Seq)
 
 
 def measure_tables(loaded: Loaded, sources: Sequence[str], task: str = "") -> Iterator[Results]:
@@ -140,7 +140,7 @@ def _open(loaded: Loaded, source: str, task: str, *, labelled: bool) -> tuple[Ta
 
 def _refuse_others(loaded: Loaded) -> None:
     """Raise UsageError unless the run was fine-tuned on a table."""
-    if not isinstance(loaded.recipe.objective, Head | Seq2Seq):
+    if not isinstance(loaded.recipe.objective, HeadSpec | Seq2Seq):
         raise UsageError(
             "this run cannot predict tables: it was not fine-tuned on one",
             where=str(loaded.run_path),

@@ -23,7 +23,7 @@ from lmtool.recipe.pretraining import NAME, DefaultRecipe
 from lmtool.recipe.spec import (
     Classification,
     Data,
-    Head,
+    HeadSpec,
     QuestionAnswering,
     Recipe,
     Recurrent,
@@ -216,7 +216,7 @@ def _last_body() -> tuple[Base | None, str]:
         return None, error.what
     recipe, name = base.recipe, base.run.name
     last = f"the last run, {name}, is"
-    if isinstance(recipe.objective, Head):
+    if isinstance(recipe.objective, HeadSpec):
         below = base.run.info.get("base")
         other = f", --from {below['run']} what it was fine-tuned from" if below else ""
         what = "a classifier" if isinstance(recipe.objective, Classification) else f"one for {recipe.objective.kind}"
@@ -405,7 +405,7 @@ def _read_again(recipe: Recipe, run: Run, tokenizer: Tokenizer, world: World, re
 
 
 def _is_for_tables(recipe: Recipe) -> bool:
-    return isinstance(recipe.objective, Head | Seq2Seq)
+    return isinstance(recipe.objective, HeadSpec | Seq2Seq)
 
 
 def _labels(recipe: Recipe) -> tuple[str, tuple[str, ...]] | None:
