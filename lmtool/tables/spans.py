@@ -170,7 +170,7 @@ class SpanTask(Task):
         how = f"spans of at most {self._spec.max_answer} tokens"
         if np.isfinite(self.threshold):
             figures["null_threshold"] = self.threshold
-            how += ", none above the null threshold"
+            how += ", no answer above the null threshold"
         sentences = self._sentences(given, questions)
         return Results(part, step, len(questions), loss, figures, [], (), decoding=how, sentences=sentences)
 
