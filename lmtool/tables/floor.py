@@ -144,13 +144,13 @@ def _of_tags(train: LabelledTexts, rows: LabelledTexts, part: str) -> Floor:
 
     usual, of_word = most(overall), {word: most(found) for word, found in counts.items()}
     true = [_tags(item) for item in rows.items]
+    guesses = (
+        [[usual] * len(tags) for tags in true],
+        [[of_word.get(word, usual) for word in item.texts] for item in rows.items],
+    )
     metric = "f1" if has_entities(cast(LabelMap, train.labels).names) else "accuracy"
     constant, lexical = (
-        getattr(entity_metrics(true, given), metric)
-        for given in (
-            [[usual] * len(tags) for tags in true],
-            [[of_word.get(word, usual) for word in item.texts] for item in rows.items],
-        )
+        entity_metrics(true, given).f1 if metric == "f1" else word_accuracy(true, given) for given in guesses
     )
     features = "the most frequent tag of each word"
     return Floor("tags", part, metric, constant, lexical, features, len(train), len(train))

@@ -269,6 +269,12 @@ def _per_class(
     return {name: {"precision": p, "recall": r, "f1": f, "support": n} for name, p, r, f, n in rows}
 
 
+def word_accuracy(true: Sequence[Sequence[str]], given: Sequence[Sequence[str]]) -> float:
+    """The share of the words of sentences whose tags agree."""
+    pairs = [pair for row, other in zip(true, given, strict=True) for pair in zip(row, other, strict=True)]
+    return sum(a == b for a, b in pairs) / len(pairs) if pairs else 0.0
+
+
 def entity_metrics(true: Sequence[Sequence[str]], given: Sequence[Sequence[str]]) -> EntityMetrics:
     """Metrics of BIO tags of sentences, by seqeval as conlleval has them (Tjong Kim Sang and De Meulder 2003).
 
@@ -276,9 +282,7 @@ def entity_metrics(true: Sequence[Sequence[str]], given: Sequence[Sequence[str]]
     """
     from seqeval.metrics.sequence_labeling import get_entities, precision_recall_fscore_support
 
-    n_words = sum(map(len, true))
-    n_right = sum(a == b for row, other in zip(true, given, strict=True) for a, b in zip(row, other, strict=True))
-    accuracy = n_right / n_words if n_words else 0.0
+    accuracy = word_accuracy(true, given)
     types = sorted({of for tags in (true, given) for of, _, _ in get_entities([list(row) for row in tags])})
     if not types:
         return EntityMetrics(0.0, 0.0, 0.0, accuracy, {})

@@ -104,7 +104,7 @@ def test_tags_are_learnt_measured_and_predicted(body: str, folder: Path) -> None
     assert len(json.loads(row["predicted"])) == 4
     (found,) = load_model(str(made)).predict(["Ida saw the Otto"])
     assert list(found.label) == json.loads(row["predicted"])  # type: ignore[arg-type]
-    assert "already finished" in CliRunner().invoke(app, ["resume", str(made)]).output
+    assert "has completed all 4 steps" in CliRunner().invoke(app, ["resume", str(made)]).output
 
 
 @pytest.mark.parametrize("body", MODELS)
