@@ -19,6 +19,7 @@ from lmtool.tables.metrics import (
     entity_metrics,
     multi_label_metrics,
     regression_metrics,
+    word_accuracy,
 )
 from lmtool.tables.reading import LabelledText, LabelledTexts
 
