@@ -129,9 +129,11 @@ def choose_columns(
     input_column: str | None = None,
     messages_column: str | None = None,
     labelled: bool = True,
-    kind: RowKind = "texts",
+    kind: RowKind | None = "texts",
 ) -> Columns:
     """The columns to read: the given ones, and the others by conventional names.
+
+    kind: of the rows; None infers it from the table.
 
     Without any given name, conversations are looked for, then an instruction and its output, and a source and a target
     when no column has the conventional name of a label.
@@ -156,6 +158,7 @@ def choose_columns(
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise UsageError(f"column {shown(twice)} is named twice", fix="name each column once")
+    kind = kind or infer_kind(table)
     if kind == "texts" and isinstance(table.file, Conll | Squad):
         what, option = ("tagged sentences", "tags") if isinstance(table.file, Conll) else ("questions", "answers")
         raise DataError(

@@ -31,7 +31,7 @@ from lmtool.recipe.spec import (
     TokenizerFile,
 )
 from lmtool.tables.annotations import has_entities
-from lmtool.tables.columns import Columns, RowKind, choose_columns, infer_kind
+from lmtool.tables.columns import Columns, RowKind, choose_columns
 from lmtool.tables.floor import Floor, measure_floor
 from lmtool.tables.labels import LabelKind, LabelMap
 from lmtool.tables.reading import LabelledTexts, read_labelled, shared_rows, stream_labelled
@@ -222,7 +222,7 @@ def _open(source: str, data: Data, kind: RowKind | None = "texts") -> tuple[Tabl
         target_column=data.target_column,
         input_column=data.input_column,
         messages_column=data.messages_column,
-        kind=kind or infer_kind(table),
+        kind=kind,
     )
     return table, columns
 
