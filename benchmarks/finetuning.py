@@ -54,7 +54,8 @@ from lmtool.tables.data import open_tables, read_tables
 from lmtool.tables.reading import read_labelled
 from lmtool.tables.results import Results
 from lmtool.tables.rows import POOL_BATCHES, EncodedRow, TableExamples
-from lmtool.tables.tasks import AnsweringModel, HeadTask
+from lmtool.tables.task import AnsweringModel
+from lmtool.tables.tasks import HeadTask
 from lmtool.text.prepare import default_cache
 from lmtool.text.table import open_table
 from lmtool.training.events import Ended, Plan, Stepped

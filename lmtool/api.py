@@ -23,19 +23,22 @@ from lmtool.inference.embedding import PoolName, embed
 from lmtool.inference.scoring import Scored, score
 from lmtool.inference.writing import Writer
 from lmtool.interop.reference import run_of
-from lmtool.recipe.spec import Classification, DeviceName, Recipe, Seq2Seq
+from lmtool.recipe.spec import Classification, DeviceName, HeadSpec, Recipe, Seq2Seq, Tagging
 from lmtool.tables.columns import Columns
+from lmtool.tables.predict import task_of
 from lmtool.tables.reading import LabelledText
-from lmtool.tables.tasks import AnsweringModel, HeadTask, build_task
+from lmtool.tables.task import AnsweringModel
+from lmtool.tables.tasks import HeadTask
 from lmtool.text.chat import Message
+from lmtool.text.tokenizer import find_words
 
 
 @dataclass(frozen=True)
 class Prediction:
     """The answer of a fine-tuned model for one row.
 
-    label: the class; for several labels those with a probability above one half; a number; or the generated text.
-    probabilities: of each class or label; empty for numbers and texts.
+    label: the class; for several labels those with a probability above one half; a number; the tag of each word; or the
+    text that was generated, or found in a context. probabilities: of each class or label; empty for others.
     """
 
     label: str | tuple[str, ...] | float
@@ -69,25 +72,32 @@ class TrainedModel(Writer):
         return np.concatenate([one.vectors for one in found])
 
     def predict(self, rows: Sequence[str | tuple[str, ...]]) -> list[Prediction]:
-        """The label, number or text that a fine-tuned model predicts for each row: a text, or a tuple of several."""
+        """The label, number or text that a fine-tuned model predicts for each row: a text, or a tuple of several.
+
+        Of a tagger a row is a sentence, or a tuple of its words; of questions it is a question and its context.
+        """
         loaded = self.loaded
         spec = loaded.recipe.objective
-        if not isinstance(spec, Classification | Seq2Seq):
+        if not isinstance(spec, HeadSpec | Seq2Seq):
             raise UsageError(
                 "this model was not fine-tuned on a table", fix="fine-tune it first: lmtool finetune TABLE"
             )
         if not rows:
             return []
-        items = [
-            LabelledText((row,) if isinstance(row, str) else row, None, None, number)
-            for number, row in enumerate(rows, 1)
-        ]
+        texts = [(row,) if isinstance(row, str) else row for row in rows]
+        if isinstance(spec, Tagging):
+            texts = [
+                tuple(row[start:stop] for start, stop in find_words(row)) if isinstance(row, str) else row
+                for row in rows
+            ]
+        items = [LabelledText(own, None, None, number) for number, own in enumerate(texts, 1)]
         names = loaded.recipe.data.text_columns or tuple(f"text{i + 1}" for i in range(len(items[0].texts)))
-        task = build_task(loaded.recipe, loaded.framing, "", Columns(names), ())
+        task = task_of(loaded, "", Columns(names), ())
         model = AnsweringModel(loaded.model, loaded.objective, loaded.compute, World())
         encoded = task.encode(items)
         if not isinstance(task, HeadTask):
-            return [Prediction(str(text), {}) for (text,) in task.answer(model, encoded)]
+            answers = (cells[0] for cells in task.answer(model, encoded))
+            return [Prediction(tuple(found) if isinstance(found, list) else str(found), {}) for found in answers]
         scores_RC, _ = task.scores(model, encoded)
         return [_prediction(cast(Classification, spec), p_C) for p_C in task.probabilities(scores_RC)]
 

@@ -1,6 +1,7 @@
 """The types that text, models and objectives share: Batch, the input of a model, and Mask, the attention mask.
 
-Shapes: B rows, T positions of the tokens, Q query positions, S key or source positions, K noise words, C labels.
+Shapes: B rows, T positions of the tokens, Q query positions, S key or source positions, K noise words, C labels,
+W words of a row.
 """
 
 from collections.abc import Sequence
@@ -35,6 +36,9 @@ class Batch:
     negatives_BK: int64 noise ids of each row (negative sampling); None without them.
     labels_B: int64 class of each row; None without classes.
     values_BC: float32 targets of each row: 0 or 1 per label, or one number; None without them.
+    places_BW: int64 position of the first token of each word that is tagged, -1 at padding; None without tags.
+    tags_BW: int64 tag of each of these words, IGNORE at padding; None where they are unknown.
+    spans_B2: int64 positions of the first and the last token of the answer of each row; None without them.
     """
 
     tokens_BT: Tensor
@@ -49,6 +53,9 @@ class Batch:
     negatives_BK: Tensor | None = None
     labels_B: Tensor | None = None
     values_BC: Tensor | None = None
+    places_BW: Tensor | None = None
+    tags_BW: Tensor | None = None
+    spans_B2: Tensor | None = None
 
     @property
     def n_targets(self) -> int:

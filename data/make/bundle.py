@@ -7,6 +7,7 @@ limits.json holds, by the SHA-256 of each file's bytes, what the best possible m
     bits_per_document, bits_per_byte
 For the translation tables: the same of the sources, and the best accuracy and BLEU of the targets.
 For the labelled tables: the best accuracy to be expected, and what a majority and a bag of words reach.
+For tags and questions: their numbers, the best F1 or exact match, and what never answering reaches.
 """
 
 import hashlib
@@ -20,7 +21,9 @@ import stories
 import translation
 from entailment import ENTAILMENT
 from entailment_kinship import KINSHIP
+from questions import QUESTIONS
 from reviews import REVIEWS
+from tags import TAGS
 
 HERE = Path(__file__).resolve().parent.parent
 TRAIN, VALID = 4500, 195  # stories; those for validation are numbered after those for training
@@ -65,7 +68,7 @@ def files() -> Iterator[tuple[str, bytes, Limit]]:
     """(name, bytes, limit) of every bundled file."""
     yield from story_files()
     yield from translation_files()
-    for table in (REVIEWS, ENTAILMENT, KINSHIP):
+    for table in (REVIEWS, ENTAILMENT, KINSHIP, TAGS, QUESTIONS):
         yield from table.files()
 
 

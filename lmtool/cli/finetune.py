@@ -18,7 +18,11 @@ _data, _training, _evaluation, _output = (
 def finetune(
     table: Annotated[
         str | None,
-        typer.Argument(metavar="TABLE", help="A .csv, .tsv, .jsonl or .parquet file, or hf:NAME.", show_default=False),
+        typer.Argument(
+            metavar="TABLE",
+            help="A .csv, .tsv, .jsonl, .parquet, .conll or SQuAD .json file, or hf:NAME.",
+            show_default=False,
+        ),
     ] = None,
     source: Annotated[
         str | None,
@@ -62,8 +66,11 @@ def finetune(
         _data(metavar="NAME:FILE", help="Like --test, for one of the tasks. May be repeated.", show_default=False),
     ] = None,
     labels: Annotated[
-        Literal["auto", "class", "multi", "number"],
-        _data(help="One class per row, any number of labels (a;b), or a number; inferred from the table."),
+        Literal["auto", "class", "multi", "number", "tags", "answers"],
+        _data(
+            help="One class per row, any number of labels (a;b), a number, a tag for each word, or answers in a "
+            "context; inferred from the table."
+        ),
     ] = "auto",
     valid: Annotated[
         str | None,
@@ -76,7 +83,7 @@ def finetune(
         float | None, _training(metavar="N", help="Epochs, passes over the table.", show_default=False)
     ] = None,
     metric: Annotated[
-        Literal["loss", "accuracy", "macro-f1", "correlation"] | None,
+        Literal["loss", "accuracy", "macro-f1", "correlation", "f1", "exact"] | None,
         _evaluation(help="Metric to choose the best checkpoint by.", show_default=False),
     ] = None,
     patience: Annotated[
@@ -126,7 +133,7 @@ def finetune(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Fine-tune a model on a table with labels or target texts, and evaluate it.
+    """Fine-tune a model on a table with labels or target texts, tagged sentences, or questions, and evaluate it.
 
     Without a pretrained run, --from and --recipe, a linear model of words and word pairs is trained.
     Columns and the kind of labels are inferred and reported. Prints the results and the run directory at the end.
@@ -149,7 +156,8 @@ def finetune(
         ("data.encoding", encoding, "--encoding"),
         ("data.delimiter", delimiter, "--delimiter"),
         ("data.skip_bad_rows", skip_bad_rows or None, "--skip-bad-rows"),
-        ("objective.task", None if labels == "auto" else labels, "--labels"),
+        ("objective.kind", {"tags": "tagging", "answers": "question-answering"}.get(labels), "--labels"),
+        ("objective.task", labels if labels in ("class", "multi", "number") else None, "--labels"),
         ("training.epochs", epochs, "--epochs"),
         ("evaluation.metric", metric, "--metric"),
         ("evaluation.patience", patience, "--patience"),

@@ -14,14 +14,15 @@ def predict(
         str | None,
         typer.Argument(
             metavar="TABLE",
-            help="A .csv, .tsv, .jsonl or .parquet file, or hf:NAME; - is standard input, a table or a text per line.",
+            help="A .csv, .tsv, .jsonl, .parquet, .conll or SQuAD .json file, or hf:NAME; - is standard input, a table "
+            "or a text per line.",
             show_default=False,
         ),
     ] = None,
     given: TypedText = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="The .csv file to write; stdout by default."),
+        typer.Option("--output", "-o", metavar="FILE", help="The .csv (or .conll) file to write; stdout by default."),
     ] = None,
     task: TaskName = "",
     num_beams: NumBeams = None,

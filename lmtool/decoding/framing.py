@@ -13,7 +13,18 @@ from numpy.typing import NDArray
 
 from lmtool.decoding.reader import Prompt
 from lmtool.errors import UsageError
-from lmtool.recipe.spec import Averaging, Classification, Masked, Prefix, Reads, Recipe, ReplacedTokens, Seq2Seq
+from lmtool.recipe.spec import (
+    Averaging,
+    Classification,
+    Masked,
+    Prefix,
+    QuestionAnswering,
+    Reads,
+    Recipe,
+    ReplacedTokens,
+    Seq2Seq,
+    Tagging,
+)
 from lmtool.text.chat import ChatFormat, Message, own_template
 from lmtool.text.tokenizer import Tokenizer
 
@@ -104,9 +115,9 @@ class Framing:
         match recipe.objective, model.reads:
             case ((Masked() | ReplacedTokens()), _):
                 before, after = (t.cls_id,), (t.sep_id,)
-            case Classification(), "both":
+            case ((Classification() | Tagging() | QuestionAnswering()), "both"):
                 before, after = (t.cls_id,), (t.sep_id,)
-            case Classification(), "past":
+            case ((Classification() | Tagging() | QuestionAnswering()), "past"):
                 before, after, documents = (t.bos_id,), (t.cls_id,), True
             case Classification(), "words" if isinstance(model, Averaging) and model.tf_idf:
                 before = after = (t.sep_id,)

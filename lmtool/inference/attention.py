@@ -19,7 +19,7 @@ from lmtool.decoding.settings import Greedy
 from lmtool.decoding.text import complete, write
 from lmtool.errors import UsageError
 from lmtool.inference.load import Loaded
-from lmtool.model.classifier import Classifier, Pool
+from lmtool.model.classifier import Classifier, HeadedModel, Pool
 from lmtool.model.language_model import LanguageModel
 from lmtool.model.layers.attention import CrossAttention
 from lmtool.model.layers.memory_attention import MemoryAttention
@@ -203,7 +203,7 @@ def _input(loaded: Loaded, texts: Sequence[str], source: str | None, target: str
         return _pair(loaded, framing.prompt(source), target)
     if framing.answers:
         raise UsageError("this model answers a source", where=where, fix="give it with --source TEXT")
-    if isinstance(loaded.model, Classifier) or loaded.model.reads == "both":
+    if isinstance(loaded.model, HeadedModel) or loaded.model.reads == "both":
         return row_input(loaded, texts)
     if len(texts) != 1:
         raise _miscounted(loaded, "1 text", texts)
@@ -220,7 +220,7 @@ def row_input(loaded: Loaded, texts: Sequence[str]) -> Input:
     Raises UsageError for another number of texts than the model was trained on, and for texts that are too long.
     """
     columns, framing = loaded.recipe.data.text_columns, loaded.framing
-    n_asked = len(columns) if columns and isinstance(loaded.model, Classifier) else 0
+    n_asked = len(columns) if columns and isinstance(loaded.model, HeadedModel) else 0
     if not texts or (n_asked and len(texts) != n_asked):
         raise _miscounted(loaded, f"{n_asked} texts, {', '.join(columns)}"[:120] if n_asked > 1 else "1 text", texts)
     ids = [np.array(loaded.tokenizer.encode(text), dtype=np.int64) for text in texts]

@@ -16,15 +16,27 @@ from lmtool.decoding.framing import Framing
 from lmtool.errors import CheckpointError, NumericalError
 from lmtool.inference.base import Base, base_of, open_base, read_run
 from lmtool.model import LanguageModel, lora
-from lmtool.model.classifier import Classifier
+from lmtool.model.classifier import Classifier, HeadedModel
 from lmtool.model.features import find_features
 from lmtool.model.language_model import UnpredictiveModel
 from lmtool.model.packed import pack
 from lmtool.model.parameters import depths
 from lmtool.model.replaced import ReplacedTokenDetector
+from lmtool.model.token_heads import SpanReader, Tagger
 from lmtool.model.transformer import TransformerEncoder
 from lmtool.objective import Objective, build_objective
-from lmtool.recipe.spec import Averaging, Classification, DeviceName, Recipe, Recurrent, ReplacedTokens, Transformer
+from lmtool.recipe.spec import (
+    Averaging,
+    Classification,
+    DeviceName,
+    HeadSpec,
+    QuestionAnswering,
+    Recipe,
+    Recurrent,
+    ReplacedTokens,
+    Tagging,
+    Transformer,
+)
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import FEATURES, Run
 from lmtool.run.find import find
@@ -92,11 +104,17 @@ def build_model(
     reading = find_features(built)
     if reading is not None and features is not None:
         reading.attach(features)
-    if isinstance(recipe.objective, Classification):
-        built = Classifier(built, recipe.objective, recipe.model)
-    if isinstance(recipe.objective, ReplacedTokens) and isinstance(recipe.model, Transformer):
-        assert isinstance(built, TransformerEncoder)
-        built = ReplacedTokenDetector(built, recipe.objective, recipe.model)
+    match recipe.objective:
+        case Classification() as spec:
+            built = Classifier(built, spec, recipe.model)
+        case Tagging() as spec:
+            built = Tagger(built, spec, recipe.model)
+        case QuestionAnswering() as spec:
+            built = SpanReader(built, spec, recipe.model)
+        case ReplacedTokens() as spec:
+            assert isinstance(built, TransformerEncoder)
+            assert isinstance(recipe.model, Transformer)
+            built = ReplacedTokenDetector(built, spec, recipe.model)
     return built.to(compute.device)
 
 
@@ -216,7 +234,7 @@ def _copy(lm: LanguageModel, tensors: dict[str, Tensor], checkpoint: Checkpoint)
 
 def _tune(lm: LanguageModel, recipe: Recipe) -> None:
     """Freeze, in place, the weights of a model that the recipe does not train; add adapters if the recipe has any."""
-    body = lm.body if isinstance(lm, Classifier) else lm
+    body = lm.body if isinstance(lm, HeadedModel) else lm
     if isinstance(recipe.model, Transformer | Recurrent | Averaging) and recipe.model.freeze_embeddings:
         cast(nn.Parameter, body.token_vectors()).requires_grad_(False)
     if recipe.tuning.lora is not None:
@@ -236,7 +254,7 @@ def _load_body(lm: LanguageModel, base: Base, same_labels: bool) -> str | None:
     """
     tensors, checkpoint = weights_of(base), base.checkpoint
     body, head = tensors, {}
-    if isinstance(base.recipe.objective, Classification | ReplacedTokens):
+    if isinstance(base.recipe.objective, HeadSpec | ReplacedTokens):
         # from the recipe, since a body that only counts words has no weights
         body = {name.removeprefix("body."): t for name, t in tensors.items() if name.startswith("body.")}
         head = {name: t for name, t in tensors.items() if not name.startswith("body.")}
@@ -246,14 +264,15 @@ def _load_body(lm: LanguageModel, base: Base, same_labels: bool) -> str | None:
             return None
         _copy(lm.body, body, checkpoint)
         return "the generator and the detector are new"
-    if not isinstance(lm, Classifier):
+    if not isinstance(lm, HeadedModel):
         _copy(lm, body, checkpoint)
         return None
     _copy(lm.body, body, checkpoint)
-    if isinstance(lm.body, TransformerEncoder) and lm.body.pooler is not None and lm.activation == "tanh":
+    pooler = lm.body.pooler if isinstance(lm.body, TransformerEncoder) else None
+    if pooler is not None and isinstance(lm, Classifier) and lm.activation == "tanh":
         # the pooler of next-sentence prediction goes on as the dense layer of the head (Devlin et al. 2019)
         assert lm.dense is not None
-        lm.dense.load_state_dict(lm.body.pooler.state_dict())
+        lm.dense.load_state_dict(pooler.state_dict())
     own = {name: t for name, t in lm.state_dict().items() if not name.startswith("body.")}
     if not isinstance(base.recipe.objective, Classification):
         return None

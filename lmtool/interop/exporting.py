@@ -30,7 +30,7 @@ from lmtool.interop.families.layouts import Weight
 from lmtool.interop.gguf.files import Quantization, write_gguf
 from lmtool.interop.reference import MODULES
 from lmtool.interop.sources import POOLING
-from lmtool.recipe.spec import Classification, Embedding, Recipe, Transformer
+from lmtool.recipe.spec import Classification, Embedding, QuestionAnswering, Recipe, Tagging, Transformer
 from lmtool.run import tensors
 from lmtool.text.chat import PLAIN, own_template
 from lmtool.text.disk import refusing_disk
@@ -130,6 +130,12 @@ def express(reference: str) -> Exportable:
 def expressed(base: Base, preferred: str | None) -> Exportable:
     """The same of an open checkpoint. preferred: the `model_type` to try first, such as that of an imported model."""
     recipe = base.recipe.model_copy(update={"tuning": base.recipe.tuning.model_copy(update={"lora": None})})
+    if isinstance(recipe.objective, Tagging | QuestionAnswering):
+        raise UsageError(
+            f"a head for {recipe.objective.kind} is not exported",
+            where=str(base.run.path),
+            fix="export the run that it was fine-tuned from",
+        )
     if isinstance(recipe.model, Transformer):
         rows = base.tokenizer.embedding_rows(recipe.model.vocab_size)
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab_size": rows})})

@@ -75,8 +75,50 @@ class Answer(NamedTuple):
     auxiliary_B: Tensor | None = None
 
 
-class Classifier(Wrapper):
-    """A language model with a head: y = W dropout(pool(h_1..h_T)) + b. Still usable as the language model.
+class HeadedModel(Wrapper):
+    """Base of language models with a head on their hidden states. Still usable as the language model.
+
+    mix: a learned scalar mix of all layers, where the head reads that instead of the last layer.
+    """
+
+    def __init__(self, body: LanguageModel) -> None:
+        super().__init__(body)
+        self.mix: ScalarMix | None = None
+
+    def states(self, batch: Batch) -> Output:
+        """The hidden states below the head (B, T, D): of the last layer, of both halves if bidirectional; or mixed."""
+        if self.mix is None and not isinstance(self.body, BidirectionalModel):
+            return self.forward(batch)
+        layers, auxiliary_B = self.body.layers_and_auxiliary(batch)
+        return Output(layers[-1] if self.mix is None else self.mix(layers), auxiliary_B)
+
+    def _new_mix(self) -> ScalarMix:
+        with torch.no_grad():
+            n_layers = len(self.body.layers(_probe(self.body)))
+        return ScalarMix(n_layers)
+
+    def _freeze_beside_states(self) -> None:
+        """Freeze the body's parameters that do not affect the hidden states: those of its own head."""
+        parameters = list(self.body.parameters())
+        was_training = self.training
+        self.eval()
+        with torch.enable_grad():
+            grads = torch.autograd.grad(self.states(_probe(self.body)).hidden_BTD.sum(), parameters, allow_unused=True)
+        self.train(was_training)
+        for parameter, grad in zip(parameters, grads, strict=True):
+            if grad is None:
+                parameter.requires_grad_(False)
+
+
+def states_width(body: LanguageModel, layers: Literal["last", "mix"], model: Model) -> int:
+    """Width of the hidden states that a head reads, or of the vector that an averaging model gives."""
+    if isinstance(body, AveragingModel) or (isinstance(body, RecurrentDecoder) and layers == "last"):
+        return body.width
+    return model.d_model * (2 if isinstance(body, BidirectionalModel) else 1)
+
+
+class Classifier(HeadedModel):
+    """A language model with a head: y = W dropout(pool(h_1..h_T)) + b.
 
     h are the hidden states of the body's last layer (of both halves if bidirectional), or a scalar mix of all layers.
     With a dense layer, y = W dropout(norm(f(V dropout(pool(h)) + c))) + b. An averaging body does its own pooling.
@@ -85,16 +127,12 @@ class Classifier(Wrapper):
     def __init__(self, body: LanguageModel, spec: Classification, model: Model) -> None:
         super().__init__(body)
         self.dropout = spec.dropout
-        width = model.d_model * (2 if isinstance(body, BidirectionalModel) else 1)
-        self.pool = self.mix = None
-        if isinstance(body, AveragingModel) or (isinstance(body, RecurrentDecoder) and spec.layers == "last"):
-            width = body.width
+        width = states_width(body, spec.layers, model)
+        self.pool = None
         if not isinstance(body, AveragingModel):
             self.pool = Pool(pooling(spec, model), width)
             if spec.layers == "mix":
-                with torch.no_grad():
-                    n_layers = len(body.layers(_probe(body)))
-                self.mix = ScalarMix(n_layers)
+                self.mix = self._new_mix()
         self.activation = None if spec.dense == "none" else spec.dense
         self.dense = self.dense_norm = None
         if self.activation is not None:
@@ -117,8 +155,7 @@ class Classifier(Wrapper):
                 # features that no training text has must have no weight
                 nn.init.zeros_(self.head.weight)
         if self.pool is not None and not spec.lm_weight:
-            for parameter in self._beside_states():
-                parameter.requires_grad_(False)
+            self._freeze_beside_states()
 
     def count_features(self, batches: Iterable[Batch]) -> None:
         """Initialise weights that are counted: of features, and of a naive Bayes head. Others do not read the batches.
@@ -138,29 +175,13 @@ class Classifier(Wrapper):
         if isinstance(self.body, AveragingModel):
             return Answer(self.body.scores(batch, self.head, self.dropout).float())
         assert self.pool is not None
-        hidden_BTD, auxiliary_B = self._states(batch)
+        hidden_BTD, auxiliary_B = self.states(batch)
         pooled_BD = drop(self.pool(hidden_BTD, batch.keep_BT), self.dropout, self.training)
         if self.dense is not None and self.activation is not None:
             pooled_BD = activate(self.dense(pooled_BD), self.activation)
             pooled_BD = pooled_BD if self.dense_norm is None else self.dense_norm(pooled_BD)
             pooled_BD = drop(pooled_BD, self.dropout, self.training)
         return Answer(self.head(pooled_BD).float(), hidden_BTD, auxiliary_B)
-
-    def _states(self, batch: Batch) -> Output:
-        if self.mix is None and not isinstance(self.body, BidirectionalModel):
-            return self.forward(batch)
-        layers, auxiliary_B = self.body.layers_and_auxiliary(batch)
-        return Output(layers[-1] if self.mix is None else self.mix(layers), auxiliary_B)
-
-    def _beside_states(self) -> list[nn.Parameter]:
-        """The body's parameters that do not affect the hidden states: those of its own head, not trained here."""
-        parameters = list(self.body.parameters())
-        was_training = self.training
-        self.eval()
-        with torch.enable_grad():
-            grads = torch.autograd.grad(self._states(_probe(self.body)).hidden_BTD.sum(), parameters, allow_unused=True)
-        self.train(was_training)
-        return [parameter for parameter, grad in zip(parameters, grads, strict=True) if grad is None]
 
 
 def _probe(body: LanguageModel) -> Batch:

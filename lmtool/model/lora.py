@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmtool.errors import UsageError
-from lmtool.model.classifier import Classifier
+from lmtool.model.classifier import HeadedModel
 from lmtool.model.layers.attention import JoinedLinear, mixers_of, widths_of
 from lmtool.model.layers.dropout import drop
 from lmtool.recipe.spec import Lora
@@ -115,6 +115,6 @@ def kept(model: nn.Module) -> dict[str, Tensor]:
     names = set(adapters(model))
     if not names:
         return state
-    if isinstance(model, Classifier):
+    if isinstance(model, HeadedModel):
         names |= {name for name in state if not name.startswith("body.")}
     return {name: tensor for name, tensor in state.items() if name in names}

@@ -13,6 +13,7 @@ from lmtool.objective.masked import MaskedObjective
 from lmtool.objective.replaced import ReplacedTokensObjective
 from lmtool.objective.skipgram import CbowObjective, SkipGramObjective
 from lmtool.objective.sources import PrefixObjective, Seq2SeqObjective, SpanCorruptionObjective
+from lmtool.objective.token_heads import AnswerSpanObjective, TaggingObjective
 from lmtool.recipe.spec import (
     Bidirectional,
     Causal,
@@ -22,17 +23,20 @@ from lmtool.recipe.spec import (
     Masked,
     Ppmi,
     Prefix,
+    QuestionAnswering,
     Recipe,
     ReplacedTokens,
     Seq2Seq,
     SkipGramWindow,
     SpanCorruption,
+    Tagging,
     WeightedCounts,
     WindowCounts,
 )
 from lmtool.text.tokenizer import Tokenizer
 
 __all__ = [
+    "AnswerSpanObjective",
     "CausalObjective",
     "ClassificationObjective",
     "Cut",
@@ -42,6 +46,7 @@ __all__ = [
     "Objective",
     "Seq2SeqObjective",
     "SkipGramObjective",
+    "TaggingObjective",
     "Vocabulary",
     "build",
     "build_objective",
@@ -86,6 +91,10 @@ def build(recipe: Recipe, vocabulary: Vocabulary) -> Objective:
             return SkipGramObjective(spec, vocabulary)
         case Classification() as spec:
             return ClassificationObjective(spec, vocabulary)
+        case Tagging():
+            return TaggingObjective(vocabulary)
+        case QuestionAnswering():
+            return AnswerSpanObjective(vocabulary)
         case Masked() as spec:
             return MaskedObjective(spec, vocabulary)
         case ReplacedTokens() as spec:

@@ -36,7 +36,9 @@ class Example:
 
     tokens: int64 ids. rng: source of all randomness of this example in this epoch; seeded by the recipe's seed and the
         sample number, so that it does not depend on how a batch is split.
-    label: for table rows, the class index, a 0 or 1 per label, or a number; float64.
+    label: for table rows, the class index, a 0 or 1 per label, a number, the tag of each word, or the positions of the
+        first and the last token of an answer; float64.
+    places: the position of the first token of each word that is tagged.
     segments: segment id of each token, for rows of several texts.
     other: for unit "pair", the second part; `follows`: whether it follows the first in its document.
     learned: for unit "pair", which of `tokens` have a loss too, such as earlier answers; None for none.
@@ -49,6 +51,7 @@ class Example:
     label: NDArray[np.float64] | None = None
     segments: NDArray[np.int64] | None = None
     learned: NDArray[np.bool_] | None = None
+    places: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True)

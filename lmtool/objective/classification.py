@@ -22,23 +22,27 @@ from lmtool.objective.cross_entropy import chunked_cross_entropy, smoothed_cross
 from lmtool.recipe.spec import Classification
 
 
-@dataclass(frozen=True)
-class ClassificationObjective(Objective):
-    """Mean over rows of the head's loss, plus lm_weight times the language model's mean loss over tokens.
-
-    class: softmax cross-entropy. multi: sigmoid cross-entropy, mean over the labels. number: squared error.
-    """
+class RowObjective(Objective):
+    """Base of the objectives of heads, whose rows are those of a table."""
 
     unit: ClassVar[Literal["token", "pair", "row"]] = "row"
-
-    spec: Classification
-    vocabulary: Vocabulary
 
     def cut(self, context: int) -> Cut:
         raise TypeError("rows of a table are not cut from a text")
 
     def collate_spans(self, spans: Sequence[tuple[NDArray[np.int64], int]]) -> Batch:
         raise TypeError("rows of a table are not scored as a text")
+
+
+@dataclass(frozen=True)
+class ClassificationObjective(RowObjective):
+    """Mean over rows of the head's loss, plus lm_weight times the language model's mean loss over tokens.
+
+    class: softmax cross-entropy. multi: sigmoid cross-entropy, mean over the labels. number: squared error.
+    """
+
+    spec: Classification
+    vocabulary: Vocabulary
 
     def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
         """Right-padded rows. Examples without a label give a batch without labels."""

@@ -1,6 +1,7 @@
 """Recipes for fine-tuning on tables, and for continued training on another text."""
 
 import math
+from typing import Literal
 
 from lmtool.errors import UsageError
 from lmtool.recipe.spec import (
@@ -12,11 +13,14 @@ from lmtool.recipe.spec import (
     Data,
     Embedding,
     Evaluation,
+    HeadSpec,
     Linear,
     Model,
+    QuestionAnswering,
     Recipe,
     Recurrent,
     Seq2Seq,
+    Tagging,
     Training,
     Transformer,
     Tuning,
@@ -66,13 +70,20 @@ def passes(n_rows: int, published: bool) -> int:
     return min(MOST_PASSES, max(usual, math.ceil(least_steps * BATCH_ROWS / max(1, n_rows))))
 
 
-def recipe_for_tables(base: Recipe, name: str, n_rows: int, writes: bool, published: bool) -> Recipe:
+HeadKind = Literal["classification", "tagging", "question-answering"]
+"""Kinds of objectives that put a head on a model."""
+
+
+def recipe_for_tables(
+    base: Recipe, name: str, n_rows: int, writes: bool, published: bool, head: HeadKind = "classification"
+) -> Recipe:
     """The recipe that fine-tunes a run on tables: its model and tokenizer, and usual settings for the rest.
 
     `with_choices` sets those that depend on others.
 
     base: the run's own recipe. name: the run's. n_rows: of the tables. writes: the targets are text, not labels; always
-        so for a model with a source. published: the weights are those of a published model, maybe fine-tuned.
+        so for a model with a source. published: the weights are those of a published model, maybe fine-tuned. head:
+        what labels train.
         ELMo is frozen, and a task learns its scalar mix of layers (Peters et al. 2018). An averaging model is trained
         as it was before. Raises UsageError for a model that cannot generate targets.
     """
@@ -82,7 +93,7 @@ def recipe_for_tables(base: Recipe, name: str, n_rows: int, writes: bool, publis
         description=f"fine-tuned from {name}",
         seed=base.seed,
         model=model,
-        objective=_objective(base, writes),
+        objective=_objective(base, writes, head),
         tokenizer=base.tokenizer,
         data=Data(),
         training=Training(
@@ -152,9 +163,20 @@ def recipe_for_text(base: Recipe, other: Recipe) -> Recipe:
     return other.model_copy(update={"model": base.model, "tokenizer": tokenizer, "data": data})
 
 
-def _objective(base: Recipe, writes: bool) -> Classification | Seq2Seq:
+def _objective(base: Recipe, writes: bool, head: HeadKind) -> HeadSpec | Seq2Seq:
     model = base.model
     learns = objectives_of(model)
+    layers: Literal["last", "mix"] = "mix" if _gives_features(model) else "last"
+    if head != "classification" and not writes:
+        if head not in learns:
+            raise UsageError(
+                f"a {model.title} has no state for each word that a head for {head} could read",
+                where="--from",
+                fix="name an encoder, a decoder or a bidirectional recurrent model",
+            )
+        if head == "tagging":
+            return Tagging(kind="tagging", layers=layers)
+        return QuestionAnswering(kind="question-answering", layers=layers)
     if "seq2seq" in learns and (writes or "classification" not in learns):
         return Seq2Seq(kind="seq2seq", label_smoothing=0.0 if model.reads == "past" else 0.1)
     if writes or "classification" not in learns:
@@ -170,7 +192,7 @@ def _objective(base: Recipe, writes: bool) -> Classification | Seq2Seq:
     no_vector = isinstance(model, Averaging) and model.one_hot
     return Classification(
         kind="classification",
-        layers="mix" if _gives_features(model) else "last",
+        layers=layers,
         # as in the papers, and so in the published families
         dense="tanh" if isinstance(model, Transformer) and model.shape == "encoder" else "none",
         bias=not (isinstance(model, Transformer) and model.shape == "decoder"),

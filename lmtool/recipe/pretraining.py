@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lmtool.recipe.load import Resolved, Setting, load
-from lmtool.recipe.spec import Causal, Classification, Recipe, Seq2Seq
+from lmtool.recipe.spec import Causal, HeadSpec, Recipe, Seq2Seq
 
 NAME = "default"
 """Name of the default recipe, in the names of runs."""
@@ -123,7 +123,7 @@ class DefaultRecipe:
         """The recipe for a text, and a line for each setting that follows from it, without those that a person made."""
         model, objective = self.draft.model, self.draft.objective
         given = _keys(self.overrides, self.flags)
-        if model.counts or isinstance(objective, Classification | Seq2Seq):
+        if model.counts or isinstance(objective, HeadSpec | Seq2Seq):
             given += LENGTHS
         if shape.is_closed:
             reason = f"{100 * shape.new_words:.2g} % of the words in its last tenth are new"

@@ -971,6 +971,39 @@ class Classification(Spec):
     classes have equal total weight; null for equal weights."""
 
 
+class TokenHead(Spec):
+    """Base of the heads that score each token."""
+
+    layers: Literal["last", "mix"] = "last"
+    """The hidden states to score: of the last layer, or a learned scalar mix of embeddings and all layers (ELMo)."""
+    dropout: Fraction = 0.1
+    """Dropout of these states."""
+
+
+class Tagging(TokenHead):
+    """Predict a tag for each word of a sentence, from the state of its first token."""
+
+    kind: Literal["tagging"]
+    labels: Strings = ()
+    """The tags, in the order of the scores; inferred from the training table when empty."""
+    crf: bool = False
+    """A linear-chain conditional random field over the tags of a sentence (Lafferty et al. 2001; Lample et al. 2016),
+    instead of a softmax for each word."""
+
+
+class QuestionAnswering(TokenHead):
+    """Predict the first and the last token of the answer to a question in a context (Devlin et al. 2019)."""
+
+    kind: Literal["question-answering"]
+    stride: PositiveInt | None = None
+    """Tokens from one window of a long context to the next; half of a window by default."""
+    max_answer: PositiveInt = 30
+    """Maximum tokens of an answer."""
+    null_threshold: float | None = None
+    """A question has no answer if the score of the null span exceeds that of the best span by more than this; chosen on
+    the validation rows by default."""
+
+
 class Embedding(Spec):
     """Vectors of whole texts, as published models have learnt them (Reimers and Gurevych 2019); not trained here, but
     fine-tuned further on tables."""
@@ -995,9 +1028,14 @@ AnyObjective = Annotated[
     | WeightedCounts
     | WindowCounts
     | Classification
+    | Tagging
+    | QuestionAnswering
     | Embedding,
     Field(discriminator="kind"),
 ]
+
+HeadSpec = Classification | Tagging | QuestionAnswering
+"""Objectives that put a head on a model, which the rows of a table train."""
 
 
 # Text
@@ -1081,11 +1119,13 @@ class Data(Spec):
     messages_column: str | None = None
     """Column that holds conversations, for objective seq2seq of decoders; found by its name by default."""
     text_columns: Strings = ()
-    """Columns that hold the texts of a row, for objective classification; found by their names when empty."""
+    """Columns that hold the texts of a row, for objective classification; found by their names when empty. For tagging
+    the column of the words, for question-answering those of question and context."""
     label_column: str | None = None
-    """Column that holds the label, for objective classification; found by its name by default."""
+    """Column that holds the label, for objective classification; found by its name by default. For tagging the column
+    of the tags, for question-answering that of the answers."""
     test: str | None = None
-    """Test table, evaluated once after training; for objectives classification and seq2seq."""
+    """Test table, evaluated once after training."""
     tasks: Strings = ()
     """Tables for multi-task text-to-text training, each `name:file`, or `name:file:weight` to repeat each of its rows
     `weight` times per epoch; in place of one table in `train`; for objective seq2seq."""
@@ -1338,9 +1378,10 @@ class Evaluation(Spec):
     """Epochs over a table between validations, which then determine `every`; at most 20 validations in all."""
     tokens: PositiveInt | None = 100_000
     """Validation tokens scored each time, the same ones every time; null for all."""
-    metric: Literal["auto", "loss", "accuracy", "macro-f1", "correlation"] = "loss"
-    """Metric that selects the best checkpoint, the loss among equal ones; all but loss are for objective
-    classification. Auto, for tables, is accuracy where each row has one class, and else loss."""
+    metric: Literal["auto", "loss", "accuracy", "macro-f1", "correlation", "f1", "exact"] = "loss"
+    """Metric that selects the best checkpoint, the loss among equal ones; all but loss are for heads. f1 is of entities
+    for tagging, and of words for question-answering, as exact is of whole answers. Auto, for tables, is accuracy where
+    each row has one class or words have plain tags, f1 for entities and answers, and else loss."""
     baseline: bool = False
     """At the end, compare with a 5-gram model of the same text, in bits per byte; for causal language models."""
     gradient_norms: bool = False
@@ -1469,7 +1510,7 @@ class Recipe(Spec):
                 f"{self.objective.kind} does not train"
             )
         settles = self.evaluation.metric == "auto" and isinstance(self.objective, Seq2Seq)
-        if self.evaluation.metric != "loss" and not settles and not isinstance(self.objective, Classification):
+        if self.evaluation.metric != "loss" and not settles and not isinstance(self.objective, HeadSpec):
             mistakes.append(
                 f"evaluation.metric {self.evaluation.metric} is for objective classification, not for objective "
                 f"{self.objective.kind}; take loss"
@@ -1527,7 +1568,7 @@ def _length_mistakes(model: Model, objective: AnyObjective, training: Training) 
     if model.counts:
         given = [key for key in ("epochs", "tokens", "minutes") if getattr(training, key) is not None]
         return [f"training.{key} is for gradients; a model of kind {model.kind} reads a text once" for key in given]
-    if isinstance(objective, Classification | Seq2Seq):
+    if isinstance(objective, HeadSpec | Seq2Seq):
         given = [key for key in ("tokens", "minutes") if getattr(training, key) is not None]
         return [f"training.{key} is for text; on tables take training.epochs" for key in given]
     return []
@@ -1560,7 +1601,7 @@ def _predicts_tokens(objective: AnyObjective) -> bool:
     """Whether the model's own logits are used."""
     if isinstance(objective, Classification):
         return objective.lm_weight > 0
-    return not isinstance(objective, Embedding | ReplacedTokens)
+    return not isinstance(objective, Tagging | QuestionAnswering | Embedding | ReplacedTokens)
 
 
 def _feature_mistakes(model: Model, objective: AnyObjective) -> list[str]:
@@ -1581,7 +1622,7 @@ def _tuning_mistakes(model: Model, objective: AnyObjective, tuning: Tuning) -> l
         mistakes.append(f"tuning.lora adapts the matrices of a Transformer, which {model.kind} models do not have")
     elif tuning.lora is not None and isinstance(objective, ReplacedTokens):
         mistakes.append("tuning.lora would leave the generator and the detector of objective replaced-tokens untrained")
-    if tuning.freeze == "body" and not isinstance(objective, Classification):
+    if tuning.freeze == "body" and not isinstance(objective, HeadSpec):
         mistakes.append(f"tuning.freeze body leaves nothing to train: objective {objective.kind} puts no head on it")
     if tuning.freeze == "body" and isinstance(objective, Classification) and objective.lm_weight:
         mistakes.append(f"objective.lm_weight {objective.lm_weight} has no effect under tuning.freeze body")
@@ -1594,17 +1635,17 @@ def objectives_of(model: Model) -> tuple[str, ...]:
         case Transformer(shape="decoder", causal_mask=False):
             return ("causal", "classification")
         case Transformer(shape="decoder") | Recurrent(shape="decoder"):
-            return ("causal", "classification", "seq2seq")
+            return ("causal", "classification", "tagging", "question-answering", "seq2seq")
         case NGram():
             return ("causal",)
         case Transformer(shape="encoder"):
-            return ("masked", "replaced-tokens", "classification", "embedding")
+            return ("masked", "replaced-tokens", "classification", "tagging", "question-answering", "embedding")
         case Transformer(shape="prefix"):
             return ("prefix", "seq2seq", "span-corruption")
         case Transformer() | Recurrent(shape="encoder-decoder"):
             return ("seq2seq", "span-corruption", "prefix")
         case Recurrent():
-            return ("bidirectional", "classification")
+            return ("bidirectional", "classification", "tagging", "question-answering")
         case SkipGram():
             return ("skip-gram", "cbow")
         case Glove():

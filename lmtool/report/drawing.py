@@ -19,7 +19,7 @@ from lmtool.printable import plain
 from lmtool.recipe.spec import (
     AlibiPosition,
     CharTokenizer,
-    Classification,
+    HeadSpec,
     LearnedPosition,
     NoPosition,
     Recipe,
@@ -105,7 +105,7 @@ def draw(recipe: Recipe, name: str) -> Drawing:
         notes.append(f"the text decides on the vocabulary; {CHARACTERS} are assumed, -s model.vocab_size=N changes it")
     if size_of(spec, vocab_size) == BEYOND:
         raise RecipeError([f"{name}: the model has a tensor of more bytes than can be counted"])
-    if isinstance(recipe.objective, Classification):
+    if isinstance(recipe.objective, HeadSpec):
         notes.append("the table decides on the labels, so the head for them is not in the tree")
     if spec.counts:
         notes.append("a table of counts: the text decides on its size, and there are no weights")

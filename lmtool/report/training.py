@@ -214,7 +214,7 @@ def _beside(histories: Sequence[History]) -> Markup:
 
 def _results(results: Mapping[str, Any]) -> Markup:
     """The scores of the best checkpoint."""
-    hidden = ("labels", "classes", "confusion", "calibration", "mistakes", "sentences", "floor", "task")
+    hidden = ("labels", "classes", "entities", "confusion", "calibration", "mistakes", "sentences", "floor", "task")
     shown = [
         (name.replace("_", " "), _cell(value))
         for name, value in results.items()
@@ -223,20 +223,28 @@ def _results(results: Mapping[str, Any]) -> Markup:
     if floor := results.get("floor"):
         shown += [(f"floor, {name}", _cell(floor[name])) for name in ("metric", "constant", "linear", "features")]
     parts = [facts(shown)]
-    if classes := results.get("classes"):
-        scores = ("precision", "recall", "f1", "support")
-        rows = [[name, *(found[score] for score in scores)] for name, found in classes.items()]
-        parts.append(table(["class", *scores], rows, caption="Classes", headed=True))
+    classes = results.get("classes")
+    for each, scored in (("class", classes), ("entity", results.get("entities"))):
+        if scored:
+            scores = ("precision", "recall", "f1", "support")
+            rows = [[name, *(found[score] for score in scores)] for name, found in scored.items()]
+            caption = "Classes" if each == "class" else "Entities by type"
+            parts.append(table([each, *scores], rows, caption=caption, headed=True))
     if confusion := results.get("confusion"):
         parts.append(_confusion(confusion, list(classes or results["labels"])))
     if calibration := results.get("calibration"):
         parts.append(_calibration(calibration, "rows" if confusion else "pairs of a row and a label"))
-    if mistakes := results.get("mistakes"):
+    mistakes = results.get("mistakes")
+    if mistakes and "probability" not in mistakes[0]:
+        caption = "Rows with the most mistakes: what is missed, and what is wrongly found"
+        parts.append(_listed(mistakes, ["row", "label", "predicted", "text"], caption))
+    elif mistakes:
         caption = "Most confident mistakes; words: those without which it would be least certain, by leave-one-out"
         parts.append(_listed(mistakes, ["row", "label", "predicted", "probability", "words", "text"], caption))
     if sentences := results.get("sentences"):
-        caption = "Generated texts, the worst first, then the best, by chrF"
-        parts.append(_listed(sentences, ["row", "source", "target", "predicted", "chrf"], caption))
+        texts, score = ("Generated texts", "chrf") if "chrf" in sentences[0] else ("Answers", "f1")
+        caption = f"{texts}, the worst first, then the best, by {'chrF' if score == 'chrf' else 'F1'}"
+        parts.append(_listed(sentences, ["row", "source", "target", "predicted", score], caption))
     return Markup("").join(parts)
 
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from lmtool.errors import DataError, UsageError
+from lmtool.text.annotated import Conll, Squad
 from lmtool.text.files import place, shown
 from lmtool.text.rowfile import Delimited, bare_name, missing_column
-from lmtool.text.table import Table
+from lmtool.text.table import Skipped, Table
 
 # Names are compared as `bare_name` gives them. Earlier ones win.
 TEXT_PAIRS = (
@@ -48,6 +50,11 @@ TRANSLATIONS = (
     ("question", "response"),
     ("question", "answer"),
 )
+WORDS = ("tokens", "words")
+TAGS_OF_WORDS = ("tags", "nertags", "ner", "labels", "postags", "pos", "upos", "chunktags")
+"""Sentences and their tags, where cells can be lists."""
+QUESTION, CONTEXT, ANSWERS = "question", "context", "answers"
+"""Questions whose answers are in a context, where cells can be lists."""
 INSTRUCTION, INPUTS, OUTPUTS = "instruction", ("input", "context"), ("output", "response", "completion", "answer")
 """A table with an instruction and an output is one of pairs; the input, if there is one, belongs to the source."""
 MESSAGES = ("messages", "conversations", "conversation")
@@ -66,11 +73,16 @@ LANGUAGES = frozenset(
 Two columns with such names are a translation, from the first to the second."""
 
 
+RowKind = Literal["texts", "words", "questions"]
+"""What a row is: texts with a label or a target, words with tags, or a question and a context with answers in it."""
+
+
 @dataclass(frozen=True)
 class Columns:
     """Columns by name. `target` is set for sequence to sequence, `label` for classes and numbers, never both.
 
-    input: continues the source. messages: conversations, which hold source and target; then there are no others.
+    kind: of the rows. Words have tags as their label, and questions answers. input: continues the source. messages:
+    conversations, which hold source and target; then there are no others.
     """
 
     texts: tuple[str, ...]
@@ -80,6 +92,7 @@ class Columns:
     """Some were inferred from their conventional names."""
     input: str | None = None
     messages: str | None = None
+    kind: RowKind = "texts"
 
     @property
     def writes(self) -> bool:
@@ -91,6 +104,11 @@ class Columns:
         inferred = " (inferred from their names)" if self.found else ""
         if self.messages is not None:
             return f"columns: messages {shown(self.messages)}{inferred}"
+        if self.kind != "texts":
+            names = ("words", "tags") if self.kind == "words" else ("question and context", "answers")
+            parts = [f"{names[0]} {' and '.join(map(shown, self.texts))}"]
+            parts += [] if self.label is None else [f"{names[1]} {shown(self.label)}"]
+            return f"columns: {', '.join(parts)}{inferred}"
         parts = [f"{'text' if self.target is None else 'source'} {' and '.join(map(shown, self.texts))}"]
         if self.input is not None:
             parts.append(f"input {shown(self.input)}")
@@ -111,8 +129,11 @@ def choose_columns(
     input_column: str | None = None,
     messages_column: str | None = None,
     labelled: bool = True,
+    kind: RowKind | None = "texts",
 ) -> Columns:
     """The columns to read: the given ones, and the others by conventional names.
+
+    kind: of the rows; None infers it from the table.
 
     Without any given name, conversations are looked for, then an instruction and its output, and a source and a target
     when no column has the conventional name of a label.
@@ -137,6 +158,16 @@ def choose_columns(
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise UsageError(f"column {shown(twice)} is named twice", fix="name each column once")
+    kind = kind or infer_kind(table)
+    if kind == "texts" and isinstance(table.file, Conll | Squad):
+        what, option = ("tagged sentences", "tags") if isinstance(table.file, Conll) else ("questions", "answers")
+        raise DataError(
+            f"{what}, where a table of texts is needed",
+            where=place(table.path),
+            fix=f"name a table of texts, or train a model on it: lmtool finetune FILE --labels {option}",
+        )
+    if kind != "texts":
+        return _annotated(table, kind, text_columns, label_column, labelled)
     if messages_column:
         return Columns((), messages=messages_column)
     if source_column or target_column or input_column:
@@ -160,6 +191,42 @@ def choose_columns(
             raise _cannot_tell(table, "the label", "--label-column")
         label = rest[0]
     return Columns(texts, label, found=not (text_columns and (label_column or not labelled)))
+
+
+def infer_kind(table: Table) -> RowKind:
+    """What the rows of a table are, by its format, and by the names of columns whose cells are lists."""
+    match table.file:
+        case Conll():
+            return "words"
+        case Squad():
+            return "questions"
+        case Delimited():
+            return "texts"
+    words, answers = _usual(table, WORDS), _usual(table, (ANSWERS,))
+    if words is not None and _usual(table, TAGS_OF_WORDS) is not None:
+        first = next(table.rows(Skipped()), None)
+        if first is not None and isinstance(first.values[table.names.index(words)], list):
+            return "words"
+    asks = answers is not None and _usual(table, (QUESTION,)) is not None and _usual(table, (CONTEXT,)) is not None
+    return "questions" if asks else "texts"
+
+
+def _annotated(
+    table: Table, kind: RowKind, text_columns: Sequence[str], label_column: str | None, labelled: bool
+) -> Columns:
+    """The columns of sentences with tags, or of questions."""
+    n_texts, flag = (1, "the words") if kind == "words" else (2, "the question and the context")
+    texts = tuple(text_columns)
+    if not texts:
+        usual = [WORDS] if kind == "words" else [(QUESTION,), (CONTEXT,)]
+        texts = tuple(name for names in usual if (name := _usual(table, names, exclude=(label_column,))))
+    if len(texts) != n_texts:
+        raise _cannot_tell(table, flag, "--text-column")
+    label = label_column or _usual(table, TAGS_OF_WORDS if kind == "words" else (ANSWERS,), exclude=texts)
+    if labelled and label is None:
+        raise _cannot_tell(table, "the tags" if kind == "words" else "the answers", "--label-column")
+    found = not (text_columns and (label_column or not labelled))
+    return Columns(texts, label if labelled else None, found=found, kind=kind)
 
 
 def _source_and_target(table: Table, source: str | None, target: str | None, labelled: bool) -> Columns:

@@ -20,15 +20,27 @@ from lmtool.inference.evaluation import BATCH_TOKENS, Validation, by_length
 from lmtool.model import LanguageModel
 from lmtool.model.classifier import Classifier
 from lmtool.objective import Objective, build_objective
-from lmtool.recipe.spec import Classification, Data, Recipe, Seq2Seq, TokenizerFile
-from lmtool.tables.columns import Columns, choose_columns
+from lmtool.recipe.spec import (
+    AnyObjective,
+    Classification,
+    Data,
+    HeadSpec,
+    QuestionAnswering,
+    Recipe,
+    Seq2Seq,
+    Tagging,
+    TokenizerFile,
+)
+from lmtool.tables.annotations import has_entities
+from lmtool.tables.columns import Columns, RowKind, choose_columns
 from lmtool.tables.floor import Floor, measure_floor
 from lmtool.tables.labels import LabelKind, LabelMap
 from lmtool.tables.reading import LabelledTexts, read_labelled, shared_rows, stream_labelled
 from lmtool.tables.results import Results
 from lmtool.tables.rows import EncodedRow, TableExamples
 from lmtool.tables.split import restore_split, split_rows
-from lmtool.tables.tasks import AnsweringModel, Task, as_answer, as_source, build_task
+from lmtool.tables.task import AnsweringModel, Task
+from lmtool.tables.tasks import as_answer, as_source, build_task
 from lmtool.text.chat import ChatFormat
 from lmtool.text.files import place, shown
 from lmtool.text.prepare import default_cache
@@ -113,7 +125,7 @@ class TableData:
         digest = hashlib.sha256()
         for task in self.tasks:
             for row in (*task.train, *task.valid, *(task.test or ())):
-                for values in (row.tokens, row.label, row.target, row.learned):
+                for values in (row.tokens, row.label, row.target, row.learned, row.places):
                     digest.update(b"" if values is None else values.tobytes())
         return digest.hexdigest()
 
@@ -157,19 +169,22 @@ class TableData:
     ) -> list[Results]:
         """Results on the test rows of each task, or else on its validation rows."""
         model = AnsweringModel(lm, objective, compute, world)
+        for task in self.tasks:
+            task.task.settle(model, task.valid)
         found = [task.task.measure(model, task.test or task.valid, task.part, step) for task in self.tasks]
         return [replace(results, floor=self.floors.get(results.task)) for results in found]
 
 
-def open_tables(data: Data) -> list[TaskTables]:
+def open_tables(data: Data, kind: RowKind | None = "texts") -> list[TaskTables]:
     """Open the training table of each task that a recipe names, and find its columns.
 
+    kind: of the rows of a single table; None where the table decides.
     Raises UsageError when the recipe names them wrongly, and the errors of tables.
     """
     if not data.tasks:
         if len(data.train) != 1 or len(data.valid) > 1:
             raise UsageError("a model is trained on one table", where="data.train", fix="name one, or several tasks")
-        return [TaskTables("", *_open(data.train[0], data), data.valid[0] if data.valid else None, data.test)]
+        return [TaskTables("", *_open(data.train[0], data, kind), data.valid[0] if data.valid else None, data.test)]
     tests = dict(_named(text, "data.task_tests", "nli:test.csv") for text in data.task_tests)
     named: dict[str, tuple[str, float]] = {}
     for text in data.tasks:
@@ -197,7 +212,17 @@ def task_names(data: Data) -> list[str]:
     return [text.partition(":")[0] for text in data.tasks] or [""]
 
 
-def _open(source: str, data: Data) -> tuple[Table, Columns]:
+def kind_of_rows(objective: AnyObjective) -> RowKind:
+    """What the rows are that train a model with this objective."""
+    match objective:
+        case Tagging():
+            return "words"
+        case QuestionAnswering():
+            return "questions"
+    return "texts"
+
+
+def _open(source: str, data: Data, kind: RowKind | None = "texts") -> tuple[Table, Columns]:
     table = open_table(source, cache=default_cache(), encoding=data.encoding, delimiter=data.delimiter)
     columns = choose_columns(
         table,
@@ -207,6 +232,7 @@ def _open(source: str, data: Data) -> tuple[Table, Columns]:
         target_column=data.target_column,
         input_column=data.input_column,
         messages_column=data.messages_column,
+        kind=kind,
     )
     return table, columns
 
@@ -262,13 +288,15 @@ def read_tables(
     read = [_read(task, recipe, split and split.get(task.name, split), chat) for task in tasks]
     if isinstance(recipe.objective, Classification):
         recipe = recipe.model_copy(update={"objective": _settled(recipe.objective, read)})
+    elif isinstance(recipe.objective, Tagging):
+        tags = cast(LabelMap, read[0].train.labels).names
+        recipe = recipe.model_copy(update={"objective": recipe.objective.model_copy(update={"labels": tags})})
     if recipe.evaluation.metric == "auto":
-        one_class = isinstance(recipe.objective, Classification) and recipe.objective.task == "class"
-        evaluation = recipe.evaluation.model_copy(update={"metric": "accuracy" if one_class else "loss"})
+        evaluation = recipe.evaluation.model_copy(update={"metric": _usual_metric(recipe.objective)})
         recipe = recipe.model_copy(update={"evaluation": evaluation})
     tokenizer = tokenizer or _trained(recipe, read)
-    recipe = _with_sizes(recipe, sum(round(part.tables.weight * len(part.train)) for part in read), tokenizer)
     framing = Framing.of(recipe, tokenizer)
+    n_rows = 0
     rows, lines, warnings = [], [], []
     for part in read:
         name, found = part.tables.name, part.train.labels
@@ -277,18 +305,34 @@ def read_tables(
         encoded = {key: task.encode(texts.items) for key, texts in part.parts.items()}
         own_warnings = list(part.warnings)
         for key, own in encoded.items():
-            if n_cut := sum(row.cut for row in own):
-                context = recipe.model.context
-                own_warnings.append(f"{n_cut:,} of {len(own):,} {key} rows are truncated to the context of {context}")
+            if n_cut := len({row.number for row in own if row.cut}):
+                context, n_own = recipe.model.context, len(part.parts[key])
+                own_warnings.append(f"{n_cut:,} of {n_own:,} {key} rows are truncated to the context of {context}")
         warnings += [f"{name}: {text}" if name else text for text in own_warnings]
-        held = ", ".join(f"{key}: {len(own):,} rows" for key, own in encoded.items() if key != "train")
+        held = ", ".join(f"{key}: {len(texts):,} rows" for key, texts in part.parts.items() if key != "train")
         table = f"task {name}" if name else "table"
         lines += [part.tables.columns.describe(), f"{table}: {part.train.describe()}; {held}"]
+        if (n_windows := len(encoded["train"])) > len(part.train):
+            lines.append(f"windows: {n_windows:,} of {len(part.train):,} training rows, whose contexts are long")
+        n_rows += round(part.tables.weight * n_windows)
         parts = (encoded["train"], encoded["validation"], encoded.get("test"))
         rows.append(TaskRows(task, part.tables.weight, *parts, part.labelled))
+    recipe = _with_sizes(recipe, n_rows, tokenizer)
     _check_metric(recipe, rows[0].task)
     kept = {part.tables.name: part.kept for part in read if part.kept is not None}
     return TableData(recipe, framing, rows, tuple(lines), tuple(warnings), kept.get("", kept) or None)
+
+
+def _usual_metric(objective: AnyObjective) -> str:
+    """The metric that chooses the best checkpoint where the recipe leaves it to the table."""
+    match objective:
+        case Classification(task="class"):
+            return "accuracy"
+        case Tagging(labels=tags):
+            return "f1" if has_entities(tags) else "accuracy"
+        case QuestionAnswering():
+            return "f1"
+    return "loss"
 
 
 def _refuse_messages(recipe: Recipe, tasks: Sequence[TaskTables]) -> None:
@@ -315,9 +359,9 @@ def _read(task: TaskTables, recipe: Recipe, split: SavedSplit | None, chat: Chat
     spec, data = recipe.objective, recipe.data
     kind: LabelKind | None = None
     known = None
+    if data.tasks and isinstance(spec, HeadSpec):
+        raise UsageError("a classifier is trained on one labelled table", where="data.train", fix="name one table")
     if isinstance(spec, Classification):
-        if data.tasks:
-            raise UsageError("a classifier is trained on one labelled table", where="data.train", fix="name one table")
         if task.columns.target is not None:
             raise DataError(
                 f"{task.columns.describe()}: a target text, where a classifier needs a label",
@@ -326,6 +370,8 @@ def _read(task: TaskTables, recipe: Recipe, split: SavedSplit | None, chat: Chat
             )
         kind = None if spec.task == "auto" else spec.task
         known = LabelMap(kind, spec.labels) if kind is not None and spec.labels else None
+    elif isinstance(spec, Tagging) and spec.labels:
+        known = LabelMap("tags", spec.labels)
     texts = read_labelled(
         task.table, task.columns, kind=kind, labels=known, skip_bad_rows=data.skip_bad_rows, chat=chat
     )
@@ -357,6 +403,8 @@ def same_columns(columns: Columns, table: Table) -> Columns:
     """The columns of the training table in another one. Raises DataError when one is missing."""
     if columns.messages is not None:
         return choose_columns(table, messages_column=columns.messages)
+    if columns.kind != "texts":
+        return choose_columns(table, text_columns=columns.texts, label_column=columns.label, kind=columns.kind)
     if columns.target is not None:
         return choose_columns(
             table, source_column=columns.texts[0], target_column=columns.target, input_column=columns.input
@@ -416,11 +464,11 @@ def class_weights(spec: Classification, train: LabelledTexts) -> tuple[float, ..
 
 def _check_metric(recipe: Recipe, task: Task) -> None:
     """Raise UsageError for a metric that the task does not have."""
-    metric = recipe.evaluation.metric
+    metric, spec = recipe.evaluation.metric, recipe.objective
     if metric != "loss" and metric not in task.metrics:
-        kind = cast(Classification, recipe.objective).task
+        kind = f"labels of kind {spec.task}" if isinstance(spec, Classification) else f"objective {spec.kind}"
         raise UsageError(
-            f"the metric {metric} is not for labels of kind {kind}",
+            f"the metric {metric} is not for {kind}",
             where="evaluation.metric",
             fix=f"use {' or '.join(('loss', *task.metrics))}",
         )
@@ -434,7 +482,9 @@ def _trained(recipe: Recipe, read: Sequence[_Read]) -> Tokenizer:
 
 def _texts(recipe: Recipe, part: _Read) -> Iterable[str]:
     for item in part.train.items:
-        if isinstance(recipe.objective, Classification):
+        if isinstance(recipe.objective, Tagging):
+            yield " ".join(item.texts)
+        elif isinstance(recipe.objective, Classification | QuestionAnswering):
             yield from item.texts
         else:
             yield as_source(part.tables.name, part.tables.columns.texts, item.texts)

@@ -3,6 +3,7 @@
 import random
 import re
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
@@ -10,8 +11,16 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from lmtool.tables.annotations import has_entities
 from lmtool.tables.labels import LabelKind, LabelMap
-from lmtool.tables.metrics import class_metrics, confusion_matrix, multi_label_metrics, regression_metrics
+from lmtool.tables.metrics import (
+    class_metrics,
+    confusion_matrix,
+    entity_metrics,
+    multi_label_metrics,
+    regression_metrics,
+    word_accuracy,
+)
 from lmtool.tables.reading import LabelledText, LabelledTexts
 
 MOST_ROWS = 20_000
@@ -27,7 +36,7 @@ KNOWN_WORDS = 0.6
 """Share of words in half of the texts that must occur in the other half, for words to be features."""
 
 METRICS: Mapping[LabelKind, str] = {"class": "accuracy", "multi": "micro_f1", "number": "mse"}
-"""The metric of each kind of labels, as named in `Results`."""
+"""The metric of each kind of labels but tags, as named in `Results`."""
 
 Floats = NDArray[np.float64]
 
@@ -37,8 +46,9 @@ class Floor:
     """Results of two simple models, on the rows that a run is measured on.
 
     metric: its name in `Results`; micro_f1 for several labels, mse for numbers. constant: of the most frequent class or
-    label, or the mean, for every row. linear: of logistic or ridge regression on tf-idf of `features`. part: as in
-    `Results`. fitted: rows that the linear model was fitted to, of `rows` training rows.
+    label, or the mean, for every row. linear: of logistic or ridge regression on tf-idf of `features`; of tags that of
+    the most frequent one of each word. part: as in `Results`. fitted: rows that the linear model was fitted to, of
+    `rows` training rows.
     """
 
     kind: LabelKind
@@ -60,6 +70,9 @@ class Floor:
 
     def line(self) -> str:
         """The floor as one line."""
+        if self.kind == "tags":
+            metric = "entity F1" if self.metric == "f1" else "accuracy"
+            return f"floor: one tag {self._shown(self.constant)}, {self.features} {self._shown(self.linear)} ({metric})"
         constant = {"class": "majority", "multi": "most frequent label", "number": "mean"}[self.kind]
         linear = f"ridge regression on {self.features}" if self.kind == "number" else self.features
         metric = {"class": "", "multi": " (micro F1)", "number": " (mean squared error)"}[self.kind]
@@ -73,7 +86,9 @@ class Floor:
             return self.line()
         best = min(self.constant, self.linear) if self.kind == "number" else max(self.constant, self.linear)
         is_below = found > best if self.kind == "number" else found < best
-        advice = " is below it: take --recipe linear, --from hf:ORG/NAME for a published model, or more --epochs"
+        advice = " is below it: train it for more --epochs, or take --from hf:ORG/NAME for a published model"
+        if self.kind != "tags":
+            advice = " is below it: take --recipe linear, --from hf:ORG/NAME for a published model, or more --epochs"
         return f"{self.line()}; this model {self._shown(found)}{advice if is_below else ''}"
 
     def _shown(self, value: float) -> str:
@@ -94,6 +109,8 @@ def measure_floor(train: LabelledTexts, rows: LabelledTexts, part: str) -> Floor
     Both have labels. Raises nothing for texts or labels that cannot be learned: there the constant is the floor.
     """
     labels = cast(LabelMap, train.labels)
+    if labels.kind == "tags":
+        return _of_tags(train, rows, part)
     fitted = random.Random(0).sample(train.items, min(MOST_ROWS, len(train)))
     truth_RC, fitted_RC = _targets(rows.items, labels), _targets(fitted, labels)
     constant_C = _constant(_targets(train.items, labels), labels.kind)
@@ -112,6 +129,36 @@ def measure_floor(train: LabelledTexts, rows: LabelledTexts, part: str) -> Floor
         fitted=len(fitted),
         rows=len(train),
     )
+
+
+def _of_tags(train: LabelledTexts, rows: LabelledTexts, part: str) -> Floor:
+    """What the most frequent tag of all words reaches, and that of each word, where the training rows have it."""
+    counts: dict[str, Counter[str]] = {}
+    overall: Counter[str] = Counter()
+    for item in train.items:
+        for word, tag in zip(item.texts, _tags(item), strict=True):
+            counts.setdefault(word, Counter())[tag] += 1
+            overall[tag] += 1
+
+    def most(found: Counter[str]) -> str:
+        return min(found, key=lambda tag: (-found[tag], tag))
+
+    usual, of_word = most(overall), {word: most(found) for word, found in counts.items()}
+    true = [_tags(item) for item in rows.items]
+    guesses = (
+        [[usual] * len(tags) for tags in true],
+        [[of_word.get(word, usual) for word in item.texts] for item in rows.items],
+    )
+    metric = "f1" if has_entities(cast(LabelMap, train.labels).names) else "accuracy"
+    constant, lexical = (
+        entity_metrics(true, given).f1 if metric == "f1" else word_accuracy(true, given) for given in guesses
+    )
+    features = "the most frequent tag of each word"
+    return Floor("tags", part, metric, constant, lexical, features, len(train), len(train))
+
+
+def _tags(item: LabelledText) -> tuple[str, ...]:
+    return cast(tuple[str, ...], item.label)
 
 
 def has_words(texts: Sequence[str]) -> bool:
@@ -185,6 +232,6 @@ def _metric(truth_RC: Floats, scores_RC: Floats, kind: LabelKind) -> float:
             return regression_metrics(truth_RC[:, 0], scores_RC[:, 0]).mse
         case "multi":
             return multi_label_metrics(truth_RC > 0.5, scores_RC > 0).micro_f1
-        case "class":
+        case "class" | "tags":
             n_classes = truth_RC.shape[1]
             return class_metrics(confusion_matrix(truth_RC.argmax(1), scores_RC.argmax(1), n_classes)).accuracy

@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from lmtool.text.files import shown
 
-LabelKind = Literal["class", "multi", "number"]
-"""One class per row, any number of labels, or a number."""
+LabelKind = Literal["class", "multi", "number", "tags"]
+"""One class per row, any number of labels, a number, or a tag for each word."""
 
 Label = str | tuple[str, ...] | float
-"""The label of a row, by kind: a name, names, or a finite number."""
+"""The label of a row, by kind: a name, names (of tags as many as words), or a finite number."""
 
 SEPARATOR = ";"
 """Separates the names of a cell with several labels. Alone it means none."""
@@ -45,7 +45,12 @@ class LabelMap:
         return cls(kind, tuple(ordered) if kind != "number" else ())
 
     def encode(self, label: Label) -> int | list[int] | float:
-        """The index of a class; a multi-hot vector of labels; a number as it is. Raises KeyError for other names."""
+        """The index of a class, or of each tag; a multi-hot vector of labels; a number as it is.
+
+        Raises KeyError for other names.
+        """
+        if isinstance(label, tuple) and self.kind == "tags":
+            return [self._index[name] for name in label]
         if isinstance(label, tuple):
             chosen = {self._index[name] for name in label}
             return [int(i in chosen) for i in range(len(self.names))]
@@ -62,7 +67,7 @@ class LabelMap:
         if near := get_close_matches(name.casefold(), plain, n=1):
             return f"did you mean {shown(plain[near[0]])}?"
         known = ", ".join(self.names[:8]) + (", …" if len(self.names) > 8 else "")
-        return f"the classes are {shown(known, 120)}"
+        return f"the {'tags' if self.kind == 'tags' else 'classes'} are {shown(known, 120)}"
 
 
 def decide_kind(cells: Collection[str | tuple[str, ...]]) -> LabelKind:

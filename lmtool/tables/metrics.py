@@ -8,7 +8,7 @@ Pure functions of arrays. A ratio with denominator 0 is 0, as in scikit-learn wi
 import math
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -80,6 +80,25 @@ class RegressionMetrics(NamedTuple):
     def to_json(self) -> dict[str, float | None]:
         """Plain numbers; null for NaN, which JSON lacks."""
         return {name: None if math.isnan(value) else value for name, value in self._asdict().items()}
+
+
+class EntityMetrics(NamedTuple):
+    """Metrics of tagged entities, which count as found where both type and words agree.
+
+    types: precision, recall, F1 and number of true entities (support) of each type. accuracy: the share of words whose
+    tags agree.
+    """
+
+    f1: float
+    precision: float
+    recall: float
+    accuracy: float
+    types: dict[str, dict[str, Any]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain numbers, types by name."""
+        plain_numbers = {name: getattr(self, name) for name in ("f1", "precision", "recall", "accuracy")}
+        return plain_numbers | {"entities": self.types}
 
 
 class TranslationMetrics(NamedTuple):
@@ -248,6 +267,43 @@ def _per_class(
 ) -> dict[str, dict[str, float]]:
     rows = zip(names, precision_C.tolist(), recall_C.tolist(), f1_C.tolist(), support_C.tolist(), strict=True)
     return {name: {"precision": p, "recall": r, "f1": f, "support": n} for name, p, r, f, n in rows}
+
+
+def word_accuracy(true: Sequence[Sequence[str]], given: Sequence[Sequence[str]]) -> float:
+    """The share of the words of sentences whose tags agree."""
+    pairs = [pair for row, other in zip(true, given, strict=True) for pair in zip(row, other, strict=True)]
+    return sum(a == b for a, b in pairs) / len(pairs) if pairs else 0.0
+
+
+def entity_metrics(true: Sequence[Sequence[str]], given: Sequence[Sequence[str]]) -> EntityMetrics:
+    """Metrics of BIO tags of sentences, by seqeval as conlleval has them (Tjong Kim Sang and De Meulder 2003).
+
+    An I that continues no entity of its type begins one.
+    """
+    from seqeval.metrics.sequence_labeling import get_entities, precision_recall_fscore_support
+
+    accuracy = word_accuracy(true, given)
+    types = sorted({of for tags in (true, given) for of, _, _ in get_entities([list(row) for row in tags])})
+    if not types:
+        return EntityMetrics(0.0, 0.0, 0.0, accuracy, {})
+    rows = [list(row) for row in true], [list(row) for row in given]
+    whole = precision_recall_fscore_support(*rows, average="micro", zero_division=0)
+    parts = precision_recall_fscore_support(*rows, average=None, zero_division=0)
+    names = ("precision", "recall", "f1", "support")
+    found = {
+        of: {name: int(value) if name == "support" else float(value) for name, value in zip(names, scores, strict=True)}
+        for of, *scores in zip(types, *parts, strict=True)
+    }
+    return EntityMetrics(float(whole[2]), float(whole[0]), float(whole[1]), accuracy, found)
+
+
+def entity_lines(types: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A table of all types of entities as aligned lines."""
+    rows = [["type", "precision", "recall", "F1", "entities"]]
+    for of, found in types.items():
+        scores = [f"{100 * found[name]:.1f}" for name in ("precision", "recall", "f1")]
+        rows.append([_label(of), *scores, f"{found['support']:,}"])
+    return _aligned(rows)
 
 
 def class_lines(metrics: ClassMetrics | MultiLabelMetrics, names: Sequence[str], most: int = 20) -> list[str]:

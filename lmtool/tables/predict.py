@@ -1,5 +1,7 @@
 """`eval` and `predict` on tables: evaluate a fine-tuned run on labelled rows, and predict unlabelled ones."""
 
+import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -9,14 +11,17 @@ from lmtool.compute.processes import World, joined
 from lmtool.errors import UsageError
 from lmtool.inference.base import written_recipe
 from lmtool.inference.load import Loaded
-from lmtool.recipe.spec import Classification, Seq2Seq
+from lmtool.recipe.spec import Classification, HeadSpec, QuestionAnswering, Seq2Seq, Tagging
+from lmtool.run.directory import RESULTS
 from lmtool.run.find import find
 from lmtool.tables.columns import Columns, choose_columns
-from lmtool.tables.data import task_names
+from lmtool.tables.data import kind_of_rows, task_names
 from lmtool.tables.labels import LabelKind, LabelMap
 from lmtool.tables.reading import LabelledText, read_labelled, stream_labelled
 from lmtool.tables.results import Results
-from lmtool.tables.tasks import AnsweringModel, Cells, Task, build_task
+from lmtool.tables.spans import SpanTask
+from lmtool.tables.task import AnsweringModel, Cells, Task
+from lmtool.tables.tasks import build_task
 from lmtool.text.prepare import default_cache
 from lmtool.text.table import Row, Skipped, Table, open_table
 
@@ -27,7 +32,7 @@ CHUNK_ROWS = 512
 def answers_tables(reference: str) -> bool:
     """Whether a run predicts rows of tables; reads no weights."""
     recipe, _ = written_recipe(find(reference))
-    return isinstance(recipe.objective, Classification | Seq2Seq)
+    return isinstance(recipe.objective, HeadSpec | Seq2Seq)
 
 
 def measure_tables(loaded: Loaded, sources: Sequence[str], task: str = "") -> Iterator[Results]:
@@ -41,7 +46,7 @@ def measure_tables(loaded: Loaded, sources: Sequence[str], task: str = "") -> It
             skips, chat = loaded.recipe.data.skip_bad_rows, loaded.framing.chat
             texts = read_labelled(table, columns, labels=known, skip_bad_rows=skips, chat=chat)
             labels = texts.labels.names if texts.labels is not None and texts.labels.kind == "class" else ()
-            asked = build_task(loaded.recipe, loaded.framing, task, columns, labels)
+            asked = task_of(loaded, task, columns, labels)
             yield asked.measure(_model(loaded, world), asked.encode(texts.items), "table", loaded.step)
 
 
@@ -61,7 +66,8 @@ def texts_of_a_row(loaded: Loaded) -> tuple[tuple[str, ...], bool]:
 class Predictions:
     """Predictions for the rows of a table, lazily.
 
-    added: names of the columns that `rows` gives values for: the label, then the probability of each class or label.
+    added: names of the columns that `rows` gives values for: the label, then the probability of each class or label;
+    the tags of words, or an answer, its first character and the score of the null span.
     """
 
     table: Table
@@ -75,9 +81,18 @@ def predict(loaded: Loaded, source: str, *, skipped: Skipped | None = None, task
     task: as for `measure_tables`. Raises UsageError unless the run was fine-tuned on a table, and the errors of tables.
     """
     table, columns, _ = _open(loaded, source, task, labelled=False)
-    asked = build_task(loaded.recipe, loaded.framing, task, columns, ())
+    asked = task_of(loaded, task, columns, ())
     rows = stream_labelled(table, columns, skipped=skipped, chat=loaded.framing.chat)
     return Predictions(table, asked.added, _answered(loaded, asked, rows))
+
+
+def task_of(loaded: Loaded, name: str, columns: Columns, labels: tuple[str, ...]) -> Task:
+    """The task that a model was fine-tuned on, with what its validation rows have decided. See `build_task`."""
+    task = build_task(loaded.recipe, loaded.framing, name, columns, labels)
+    spec, results = loaded.recipe.objective, loaded.run_path / RESULTS
+    if isinstance(task, SpanTask) and cast(QuestionAnswering, spec).null_threshold is None and results.exists():
+        task.threshold = json.loads(results.read_bytes()).get("null_threshold", math.inf)
+    return task
 
 
 def _answered(loaded: Loaded, task: Task, rows: Iterator[tuple[Row, LabelledText]]) -> Iterator[tuple[Row, Cells]]:
@@ -113,17 +128,19 @@ def _open(loaded: Loaded, source: str, task: str, *, labelled: bool) -> tuple[Ta
         input_column=data.input_column if data.input_column in table.names else None,
         messages_column=data.messages_column,
         labelled=labelled,
+        kind=kind_of_rows(spec),
     )
-    return (
-        table,
-        columns,
-        LabelMap(cast(LabelKind, spec.task), spec.labels) if isinstance(spec, Classification) else None,
-    )
+    match spec:
+        case Classification():
+            return table, columns, LabelMap(cast(LabelKind, spec.task), spec.labels)
+        case Tagging():
+            return table, columns, LabelMap("tags", spec.labels)
+    return table, columns, None
 
 
 def _refuse_others(loaded: Loaded) -> None:
     """Raise UsageError unless the run was fine-tuned on a table."""
-    if not isinstance(loaded.recipe.objective, Classification | Seq2Seq):
+    if not isinstance(loaded.recipe.objective, HeadSpec | Seq2Seq):
         raise UsageError(
             "this run cannot predict tables: it was not fine-tuned on one",
             where=str(loaded.run_path),

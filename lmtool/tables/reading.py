@@ -1,11 +1,21 @@
 """Rows of a table as texts and labels, with their faults and notices."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 from lmtool.errors import DataError
+from lmtool.tables.annotations import (
+    AnnotationFault,
+    AnswerSpan,
+    as_answers,
+    as_entities,
+    as_tags,
+    as_words,
+    complete_tags,
+    has_entities,
+)
 from lmtool.tables.columns import Columns
 from lmtool.tables.conversations import MessageFault, as_messages
 from lmtool.tables.labels import SEPARATOR, Label, LabelKind, LabelMap, as_cell, as_names, as_number, decide_kind
@@ -21,6 +31,8 @@ class LabelledText(NamedTuple):
     """One row: its texts, its label or target where there is one, and its number.
 
     messages: of a conversation, whose last one is the target where there is one; its text is all before that.
+    Of a sentence the texts are its words, and the label their tags. Of a question they are it and its context. answers:
+    to the question, in the context; none where it has none, and None where they are unknown.
     """
 
     texts: tuple[str, ...]
@@ -28,6 +40,7 @@ class LabelledText(NamedTuple):
     target: str | None
     row: int
     messages: tuple[Message, ...] = ()
+    answers: tuple[AnswerSpan, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +88,18 @@ class LabelledTexts:
                 more = f", and {len(counts) - 8} more" if len(counts) > 8 else ""
                 each = "one class each" if kind == "class" else "any of the classes each"
                 return f"{rows}, {each} of {len(counts)}: {some}{more}"
+            case "tags":
+                counts, each = self.counts(), "tags"
+                if has_entities(counts):
+                    each = "types of entities"
+                    counts = {name[2:]: count for name, count in counts.items() if name.startswith("B-")}
+                some = ", ".join(f"{shown(name, 20)} {count:,}" for name, count in list(counts.items())[:8])
+                more = f", and {len(counts) - 8} more" if len(counts) > 8 else ""
+                n_words = sum(len(item.texts) for item in self.items)
+                return f"{rows}, {n_words:,} words, {len(counts)} {each}: {some}{more}"
+        if self.columns.kind == "questions":
+            n_empty = sum(item.answers == () for item in self.items)
+            return f"{rows}, a question each, {n_empty:,} without an answer"
         return rows
 
     def take(self, indexes: Sequence[int]) -> "LabelledTexts":
@@ -131,7 +156,7 @@ def read_labelled(
     read = _Reader(table, columns, chat, answered=True)
     read_rows: list[tuple[LabelledText, int | None]] = []
     n_blank = 0
-    with_label = columns.label is not None
+    with_label = columns.label is not None and columns.kind != "questions"
     counted = skipped if skip_bad_rows else None
     for row in table.rows(counted):
         if all(value is None or (isinstance(value, str) and not value.strip()) for value in row.values):
@@ -144,9 +169,12 @@ def read_labelled(
     chosen: LabelMap | None = None
     if with_label:
         cells = [cast(str | tuple[str, ...], example.label) for example, _ in read_rows]
-        known = labels.kind if labels else kind or decide_kind(cells)
+        known = labels.kind if labels else "tags" if columns.kind == "words" else kind or decide_kind(cells)
+        if known == "tags":
+            read.entities = has_entities(labels.names if labels else (tag for cell in cells for tag in cell))
         read_rows = _labelled(read, read_rows, known, labels, counted)
-        chosen = labels or LabelMap.of(known, count_labels([example for example, _ in read_rows]))
+        names: Collection[str] = count_labels([example for example, _ in read_rows])
+        chosen = labels or LabelMap.of(known, complete_tags(names) if read.entities else names)
     items = tuple(example for example, _ in read_rows)
     if not items:
         what = "no rows remain" if skipped.count or n_blank else "the table has no rows"
@@ -154,6 +182,10 @@ def read_labelled(
     if chosen is not None and labels is None:
         _refuse_one_class(items, chosen, table, columns)
     blank = [Notice("blank rows", n_blank, f"skipped {_rows(n_blank)} without any text")] if n_blank else []
+    if read.n_repaired:
+        n = read.n_repaired
+        what = f"{n:,} {'entity begins' if n == 1 else 'entities begin'} with I-, which is read as B- (as by conlleval)"
+        blank.append(Notice("entities that begin with I", n, what))
     notices = (*blank, *_notices(items, chosen, training=labels is None))
     return LabelledTexts(table, columns, chosen, items, skipped, notices)
 
@@ -203,11 +235,16 @@ class _Reader:
         self.target_at = table.names.index(columns.target) if columns.target is not None else None
         self.input_at = table.names.index(columns.input) if columns.input is not None else None
         self.messages_at = table.names.index(columns.messages) if columns.messages is not None else None
+        self.entities = False
+        """Tags are those of entities. Set once all rows are read."""
+        self.n_repaired = 0
 
     def example(self, row: Row) -> LabelledText:
         """The texts of a row, with the unparsed cell of its label."""
         if self.messages_at is not None:
             return self._conversation(row, self.messages_at)
+        if self.columns.kind != "texts":
+            return self._annotated(row)
         texts = tuple(self._text(row, at) for at in self.text_at)
         if self.input_at is not None and (more := self._text(row, self.input_at)).strip():
             texts = (f"{texts[0]}\n\n{more}",)
@@ -261,8 +298,28 @@ class _Reader:
         target = messages[-1]["content"] if self._answered else None
         return LabelledText((text,), None, target, row.number, messages)
 
+    def _annotated(self, row: Row) -> LabelledText:
+        """A sentence with tags, or a question with answers."""
+        at, label_at = self.text_at[-1], self.label_at
+        try:
+            if self.columns.kind == "words":
+                words = as_words(row.values[at])
+                if label_at is None:
+                    return LabelledText(words, None, None, row.number)
+                at = label_at
+                return LabelledText(words, as_tags(row.values[at], len(words)), None, row.number)
+            texts = tuple(self._text(row, at) for at in self.text_at)
+            if label_at is None:
+                return LabelledText(texts, None, None, row.number)
+            at = label_at
+            return LabelledText(texts, None, None, row.number, answers=as_answers(row.values[at], texts[1]))
+        except AnnotationFault as found:
+            raise self._fault(found.kind, found.what, row.number, row.line, at, found.fix) from None
+
     def labelled(self, example: LabelledText, line: int | None, kind: LabelKind) -> LabelledText:
         """The example with its cell parsed as a label of this kind."""
+        if kind == "tags":
+            return self._tagged(example, line)
         cell = cast(str | tuple[str, ...], example.label)
         if kind == "multi":
             return example._replace(label=as_names(cell))
@@ -275,12 +332,24 @@ class _Reader:
             raise self._wrong(example, line, shown(cell, 30), "a finite number")
         return example._replace(label=number)
 
+    def _tagged(self, example: LabelledText, line: int | None) -> LabelledText:
+        """The example with tags in which every entity begins with B."""
+        if not self.entities:
+            return example
+        try:
+            tags, n_repaired = as_entities(cast(tuple[str, ...], example.label))
+        except AnnotationFault as found:
+            raise self._fault(found.kind, found.what, example.row, line, self.columns.label, found.fix) from None
+        self.n_repaired += n_repaired
+        return example._replace(label=tags)
+
     def refuse_unknown(self, example: LabelledText, line: int | None, labels: LabelMap) -> None:
         """Raise when the label is not among `labels`."""
         assert example.label is not None
         name = labels.unknown(example.label)
         if name is not None:
-            what = f"the label {shown(name, 40)} is not among those of the training data"
+            each = "tag" if labels.kind == "tags" else "label"
+            what = f"the {each} {shown(name, 40)} is not among those of the training data"
             fix = labels.suggestion(name)
             raise self._fault("label unseen in training", what, example.row, line, self.columns.label, fix)
 
@@ -323,6 +392,13 @@ def count_labels(items: Sequence[LabelledText]) -> Counter[str]:
 
 def _refuse_one_class(items: Sequence[LabelledText], labels: LabelMap, table: Table, columns: Columns) -> None:
     where = f"{place(table.path)}, column {shown(str(columns.label))}"
+    if labels.kind == "tags":
+        if len(labels.names) < 2:
+            what = f"only one tag: all words have {shown(labels.names[0], 40)}"
+            raise DataError(
+                what, where=where, fix="add rows of another one, or name another column with --label-column"
+            )
+        return
     different = {item.label for item in items}
     if labels.kind == "multi" and not labels.names:
         raise DataError("no row has any label", where=where, fix="name another column with --label-column")
@@ -339,7 +415,7 @@ def _notices(items: Sequence[LabelledText], labels: LabelMap | None, *, training
     if labels is None:
         return
     yield from _conflicts(items)
-    if not training or labels.kind == "number":
+    if not training or labels.kind in ("number", "tags"):
         return
     counts = count_labels(items)
     most, least = max(counts, key=lambda name: counts[name]), min(counts, key=lambda name: counts[name])

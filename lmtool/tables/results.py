@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lmtool.tables.floor import Floor, mean_line
-from lmtool.tables.metrics import class_lines, class_metrics, confusion_lines
+from lmtool.tables.metrics import class_lines, class_metrics, confusion_lines, entity_lines
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,8 @@ class Results:
 
     part: "test" for a table that was not used in training, "validation" for the rows that chose the checkpoint.
     figures: accuracy, macro_f1, bleu and so on, as in `record`. mistakes: the most confident ones, with the words
-    that decided them. sentences: the generated texts furthest from their targets, then those nearest to them, with
-    source, target and chrF.
+    that decided them; of tags the rows with the most of them. sentences: the generated texts furthest from their
+    targets, then those nearest to them, with source, target and chrF; of answers to questions with their F1.
     task: one of several that a model was trained on. decoding: the decoding strategy, for generated texts.
     floor: of the same rows, where it was measured.
     """
@@ -59,7 +59,15 @@ class Results:
             metrics = class_metrics(np.array(self.figures["confusion"]))
             names = tuple(self.figures["classes"])
             lines += ["", *class_lines(metrics, names), "", *confusion_lines(metrics.confusion_CC, names)]
-        if self.mistakes:
+        if self.figures.get("entities"):
+            lines += ["", *entity_lines(self.figures["entities"])]
+        if self.mistakes and "probability" not in self.mistakes[0]:
+            lines += ["", "rows with the most mistakes:"]
+            lines += [
+                f"  row {found['row']}: {found['label'] or 'nothing'}; predicted {found['predicted'] or 'nothing'}"
+                for found in self.mistakes
+            ]
+        elif self.mistakes:
             lines += ["", "most confident mistakes:"]
             lines += [
                 f"  row {found['row']}: {found['label']} predicted as {found['predicted']} ({found['probability']:.3f})"

@@ -24,7 +24,8 @@ class EncodedRow:
     """One row of a table as token ids; see `Framing.row` and `Framing.pair`.
 
     number: of the row in its table. tokens: of the texts, or of the source. cut: texts were truncated to the context.
-    segments: 0 for the first text, 1 for the others; None where the model has no segments. label: as in `Example`.
+    segments: 0 for the first text, 1 for the others; None where the model has no segments. label, places: as in
+    `Example`.
     target: ids of the target text, [EOS] included. answer: that text; empty where it is unknown.
     learned: as in `Example`.
     """
@@ -37,6 +38,7 @@ class EncodedRow:
     target: NDArray[np.int64] | None = None
     answer: str = ""
     learned: NDArray[np.bool_] | None = None
+    places: NDArray[np.int64] | None = None
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -46,7 +48,13 @@ class EncodedRow:
     def example(self, rng: np.random.Generator = FIXED) -> Example:
         """The row as an input of an objective."""
         return Example(
-            self.tokens, rng, other=self.target, label=self.label, segments=self.segments, learned=self.learned
+            self.tokens,
+            rng,
+            other=self.target,
+            label=self.label,
+            segments=self.segments,
+            learned=self.learned,
+            places=self.places,
         )
 
 

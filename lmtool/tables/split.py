@@ -32,11 +32,13 @@ def split_rows(examples: LabelledTexts, fraction: float, seed: int) -> Split:
 
     About `fraction` of the rows of each stratum are held out: at least one row of each stratum with two or more texts,
     and never all. A stratum is a class; the rarest label of a row with several; a decile of numeric labels. Rows with
-    equal texts stay in the same part. Raises DataError when no row can be held out.
+    equal texts stay in the same part, and so do questions with equal contexts, unless there is only one.
+    Raises DataError when no row can be held out.
     """
+    asks = examples.columns.kind == "questions" and len({item.texts[1] for item in examples.items}) > 1
     groups: dict[tuple[str, ...], list[int]] = {}
     for i, item in enumerate(examples.items):
-        groups.setdefault(item.texts, []).append(i)
+        groups.setdefault(item.texts[1:] if asks else item.texts, []).append(i)
     strata: dict[Any, list[list[int]]] = {}
     stratum = _strata(examples)
     for group in groups.values():

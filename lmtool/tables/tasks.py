@@ -4,28 +4,24 @@ A task defines how a row is encoded, its loss, its predictions and its metrics. 
 number.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import groupby
 from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtool.compute.device import Compute
-from lmtool.compute.processes import World
 from lmtool.decoding.framing import Framing
 from lmtool.decoding.settings import Beam, Greedy, Options
 from lmtool.decoding.text import complete, write
 from lmtool.errors import UsageError
 from lmtool.inference.attribution import without, words_of_row
 from lmtool.inference.evaluation import Evaluated, Validation, evaluate
-from lmtool.model import LanguageModel
 from lmtool.model.classifier import Classifier
-from lmtool.objective import ClassificationObjective, Loss, Objective
-from lmtool.recipe.spec import BpeTokenizer, Classification, Recipe
+from lmtool.objective import ClassificationObjective, Loss
+from lmtool.recipe.spec import BpeTokenizer, Classification, QuestionAnswering, Recipe, Tagging
 from lmtool.tables.columns import Columns
 from lmtool.tables.labels import SEPARATOR, Label, LabelKind, LabelMap
 from lmtool.tables.metrics import (
@@ -41,11 +37,11 @@ from lmtool.tables.metrics import (
 from lmtool.tables.reading import LabelledText
 from lmtool.tables.results import Results
 from lmtool.tables.rows import EncodedRow
+from lmtool.tables.spans import SpanTask
+from lmtool.tables.tagging import build_tag_task
+from lmtool.tables.task import LONGEST_TEXT, MISTAKES, AnsweringModel, Cells, Floats, Task
 from lmtool.text.chat import Message
 from lmtool.text.dropout import BpeDropout
-
-MISTAKES = 10
-"""Number of most confident mistakes that are listed, and of the best and of the worst generated texts."""
 
 DECIDING = 3
 """Number of words that are listed beside a mistake."""
@@ -53,27 +49,11 @@ DECIDING = 3
 LEFT_OUT = 20_000
 """Positions that are computed for these words, or as many as the measured rows have where that is more."""
 
-LONGEST_TEXT = 1000
-"""Characters of a row's text that are kept beside its result."""
-
 NO_LABEL = "(none of them)"
 """The class of a generated text that is not a label."""
 
 ANSWERS_AT_ONCE = 64
 """Rows whose outputs are generated together."""
-
-Floats = NDArray[np.float64]
-Cells = tuple[object, ...]
-
-
-@dataclass(frozen=True)
-class AnsweringModel:
-    """A model for the rows of a table, its device and precision, and the processes that share the rows."""
-
-    lm: LanguageModel
-    objective: Objective
-    compute: Compute
-    world: World
 
 
 class WrongAnswer(NamedTuple):
@@ -91,63 +71,13 @@ class WrongAnswer(NamedTuple):
     probability: float
 
 
-class Task(ABC):
-    """A task on the rows of a table.
-
-    name: prefix of each source where a model is trained on several tasks; else empty. labels: names of the classes or
-    labels, empty where there are none. metrics: those that can choose the best checkpoint besides the loss, and their
-    names among the figures. added: names of the columns of `answer`.
-    """
-
-    metrics: ClassVar[Mapping[str, str]] = {}
-
-    def __init__(self, framing: Framing, name: str, labels: tuple[str, ...]) -> None:
-        self.framing = framing
-        self.name = name
-        self.labels = labels
-
-    @property
-    @abstractmethod
-    def added(self) -> tuple[str, ...]: ...
-
-    @abstractmethod
-    def encode(self, items: Sequence[LabelledText]) -> list[EncodedRow]:
-        """Rows as token ids, in order; unknown labels and targets are None."""
-
-    @abstractmethod
-    def validate(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> Validation:
-        """Loss and metrics of a model on labelled rows."""
-
-    @abstractmethod
-    def measure(self, model: AnsweringModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
-        """Full results of a model on labelled rows. part, step: see `Results`."""
-
-    @abstractmethod
-    def answer(self, model: AnsweringModel, rows: Sequence[EncodedRow]) -> list[Cells]:
-        """The prediction for each row and its probabilities, as cells of a table."""
-
-    @property
-    def reread(self) -> Callable[[EncodedRow, np.random.Generator], EncodedRow] | None:
-        """Another reading of a training row, drawn by the generator; None where rows are always the same."""
-        return None
-
-    def _text(self, row: EncodedRow) -> str:
-        """The texts of a row, a line each, or its source, as far as the model reads them."""
-        tokenizer = self.framing.tokenizer
-        between = tokenizer.special_ids - {tokenizer.unk_id}
-        parts = groupby(row.tokens.tolist(), key=between.__contains__)
-        return "\n".join(tokenizer.decode(list(part)) for is_between, part in parts if not is_between)[:LONGEST_TEXT]
-
-    def _ids(self, texts: Sequence[Sequence[str]]) -> Iterator[list[NDArray[np.int64]]]:
-        """The ids of the texts of each row."""
-        ids, lengths = self.framing.tokenizer.encode_many([text for row in texts for text in row])
-        pieces = iter(np.split(ids.astype(np.int64), np.cumsum(lengths)[:-1])) if len(lengths) else iter(())
-        return ([next(pieces) for _ in row] for row in texts)
-
-
 def build_task(recipe: Recipe, framing: Framing, name: str, columns: Columns, labels: tuple[str, ...]) -> Task:
     """The task of a resolved recipe's table. labels: the classes that generated texts may name."""
     spec = recipe.objective
+    if isinstance(spec, Tagging):
+        return build_tag_task(framing, spec)
+    if isinstance(spec, QuestionAnswering):
+        return SpanTask(framing, spec)
     if not isinstance(spec, Classification):
         return AnswerTask(framing, name, labels, columns, recipe.evaluation.num_beams, _dropout(recipe, framing))
     match spec.task:

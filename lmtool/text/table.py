@@ -1,4 +1,5 @@
-"""Labelled tables: reading .csv, .tsv, .jsonl, .parquet, and datasets by name in bounded memory; writing .csv."""
+"""Labelled tables: reading .csv, .tsv, .jsonl, .parquet, and datasets by name in bounded memory, and annotated text;
+writing .csv."""
 
 import json
 import os
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 from lmtool import durable
 from lmtool.errors import DataError, UsageError
+from lmtool.text.annotated import CONLL, SQUAD, Conll, conll_lines, open_annotated
 from lmtool.text.delimited import FIELD_LIMIT
 from lmtool.text.disk import refusal
 from lmtool.text.files import find_files, place, shown
@@ -130,18 +132,21 @@ def open_table(
 ) -> Table:
     """Find a table, infer its format, and read its header.
 
-    `source` is a .csv, .tsv, .jsonl or .parquet file, each also compressed (.gz), the bundled data/NAME, or
-    `hf:NAME[:CONFIG][@SPLIT]`, which is streamed into `cache` once. Delimiter and quoting, unless given, are inferred
-    from the text: see `rowfile.open_rows`. The encoding is UTF-8 unless given.
+    `source` is a .csv, .tsv, .jsonl or .parquet file, tagged sentences in a .conll file, or questions in a .json file,
+    each also compressed (.gz), the bundled data/NAME, or `hf:NAME[:CONFIG][@SPLIT]`, which is streamed into `cache`
+    once. Delimiter and quoting, unless given, are inferred from the text: see `rowfile.open_rows`. The encoding is
+    UTF-8 unless given.
     Raises DataError when it has no table, or one without rows; UsageError for a wrong encoding or delimiter.
     """
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0'):
         raise UsageError(f"{shown(delimiter)} cannot be a delimiter", fix="one character, for example --delimiter ';'")
     path = fetch(source, None, cache) if source.startswith(PREFIX) else _one_file(source)
     where = place(path) if not source.startswith(PREFIX) else shown(source)
-    file = open_rows(
-        path, _ending(path, source), field_limit, encoding=encoding or "UTF-8", delimiter=delimiter, quoted=quoted
-    )
+    ending, encoding = _ending(path, source), encoding or "UTF-8"
+    if ending in (CONLL, SQUAD):
+        file = open_annotated(path, ending, field_limit, encoding)
+    else:
+        file = open_rows(path, ending, field_limit, encoding=encoding, delimiter=delimiter, quoted=quoted)
     table = Table(source, file)
     if not table.names:
         if next(table.rows(), None) is None:
@@ -166,14 +171,13 @@ def _one_file(source: str) -> Path:
 
 def _ending(path: Path, source: str) -> str:
     name = path.name.lower().removesuffix(".gz")
-    for ending in ENDINGS:
+    endings = (*ENDINGS, CONLL, SQUAD)
+    for ending in endings:
         if name.endswith(ending):
             return ending
-    fix = f"rename it to the ending of its format: {', '.join(ENDINGS)}, or one of these with .gz"
+    fix = f"rename it to the ending of its format: {', '.join(endings)}, or one of these with .gz"
     if name.endswith((".xlsx", ".xls", ".ods")):
         fix = "save the sheet as CSV (UTF-8)"
-    elif name.endswith(".json"):
-        fix = "write one JSON object on each line, and name it .jsonl"
     raise DataError("not a table by its name", where=shown(source, 200), fix=fix)
 
 
@@ -191,12 +195,17 @@ def _refuse_twice(names: Sequence[str], where: str) -> None:
 def table_lines(
     table: Table, added: Sequence[str], rows: Iterable[tuple[Row, Sequence[Value]]], *, guard_formulas: bool = False
 ) -> Iterator[str]:
-    """CSV of rows of a table with further values after them, line by line, the header first.
+    """CSV of rows of a table with further values after them, line by line, the header first; of CoNLL columns the same,
+    a sentence at a time.
 
     Comma, LF, quotes where needed. An added name that is already in the table gets the suffix `_2`, `_3`, ... None is
     an empty field; lists and objects are written as JSON. With `guard_formulas` a field that a spreadsheet would read
     as a formula (it begins with = + - @ tab or CR, and is not a number) is prefixed with an apostrophe.
     """
+
+    if isinstance(table.file, Conll):
+        yield from conll_lines((row.values, values) for row, values in rows)
+        return
 
     def line(values: Iterable[Value]) -> str:
         cells = [_cell(value) for value in values]

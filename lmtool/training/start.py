@@ -20,14 +20,26 @@ from lmtool.inference.vectors import open_vectors
 from lmtool.model.size import check_fits, outline
 from lmtool.recipe.changes import changes, unchangeable
 from lmtool.recipe.dump import dump
-from lmtool.recipe.finetuning import recipe_for_tables, recipe_for_text, with_choices
+from lmtool.recipe.finetuning import HeadKind, recipe_for_tables, recipe_for_text, with_choices
 from lmtool.recipe.load import Resolved, Setting, lay_over, load
 from lmtool.recipe.pretraining import NAME, DefaultRecipe
-from lmtool.recipe.spec import Classification, Data, Distillation, Recipe, Recurrent, Seq2Seq, Transformer
+from lmtool.recipe.spec import (
+    Classification,
+    Data,
+    Distillation,
+    HeadSpec,
+    QuestionAnswering,
+    Recipe,
+    Recurrent,
+    Seq2Seq,
+    Tagging,
+    Transformer,
+)
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import FLOOR, RECIPE, RESULTS, SPLIT, Run, check_folder, describe_environment
 from lmtool.run.find import find
-from lmtool.tables.data import TableData, TaskTables, open_tables, read_tables, sample_texts
+from lmtool.tables.columns import RowKind
+from lmtool.tables.data import TableData, TaskTables, kind_of_rows, open_tables, read_tables, sample_texts
 from lmtool.tables.floor import Floor, has_words
 from lmtool.text.disk import write_file
 from lmtool.text.prepare import default_cache
@@ -164,7 +176,9 @@ def plan_finetuning(
                 fix="add -s objective.kind=classification or seq2seq, or train it with lmtool pretrain",
             )
         _refuse_adapters_alone(scratch.recipe)
-        return FineTuning(scratch, None, tuple(open_tables(scratch.recipe.data)))
+        return FineTuning(
+            scratch, None, tuple(open_tables(scratch.recipe.data, kind_of_rows(scratch.recipe.objective)))
+        )
     choice = ""
     if source is None:
         base, why = _last_body()
@@ -178,13 +192,33 @@ def plan_finetuning(
     about_data = [text for text in overrides if text.lstrip().startswith("data.")]
     data_flags = [flag for flag in flags if flag.key.startswith("data.")]
     unread = base.recipe.model_copy(update={"data": Data()})
-    tables = open_tables(lay_over(unread, label, name, about_data, data_flags).recipe.data)
+    tables = open_tables(
+        lay_over(unread, label, name, about_data, data_flags).recipe.data, _named_kind(overrides, flags)
+    )
     writes = bool(tables[0].name) or tables[0].columns.writes
+    head = OF_ROWS[tables[0].columns.kind]
     n_rows = sum(task.table.n_rows for task in tables)
-    recipe = recipe_for_tables(base.recipe, name, n_rows, writes, base.is_published)
+    recipe = recipe_for_tables(base.recipe, name, n_rows, writes, base.is_published, head)
     chosen = lay_over(recipe, label, f"finetune-{name}", overrides, flags).recipe
     recipe = with_choices(recipe, chosen, n_rows, base.is_published)
     return FineTuning(lay_over(recipe, label, f"finetune-{name}", overrides, flags), base, tuple(tables), choice)
+
+
+OF_ROWS: Mapping[RowKind, HeadKind] = {
+    "texts": "classification",
+    "words": "tagging",
+    "questions": "question-answering",
+}
+"""The objective that each kind of rows trains a head by."""
+
+
+def _named_kind(overrides: Sequence[str], flags: Sequence[Setting]) -> RowKind | None:
+    """What the rows of a table are, as the command line names the objective; None where it does not."""
+    named = [text.partition("=")[2].strip() for text in overrides if text.partition("=")[0].strip() == "objective.kind"]
+    named += [str(flag.value) for flag in flags if flag.key == "objective.kind"]
+    if not named:
+        return None
+    return next((kind for kind, objective in OF_ROWS.items() if objective == named[-1]), "texts")
 
 
 def _last_body() -> tuple[Base | None, str]:
@@ -195,10 +229,11 @@ def _last_body() -> tuple[Base | None, str]:
         return None, error.what
     recipe, name = base.recipe, base.run.name
     last = f"the last run, {name}, is"
-    if isinstance(recipe.objective, Classification):
+    if isinstance(recipe.objective, HeadSpec):
         below = base.run.info.get("base")
         other = f", --from {below['run']} what it was fine-tuned from" if below else ""
-        return None, f"{last} a classifier (--from {name} trains it on{other})"
+        what = "a classifier" if isinstance(recipe.objective, Classification) else f"one for {recipe.objective.kind}"
+        return None, f"{last} {what} (--from {name} trains it on{other})"
     if not isinstance(recipe.model, Transformer | Recurrent):
         return None, f"{last} no body to fine-tune ({recipe.model.title})"
     return base, f"{last} a {recipe.model.title}"
@@ -208,7 +243,15 @@ def _plan_linear(why: str, overrides: Sequence[str], flags: Sequence[Setting]) -
     """The linear model of a labelled table, where there is nothing to fine-tune. why: as `_last_body` says it."""
     if part := next((flag for flag in flags if flag.key.startswith("tuning.")), None):
         raise UsageError(f"{part.flag} is for a trained model: {why}", fix="name one: --from RUN or --from hf:ORG/NAME")
-    tables = tuple(open_tables(load("linear", overrides, flags).recipe.data))
+    kind = _named_kind(overrides, flags)
+    unkinded = [flag for flag in flags if flag.key != "objective.kind"]
+    tables = tuple(open_tables(load("linear", overrides, unkinded).recipe.data, kind))
+    if tables[0].columns.kind != "texts":
+        what = "tagged words" if tables[0].columns.kind == "words" else "questions"
+        raise UsageError(
+            f"a table of {what} needs a model that reads a text word by word: {why}",
+            fix="name one: --from RUN or --from hf:ORG/NAME; or train one from scratch: --recipe tagger",
+        )
     if tables[0].name or tables[0].columns.writes:
         raise UsageError(
             f"a table of target texts needs a model that writes: {why}",
@@ -396,7 +439,7 @@ def _read_again(recipe: Recipe, run: Run, tokenizer: Tokenizer, world: World, re
     if _is_for_tables(recipe):
         split = run.path / SPLIT
         saved = json.loads(split.read_text(encoding="utf-8")) if split.exists() else None
-        data = read_tables(recipe, open_tables(recipe.data), tokenizer, saved)
+        data = read_tables(recipe, open_tables(recipe.data, kind_of_rows(recipe.objective)), tokenizer, saved)
     else:
         data = read_text(recipe, tokenizer, world, report)
     if data.fingerprint != run.fingerprints["data"]:
@@ -409,13 +452,19 @@ def _read_again(recipe: Recipe, run: Run, tokenizer: Tokenizer, world: World, re
 
 
 def _is_for_tables(recipe: Recipe) -> bool:
-    return isinstance(recipe.objective, Classification | Seq2Seq)
+    return isinstance(recipe.objective, HeadSpec | Seq2Seq)
 
 
 def _labels(recipe: Recipe) -> tuple[str, tuple[str, ...]] | None:
-    """The classes of a head; None where there is none."""
-    spec = recipe.objective
-    return (spec.task, spec.labels) if isinstance(spec, Classification) else None
+    """What a head predicts, and its classes; None where there is none."""
+    match recipe.objective:
+        case Classification() as spec:
+            return spec.task, spec.labels
+        case Tagging() as spec:
+            return spec.kind, spec.labels
+        case QuestionAnswering() as spec:
+            return spec.kind, ()
+    return None
 
 
 def summary(recipe: Recipe) -> str:

@@ -12,7 +12,7 @@ from lmtool.tables.rows import TableExamples
 from lmtool.training.pairs import CountedPairs
 from lmtool.training.start import pretrain
 from lmtool.training.windows import Windows
-from tests.training.test_recipes import TABLES, kind_of_objective, small
+from tests.training.test_recipes import TABLES, kind_of_objective, small, table_for
 from tests.training.tiny import Work, metrics, no_report
 
 STEPS = {"lstm": 500, "lstm-attention": 500, **dict.fromkeys(("elmo-tiny", "gru", "t5-tiny", "dan", "linear"), 300)}
@@ -61,11 +61,7 @@ def test_a_small_recipe_learns_one_batch_by_heart(name: str, work: Work, one_bat
         return bool(losses) and losses[-1] < HARD.get(name, 0.2) * losses[0]
 
     if kind_of_objective(name) in TABLES:
-        columns = "source,target" if kind_of_objective(name) == "seq2seq" else "text,label"
-        rows = [f"the cat {i} sat on a mat,{'dog ran' if i % 2 else 'a mat'}" for i in range(40)]
-        table = work.folder / "table.csv"
-        table.write_text("\n".join([columns, *rows]) + "\n")
-        events = work.learn_table(name, table, *settings, "training.epochs=null", stop=learned)
+        events = work.learn_table(name, table_for(name, work.folder), *settings, "training.epochs=null", stop=learned)
     else:
         given = load(name, settings, [Setting("data.train", [str(work.text)], "TEXT")])
         events = list(pretrain(given, None, output=work.run(), stop=learned, **QUIET))

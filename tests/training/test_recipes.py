@@ -33,8 +33,23 @@ SMALL = (
 )
 
 
-TABLES = ("classification", "seq2seq")
+TABLES = ("classification", "seq2seq", "tagging")
 """Objectives that are trained on tables."""
+
+
+def table_for(name: str, folder: Path) -> Path:
+    """A table that trains a shipped recipe."""
+    if kind_of_objective(name) == "tagging":
+        table = folder / "table.conll"
+        table.write_text(
+            "".join(f"the O\ncat B-X\nnumber I-X\n{i} O\n{'sat B-Y' if i % 2 else 'ran O'}\n\n" for i in range(40))
+        )
+        return table
+    table = folder / "table.csv"
+    columns = "source,target" if kind_of_objective(name) == "seq2seq" else "text,label"
+    rows = [f"the cat {i} sat on a mat,{'dog ran' if i % 2 else 'a mat'}" for i in range(40)]
+    table.write_text("\n".join([columns, *rows]) + "\n")
+    return table
 
 
 def kind_of_objective(name: str) -> str:
@@ -88,10 +103,7 @@ def assert_loads(run: Path, model: Any) -> LanguageModel:
 def test_a_shipped_recipe_for_tables_trains_and_answers(
     name: str, work: Work, without_gradient: set[str], built: list[Any]
 ) -> None:
-    table = work.folder / "table.csv"
-    columns = "source,target" if kind_of_objective(name) == "seq2seq" else "text,label"
-    rows = [f"the cat {i} sat on a mat,{'dog ran' if i % 2 else 'a mat'}" for i in range(40)]
-    table.write_text("\n".join([columns, *rows]) + "\n")
+    table = table_for(name, work.folder)
     events = work.learn_table(name, table, *small(name), "training.epochs=null")
     assert ended(events).step == 2
     assert without_gradient == set()
