@@ -258,7 +258,7 @@ def class_lines(metrics: ClassMetrics | MultiLabelMetrics, names: Sequence[str],
     for i, label in zip(shown, labels, strict=True):
         scores = [f"{100 * score[i]:.1f}" for score in (metrics.precision_C, metrics.recall_C, metrics.f1_C)]
         rows.append([label, *scores, f"{metrics.support_C[i]:,}"])
-    return [*_aligned(rows), *_more(len(names) - len(shown))]
+    return [*aligned(rows), *_more(len(names) - len(shown))]
 
 
 def confusion_lines(confusion_CC: Ints, names: Sequence[str], most: int = 10) -> list[str]:
@@ -273,7 +273,7 @@ def confusion_lines(confusion_CC: Ints, names: Sequence[str], most: int = 10) ->
     rows = [["true \\ predicted", *labels]]
     for label, down in zip(labels, groups, strict=True):
         rows.append([label, *(f"{confusion_CC[np.ix_(down, across)].sum():,}" for across in groups)])
-    return [*_aligned(rows), *_more(len(rest))]
+    return [*aligned(rows), *_more(len(rest))]
 
 
 def _largest(support_C: Ints, most: int) -> list[int]:
@@ -301,7 +301,7 @@ def _width(text: str) -> int:
     return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
 
 
-def _aligned(rows: list[list[str]]) -> list[str]:
+def aligned(rows: list[list[str]]) -> list[str]:
     """Columns two spaces apart, the first left-aligned, the others right-aligned."""
     widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
     lines = []
