@@ -105,6 +105,7 @@ def evaluate(
     from lmtool.printable import plain
     from lmtool.tables.predict import answers_tables, measure_tables
     from lmtool.tables.prompting import measure_prompts
+    from lmtool.tables.suite import measure_folder, runs_in, tables_in
     from lmtool.text.typed import table_files, text_files
 
     if not text and not given:
@@ -138,7 +139,21 @@ def evaluate(
                     if is_main():
                         typer.echo(plain(line))
         return
-    if answers_tables(run):
+    runs = runs_in(run)
+    if runs or answers_tables(run):
+        folder = tables_in(text[0]) if text and len(text) == 1 and not given else {}
+        if runs and not folder:
+            raise UsageError("a folder of runs is evaluated on a folder of tables", where=run, fix="name the folder")
+        if folder:
+            suite = measure_folder(
+                folder,
+                runs or {"": run},
+                lambda name: load_packed(name, device=device, precision=precision).with_beams(num_beams),
+            )
+            for line in [json.dumps(suite.record())] if as_json else suite.lines():
+                if is_main():
+                    typer.echo(plain(line))
+            return
         if given:
             raise UsageError(
                 "this run is evaluated on labelled rows",

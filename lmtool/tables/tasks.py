@@ -29,6 +29,7 @@ from lmtool.recipe.spec import BpeTokenizer, Classification, Recipe
 from lmtool.tables.columns import Columns
 from lmtool.tables.labels import SEPARATOR, Label, LabelKind, LabelMap
 from lmtool.tables.metrics import (
+    NO_LABEL,
     calibration,
     class_metrics,
     confusion_matrix,
@@ -55,9 +56,6 @@ LEFT_OUT = 20_000
 
 LONGEST_TEXT = 1000
 """Characters of a row's text that are kept beside its result."""
-
-NO_LABEL = "(none of them)"
-"""The class of a generated text that is not a label."""
 
 ANSWERS_AT_ONCE = 64
 """Rows whose outputs are generated together."""

@@ -55,13 +55,24 @@ def test_the_most_probable_answer_is_chosen(lmtool, ngram, files):
 
 
 def test_labels_have_other_names_and_columns(lmtool, ngram, files):
-    asked = ("eval", ngram, files / "numbered.csv", "--prompt", "{review} verdict:", "--label-column", "stars", "--json")
+    asked = (
+        "eval",
+        ngram,
+        files / "numbered.csv",
+        "--prompt",
+        "{review} verdict:",
+        "--label-column",
+        "stars",
+        "--json",
+    )
     found = json.loads(lmtool.succeeds(*asked, "--answers", "0=no,1=yes").out)
     assert found["answers"] == {"0": "no", "1": "yes"}
     assert found["accuracy"] == 1
     turned = json.loads(lmtool.succeeds(*asked, "--answers", "0=yes,1=no").out)
     assert turned["accuracy"] == 0
-    assert json.loads(lmtool.succeeds(*asked[:4], "{text} verdict:", *asked[5:], "--answers", "0=no,1=yes").out) == found
+    assert (
+        json.loads(lmtool.succeeds(*asked[:4], "{text} verdict:", *asked[5:], "--answers", "0=no,1=yes").out) == found
+    )
 
 
 def test_shots_are_of_all_labels_and_none_is_measured(lmtool, ngram, files, home):
