@@ -96,21 +96,24 @@ class Classifier(Wrapper):
     """A language model with a head: y = W dropout(pool(h_1..h_T)) + b. Still usable as the language model.
 
     h are the hidden states of the body's last layer (of both halves if bidirectional), or a scalar mix of all layers.
+    A single score z of two classes stands for the scores 0 and z.
     With a dense layer, y = W dropout(norm(f(V dropout(pool(h)) + c))) + b. An averaging body does its own pooling.
     """
 
     def __init__(self, body: LanguageModel, spec: Classification, model: Model) -> None:
         super().__init__(body)
         self.dropout = spec.dropout
+        self.first = 0
         width = model.d_model * (2 if isinstance(body, BidirectionalModel) else 1)
         self.pool = self.mix = None
         if isinstance(body, AveragingModel) or (isinstance(body, RecurrentDecoder) and spec.layers == "last"):
             width = body.width
         if not isinstance(body, AveragingModel):
             self.pool = Pool(pooling(spec, model), width)
-            if spec.layers == "mix":
+            if spec.layers != "last":
+                self.first = int(spec.layers == "mix-hidden")
                 with torch.no_grad():
-                    n_layers = len(body.layers(_probe(body)))
+                    n_layers = len(body.layers(_probe(body))) - self.first
                 self.mix = ScalarMix(n_layers)
         self.activation = None if spec.dense == "none" else spec.dense
         self.dense = self.dense_norm = None
@@ -119,7 +122,14 @@ class Classifier(Wrapper):
             self.dense = new_linear(width, width, bias)
             if spec.dense_norm and isinstance(model, Transformer):
                 self.dense_norm = build_norm(model.norm, width, bias)
-        n_scores = 1 if spec.task == "number" else len(spec.labels)
+        self.single = spec.single_score
+        if self.single and len(spec.labels) != 2:
+            raise UsageError(
+                f"one score is for two classes, and this table has {len(spec.labels) or 'numbers'}",
+                where="objective.single_score",
+                fix="take -s objective.single_score=false",
+            )
+        n_scores = 1 if spec.task == "number" or self.single else len(spec.labels)
         if isinstance(body, AveragingModel) and body.log_ratios and (spec.task != "number" or not body.tf_idf):
             if spec.task == "number":
                 raise UsageError(
@@ -153,7 +163,7 @@ class Classifier(Wrapper):
     def answer(self, batch: Batch) -> Answer:
         """Scores of the rows, with the hidden states and auxiliary losses."""
         if isinstance(self.body, AveragingModel):
-            return Answer(self.body.scores(batch, self.head, self.dropout).float())
+            return Answer(self._pair(self.body.scores(batch, self.head, self.dropout).float()))
         assert self.pool is not None
         hidden_BTD, auxiliary_B = self._states(batch)
         pooled_BD = drop(self.pool(hidden_BTD, batch.keep_BT), self.dropout, self.training)
@@ -161,13 +171,17 @@ class Classifier(Wrapper):
             pooled_BD = activate(self.dense(pooled_BD), self.activation)
             pooled_BD = pooled_BD if self.dense_norm is None else self.dense_norm(pooled_BD)
             pooled_BD = drop(pooled_BD, self.dropout, self.training)
-        return Answer(self.head(pooled_BD).float(), hidden_BTD, auxiliary_B)
+        return Answer(self._pair(self.head(pooled_BD).float()), hidden_BTD, auxiliary_B)
+
+    def _pair(self, scores_BC: Tensor) -> Tensor:
+        """A single score z as the scores 0 and z of two classes: their softmax is the sigmoid of z."""
+        return torch.cat((torch.zeros_like(scores_BC), scores_BC), 1) if self.single else scores_BC
 
     def _states(self, batch: Batch) -> Output:
         if self.mix is None and not isinstance(self.body, BidirectionalModel):
             return self.forward(batch)
         layers, auxiliary_B = self.body.layers_and_auxiliary(batch)
-        return Output(layers[-1] if self.mix is None else self.mix(layers), auxiliary_B)
+        return Output(layers[-1] if self.mix is None else self.mix(layers[self.first :]), auxiliary_B)
 
     def _beside_states(self) -> list[nn.Parameter]:
         """The body's parameters that do not affect the hidden states: those of its own head, not trained here."""

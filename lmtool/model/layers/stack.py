@@ -207,7 +207,7 @@ def _heads(spec: Transformer) -> Heads:
 
 def _score(spec: Transformer) -> Score:
     width = _heads(spec).width
-    return build_score(spec.score, spec.n_heads, width, spec.rank or width)
+    return build_score(spec.score, spec.n_heads, width, spec.rank or width, spec.score_width or width)
 
 
 def _qk_norms(spec: Transformer) -> tuple[HeadNorm, HeadNorm] | None:
