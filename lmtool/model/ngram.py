@@ -239,7 +239,7 @@ class NGramModel(CountingModel):
         return _Smoothed(table(self._unigrams(adjusted_V)), tuple(_Order(*map(table, order)) for order in orders))
 
     def _shorter(self, grams_GN: NDArray[np.int32], counts_G: IntArray) -> tuple[NDArray[np.int32], IntArray]:
-        """The n-grams without their first tokens, with continuation counts: distinct preceding tokens, plus text starts."""
+        """The n-grams without their first tokens, with continuation counts: distinct tokens before, and text starts."""
         return _merge([(grams_GN[:, 1:], np.where(grams_GN[:, 0] == NONE, counts_G, 1))], self.vocab_size)
 
     def _estimates(

@@ -102,8 +102,8 @@ class SpanCorruptionObjective(Objective):
     """Generate the removed spans, each after its sentinel (Raffel et al. 2020).
 
     "a b c d e" with "b" and "d e" removed: the source is a <0> c <1>, the target <0> b <1> d e <2>. Lengths of spans
-    and gaps are random: round(rate n) tokens in round(that / mean_length) spans, at least one of each. The last sentinel
-    can be [EOS], or be followed by it.
+    and gaps are random: round(rate n) tokens in round(that / mean_length) spans, at least one of each. [EOS] can
+    take the place of the last sentinel, or follow it.
     """
 
     spec: SpanCorruption

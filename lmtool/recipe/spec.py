@@ -817,7 +817,7 @@ class Classification(Spec):
     bias: bool = True
     """A bias of each score (GPT-1 has none)."""
     single_score: bool = False
-    """For two classes: one score, whose sigmoid is the probability of the second class, instead of two and a softmax."""
+    """For two classes: one score, whose sigmoid is the probability of the second class, instead of a softmax of two."""
     dropout: Fraction = 0.1
     """Dropout of the pooled vector, and of the output of the dense layer."""
     lm_weight: NonNegativeFloat = 0.0

@@ -41,6 +41,6 @@ def doubtful_rate(recipe: Recipe) -> str | None:
     if lr >= LOW_FACTOR or highest >= LOW_RATE:
         return None
     return (
-        f"the inverse-square-root schedule multiplies optimizer.lr {lr:g} by d_model^-0.5 and more, so that the highest "
-        f"rate is {highest:.2g}; take optimizer.lr 1 as in the paper ({highest / lr:.2g}), or another schedule"
+        f"the inverse-square-root schedule multiplies optimizer.lr {lr:g} by d_model^-0.5 and more, to "
+        f"{highest:.2g} at most; take optimizer.lr 1 as in the paper ({highest / lr:.2g}), or another schedule"
     )

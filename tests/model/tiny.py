@@ -120,6 +120,7 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "bilinear": {"score": "bilinear"},
     "reduced-rank": {"score": "reduced-rank", "rank": 2},
     "additive": {"score": "additive", "position": {"kind": "relative", "buckets": 4, "max_distance": 6}},
+    "wide additive": {"score": "additive", "score_width": 7},
     "bert": BERT,
     "roberta": {
         **BERT,
@@ -194,6 +195,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gru with a memory": {**RECURRENT, "cell": "gru", "attention": {"score": "additive"}, "tie_embeddings": False},
     "lstm with a memory": {**RECURRENT, "attention": {"score": "bilinear"}},
     "gru with a mean of memories": {**RECURRENT, "cell": "gru", "attention": {"select": "mean"}},
+    "lstm with a mean of all states": {**RECURRENT, "attention": {"select": "mean", "present": True}},
+    "elman with a choice of all states": {
+        **RECURRENT,
+        "cell": "rnn",
+        "attention": {"select": "hard", "score": "additive", "score_width": 3, "present": True},
+    },
     "elman encoder-decoder": {**SEQ2SEQ, "cell": "rnn"},
     "gru encoder-decoder": {**SEQ2SEQ, "cell": "gru", "bidirectional_encoder": True},
     "lstm encoder-decoder": SEQ2SEQ,
@@ -212,6 +219,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "elmo of grus": {**RECURRENT, "shape": "bidirectional", "cell": "gru"},
     "3-gram": {"kind": "ngram", "order": 3},
     "1-gram": {"kind": "ngram", "order": 1},
+    "3-gram, add-k": {"kind": "ngram", "order": 3, "smoothing": "add-k", "k": 0.5},
     "skip-gram": {"kind": "skipgram", "d_model": 6},
 }
 """One model of each family, by name."""

@@ -88,7 +88,7 @@ class Additive(Score):
 
 
 def build_score(kind: ScoreName, n_heads: int, width: int, rank: int, hidden: int) -> Score:
-    """The score of `n_heads` heads of `width`. rank: of the reduced-rank score. hidden: width inside the additive one."""
+    """The score of `n_heads` heads of `width`. rank: of the reduced-rank score. hidden: width of the additive v."""
     match kind:
         case "dot":
             return Score(1.0)
