@@ -307,7 +307,9 @@ class Transformer(ModelSpec):
     n_heads: PositiveInt
     """Attention heads; must divide d_model, unless head_width is given."""
     head_width: PositiveInt | None = None
-    """Width of the queries, keys and values of a head; d_model / n_heads by default."""
+    """Width of the queries, keys and values of a head, d_k; d_model / n_heads by default."""
+    value_width: PositiveInt | None = None
+    """Width of the values of a head, d_v; that of its queries and keys by default."""
     n_kv_heads: PositiveInt | None = None
     """Key-value heads, shared by groups of query heads (Ainslie et al. 2023); n_heads by default."""
     d_ff: PositiveInt | None = None
