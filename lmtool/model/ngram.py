@@ -327,8 +327,9 @@ class PlainNGramModel(NGramModel):
     def _estimates(
         self, context_G: IntArray, counts_G: IntArray, n_contexts: int
     ) -> tuple[NDArray[np.float64], IntArray, NDArray[np.float64]]:
-        total_X = np.bincount(context_G, counts_G, n_contexts)
-        return counts_G.astype(np.float64), np.searchsorted(context_G, np.arange(n_contexts + 1)), total_X
+        total_X: NDArray[np.float64] = np.bincount(context_G, counts_G.astype(np.float64), n_contexts)
+        starts_X: IntArray = np.searchsorted(context_G, np.arange(n_contexts + 1)).astype(np.int64)
+        return counts_G.astype(np.float64), starts_X, total_X
 
     def _unigrams(self, counts_V: IntArray) -> NDArray[np.float64]:
         return counts_V.astype(np.float64)
