@@ -118,10 +118,8 @@ def evaluate(
             raise UsageError("prompts are made of the rows of a table", fix="name a table, or - for standard input")
         model = load_packed(run, device=device, precision=precision)
         other = None if baseline is None else load_packed(baseline, device=device, precision=precision)
-        if is_main():
-            describe(model, quiet)
         with Display(shown=is_main(), quiet=quiet) as display, table_files(text) as sources:
-            for source in sources:
+            for number, source in enumerate(sources):
                 asked = measure_prompts(
                     model,
                     source,
@@ -135,6 +133,8 @@ def evaluate(
                     baseline=other,
                     report=display.report,
                 )
+                if is_main() and not number:
+                    describe(model, quiet)
                 for line in [json.dumps(asked.record())] if as_json else asked.lines():
                     if is_main():
                         typer.echo(plain(line))

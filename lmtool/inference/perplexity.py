@@ -233,7 +233,7 @@ class Measured:
             f"bits per byte    {found.bits_per_byte:.4f}{limit}",
         ]
         if self.unseen is not None:
-            zero = "; each has probability 0" if math.isinf(found.loss) else ""
+            zero = "; some of them have probability 0" if math.isinf(found.loss) else ""
             lines.append(f"unseen n-grams   {self.unseen:,} of {found.tokens:,}{zero}")
         if self.baseline is not None:
             other = self.baseline.loaded

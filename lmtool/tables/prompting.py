@@ -17,13 +17,14 @@ from lmtool.inference.evaluation import not_reported
 from lmtool.inference.load import Loaded
 from lmtool.inference.scoring import score_answers
 from lmtool.recipe.spec import Classification, Seq2Seq
-from lmtool.tables.columns import Columns, choose_columns
+from lmtool.tables.columns import LABELS, Columns, choose_columns
 from lmtool.tables.labels import LabelMap, as_cell
 from lmtool.tables.metrics import ClassMetrics, aligned, class_metrics, confusion_matrix
 from lmtool.tables.predict import measure_tables
 from lmtool.tables.reading import LabelledTexts, read_labelled
 from lmtool.text.files import shown
 from lmtool.text.prepare import default_cache
+from lmtool.text.rowfile import bare_name
 from lmtool.text.split import document_hash
 from lmtool.text.survey import Report
 from lmtool.text.table import Table, open_table
@@ -136,14 +137,20 @@ class Prompt:
         unknown = next((field for field in fields if field not in table.names and field != TEXT), None)
         if unknown is not None:
             raise UsageError(f"the prompt has {{{unknown:.40}}}, which is no column", where=where, fix=known)
+        others = [name for name in table.names if name not in named]
+        usual, beside = (any(bare_name(name) in LABELS for name in names) for names in (named, others))
+        if label_column in named or (label_column is None and (not others or (usual and not beside))):
+            raise UsageError(
+                "the prompt holds the label", where=where, fix=f"name the label's column with --label-column; {known}"
+            )
         inferred = choose_columns(table, text_columns=named, label_column=label_column)
         if TEXT in fields and TEXT not in table.names and (named or len(inferred.texts) > 1):
             raise UsageError("the prompt has {text}, but a row has several texts", where=where, fix=known)
-        if inferred.label is None or inferred.label in named:
+        if inferred.label is None:
             raise UsageError(
-                "the prompt holds the label" if inferred.label else "the table has targets, not labels",
+                "the table has targets, not labels",
                 where=where,
-                fix=f"name the column of the label with --label-column; {known}",
+                fix=f"name the label's column with --label-column; {known}",
             )
         return inferred
 

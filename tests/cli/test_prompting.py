@@ -37,7 +37,16 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ngram(lmtool, files, home):
     lmtool.succeeds(
         *("pretrain", files / "text.txt", "-r", "ngram", "-s", "tokenizer={kind: word, vocab_size: 40}", "-q"),
-        *("-s", "model.order=3", "-s", "data.documents=blank-line", "-s", "data.split=document"),
+        *(
+            "-s",
+            "model.order=3",
+            "-s",
+            "model.context=16",
+            "-s",
+            "data.documents=blank-line",
+            "-s",
+            "data.split=document",
+        ),
     )
     return "last"
 
