@@ -139,7 +139,7 @@ class Prompt:
             raise UsageError(f"the prompt has {{{unknown:.40}}}, which is no column", where=where, fix=known)
         others = [name for name in table.names if name not in named]
         usual, beside = (any(bare_name(name) in LABELS for name in names) for names in (named, others))
-        if label_column in named or (label_column is None and (not others or (usual and not beside))):
+        if label_column in named or (label_column is None and usual and not beside):
             raise UsageError(
                 "the prompt holds the label", where=where, fix=f"name the label's column with --label-column; {known}"
             )
