@@ -35,19 +35,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def ngram(lmtool, files, home):
-    lmtool.succeeds(
-        *("pretrain", files / "text.txt", "-r", "ngram", "-s", "tokenizer={kind: word, vocab_size: 40}", "-q"),
-        *(
-            "-s",
-            "model.order=3",
-            "-s",
-            "model.context=16",
-            "-s",
-            "data.documents=blank-line",
-            "-s",
-            "data.split=document",
-        ),
-    )
+    keys = ("model.order=4", "model.context=16", "data.documents=blank-line", "data.split=document")
+    settings = [word for key in ("tokenizer={kind: word, vocab_size: 40}", *keys) for word in ("-s", key)]
+    lmtool.succeeds("pretrain", files / "text.txt", "-r", "ngram", "-q", *settings)
     return "last"
 
 
