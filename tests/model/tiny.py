@@ -221,7 +221,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "elmo of grus": {**RECURRENT, "shape": "bidirectional", "cell": "gru"},
     "3-gram": {"kind": "ngram", "order": 3},
     "1-gram": {"kind": "ngram", "order": 1},
-    "2-gram, add-k": {"kind": "ngram", "order": 2, "smoothing": "add-k", "k": 0.5},
     "skip-gram": {"kind": "skipgram", "d_model": 6},
 }
 """One model of each family, by name."""
