@@ -100,7 +100,7 @@ class Prompted:
 
 
 @dataclass(frozen=True)
-class Prompt:
+class PromptTemplate:
     """A prompt with fields in braces, each the name of a column of a table or `text`."""
 
     written: str
@@ -211,7 +211,7 @@ def measure_prompts(
 
     Raises UsageError for prompts and answers that do not fit the table or the model, and the errors of tables.
     """
-    prompt = Prompt(written)
+    prompt = PromptTemplate(written)
     rows, labels = _read(source, prompt, label_column)
     answers = read_answers(given, labels)
     names = tuple(answers)
@@ -259,7 +259,7 @@ def calibrated_scores(score_RA: Floats, free_FA: Floats) -> Floats:
     return corrected_RA
 
 
-def _read(source: str, prompt: Prompt, label_column: str | None) -> tuple[LabelledTexts, tuple[str, ...]]:
+def _read(source: str, prompt: PromptTemplate, label_column: str | None) -> tuple[LabelledTexts, tuple[str, ...]]:
     """The rows of a table, and its labels in their order."""
     table = open_table(source, cache=default_cache())
     columns = prompt.columns(table, label_column)
@@ -293,7 +293,7 @@ def _tuned_accuracy(tuned: Loaded, source: str) -> float:
 
 
 def _examples(
-    prompt: Prompt,
+    prompt: PromptTemplate,
     examples: LabelledTexts,
     rows: LabelledTexts,
     answers: Mapping[str, str],

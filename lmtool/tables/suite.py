@@ -21,7 +21,7 @@ _PARTS = re.compile(r"(test|dev|valid|validation)$")
 
 
 @dataclass(frozen=True)
-class Score:
+class TaskScore:
     """The score of a task, from 0 to 1 or a correlation, by the measure of this name; None where it is undefined."""
 
     measure: str
@@ -35,7 +35,7 @@ class Suite:
     results: Mapping[str, Results]
 
     @cached_property
-    def scores(self) -> dict[str, Score]:
+    def scores(self) -> dict[str, TaskScore]:
         """The score of each table."""
         return {name: task_score(name, results.figures) for name, results in self.results.items()}
 
@@ -114,7 +114,7 @@ def measure_folder(tables: Mapping[str, str], runs: Mapping[str, str], load: Cal
     return Suite({name: results[name] for name in tables})
 
 
-def task_score(name: str, figures: Mapping[str, Any]) -> Score:
+def task_score(name: str, figures: Mapping[str, Any]) -> TaskScore:
     """The score of a table by the measure of GLUE (Wang et al. 2019).
 
     Matthews correlation for CoLA, the mean of accuracy and F1 for MRPC and QQP, of Pearson's and Spearman's correlation
@@ -123,14 +123,16 @@ def task_score(name: str, figures: Mapping[str, Any]) -> Score:
     key = task_key(name)
     if "pearson" in figures:
         both = (figures["pearson"], figures["spearman"])
-        return Score("mean of Pearson and Spearman", None if None in both else mean(both))
+        return TaskScore("mean of Pearson and Spearman", None if None in both else mean(both))
     if key.startswith("cola") and "matthews" in figures:
-        return Score("Matthews correlation", figures["matthews"])
+        return TaskScore("Matthews correlation", figures["matthews"])
     if key.startswith(("mrpc", "qqp")) and "f1" in figures:
-        return Score(f"mean of accuracy and F1 of {figures['positive']}", mean((figures["accuracy"], figures["f1"])))
+        return TaskScore(
+            f"mean of accuracy and F1 of {figures['positive']}", mean((figures["accuracy"], figures["f1"]))
+        )
     for figure, measure in (("accuracy", "accuracy"), ("micro_f1", "micro F1"), ("exact", "exact matches")):
         if figure in figures:
-            return Score(measure, figures[figure])
+            return TaskScore(measure, figures[figure])
     raise ValueError(f"no score among {sorted(figures)}")
 
 
