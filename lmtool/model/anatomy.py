@@ -231,8 +231,8 @@ def _parts(name: str, module: nn.Module | None, reach: _Reach, n_layers: int) ->
         case CrossAttention():
             n_heads = module.q.out_features // module.head_width
             shape = _heads(n_heads, module)
-            own = (module.head_width, module.value_width)
-            flops = _attention(module.score, n_heads, own, n, reach.source, reach.cross_pairs)
+            of_head = (module.head_width, module.value_width)
+            flops = _attention(module.score, n_heads, of_head, n, reach.source, reach.cross_pairs)
             maps = chain(
                 _parts("q", module.q, reach, n_layers),
                 _parts("kv", module.kv, _Reach(reach.source), n_layers),

@@ -327,7 +327,7 @@ class PlainNGramModel(NGramModel):
     def _estimates(
         self, context_G: IntArray, counts_G: IntArray, n_contexts: int
     ) -> tuple[NDArray[np.float64], IntArray, NDArray[np.float64]]:
-        total_X: NDArray[np.float64] = np.bincount(context_G, counts_G.astype(np.float64), n_contexts)
+        total_X = np.bincount(context_G, counts_G, n_contexts).astype(np.float64)
         starts_X: IntArray = np.searchsorted(context_G, np.arange(n_contexts + 1)).astype(np.int64)
         return counts_G.astype(np.float64), starts_X, total_X
 
