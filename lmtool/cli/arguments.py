@@ -1,9 +1,12 @@
 """Arguments that several commands share."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+
+if TYPE_CHECKING:
+    from lmtool.recipe.load import Setting
 
 DEFAULT_RECIPE = "default"
 TEXT_HELP = "Files, folders or globs (.txt .jsonl .csv .parquet, also .gz), or hf:NAME."
@@ -74,3 +77,11 @@ NumBeams = Annotated[
         show_default=False,
     ),
 ]
+
+
+def teacher_setting(reference: str) -> "Setting":
+    """The setting of `--teacher`; a published model is imported. Raises CheckpointError where it cannot be."""
+    from lmtool.interop.reference import run_of
+    from lmtool.recipe.load import Setting
+
+    return Setting("distillation.teacher", run_of(reference), "--teacher")

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from lmtool.cli.arguments import Overrides, Quiet
+from lmtool.cli.arguments import Overrides, Quiet, teacher_setting
 
 _data, _training, _evaluation, _output = (
     partial(typer.Option, rich_help_panel=panel) for panel in ("Data", "Training", "Evaluation", "Output")
@@ -99,6 +99,12 @@ def finetune(
             show_default=False,
         ),
     ] = None,
+    teacher: Annotated[
+        str | None,
+        _training(
+            metavar="RUN", help="Learn the probabilities of this run, of the same labels, too.", show_default=False
+        ),
+    ] = None,
     merge: Annotated[
         bool, _output("--merge", metavar="", help="At the end, also make a run with the adapters merged.")
     ] = False,
@@ -152,6 +158,8 @@ def finetune(
         ("tuning.lora.rank", lora_rank, "--lora-rank"),
     ]
     flags = [Setting(key, value, flag) for key, value, flag in given if value is not None]
+    if teacher is not None:
+        flags.append(teacher_setting(teacher))
     if not table and not task:
         raise UsageError("no table to train on", fix="name one: lmtool finetune TABLE")
     if table and task:

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 
 def prepare_streams() -> None:
-    """Let both output streams take any text: what their encoding lacks is escaped. A closed one discards all."""
+    """Let both output streams take any text: what their encoding lacks is escaped.
+
+    A closed one discards all, a closed standard input is empty.
+    """
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115 - it stays open as long as the process
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - it stays open as long as the process
     if sys.stderr is None:

@@ -5,7 +5,16 @@ from typing import Annotated
 
 import typer
 
-from lmtool.cli.arguments import DEFAULT_RECIPE, RECIPE_OPTION, Column, OutputDir, Overrides, Quiet, Text
+from lmtool.cli.arguments import (
+    DEFAULT_RECIPE,
+    RECIPE_OPTION,
+    Column,
+    OutputDir,
+    Overrides,
+    Quiet,
+    Text,
+    teacher_setting,
+)
 
 
 def pretrain(
@@ -34,6 +43,10 @@ def pretrain(
             show_default=False,
         ),
     ] = None,
+    teacher: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Learn this run's probabilities beside the targets.", show_default=False),
+    ] = None,
     output: OutputDir = None,
     quiet: Quiet = False,
 ) -> None:
@@ -55,6 +68,8 @@ def pretrain(
     ):
         if value is not None:
             flags.append(Setting(key, value, f"--{key.partition('.')[2]}"))
+    if teacher is not None:
+        flags.append(teacher_setting(teacher))
     resolved: Resolved | DefaultRecipe
     base = None
     if source is None and recipe in (None, DEFAULT_RECIPE):

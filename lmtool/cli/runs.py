@@ -85,6 +85,8 @@ def show_run(
     facts += [(f"{name} fingerprint", str(value)) for name, value in found.fingerprints.items() if value]
     if base := found.info.get("base"):
         facts.append(("initialized from", f"{base['checkpoint']} of {base['run']}"))
+    if teacher := found.info.get("teacher"):
+        facts.append(("distilled from", f"{teacher['checkpoint']} of {teacher['run']}"))
     if found.origin is not None:
         revision = f", revision {found.origin['revision']}" if found.origin["revision"] else ""
         facts.append(("imported from", f"{found.origin['reference']} ({found.origin['model_type']}{revision})"))

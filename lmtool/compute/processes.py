@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lmtool.compute.device import Compute
-from lmtool.errors import ResourceError
+from lmtool.errors import ResourceError, UsageError
 
 Made = TypeVar("Made")
 
@@ -113,7 +113,7 @@ def _all_reduced(tensor: torch.Tensor) -> torch.Tensor:
 
 def local_rank() -> int:
     """Local rank of this process, which is the index of its GPU."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
+    return _number("LOCAL_RANK", 0)
 
 
 def is_main() -> bool:
@@ -121,12 +121,34 @@ def is_main() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def _number(name: str, default: int) -> int:
+    """A number that torchrun sets in the environment. Raises UsageError."""
+    text = os.environ.get(name, str(default))
+    lowest = int(name == "WORLD_SIZE")
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) >= lowest):
+        raise UsageError(
+            f"{text!r:.40} is not a number of processes" if lowest else f"{text!r:.40} is not the rank of a process",
+            where=f"environment variable {name}",
+            fix=f"start the processes with torchrun, or unset {name}",
+        )
+    return int(text)
+
+
 @contextmanager
 def joined(compute: Compute) -> Iterator[World]:
     """Join the process group of torchrun, and leave it at the end; a single process without torchrun."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    size = _number("WORLD_SIZE", 1)
+    if size == 1:
         yield World()
         return
+    missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if missing or not 0 <= _number("RANK", 0) < size:
+        what = f"{', '.join(missing)} not set" if missing else f"RANK is {os.environ['RANK']}"
+        raise UsageError(
+            f"the environment names {size} processes, but {what}",
+            where="WORLD_SIZE",
+            fix="start them with torchrun, or unset WORLD_SIZE",
+        )
     dist.init_process_group("nccl" if compute.device.type == "cuda" else "gloo", timeout=PATIENCE)
     try:
         yield World(dist.get_rank(), dist.get_world_size())

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lmtool.decoding.reader import Prompt
 from lmtool.errors import UsageError
-from lmtool.recipe.spec import Averaging, Classification, Masked, Prefix, Reads, Recipe, Seq2Seq
+from lmtool.recipe.spec import Averaging, Classification, Masked, Prefix, Reads, Recipe, ReplacedTokens, Seq2Seq
 from lmtool.text.chat import ChatFormat, Message, own_template
 from lmtool.text.tokenizer import Tokenizer
 
@@ -102,7 +102,7 @@ class Framing:
                 chat=chat,
             )
         match recipe.objective, model.reads:
-            case Masked(), _:
+            case ((Masked() | ReplacedTokens()), _):
                 before, after = (t.cls_id,), (t.sep_id,)
             case Classification(), "both":
                 before, after = (t.cls_id,), (t.sep_id,)

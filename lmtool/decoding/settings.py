@@ -191,7 +191,7 @@ class Beam(Limits):
     length_penalty: Annotated[
         float,
         Help("Rank by log p / length^X; 1 is the mean, 0 the sum.", "X"),
-        Range(math.isfinite, "take a finite number; 1 is the mean"),
+        Range(lambda x: abs(x) <= 100, "take a number between -100 and 100; 1 is the mean"),
     ] = 1.0
     early_stopping: Annotated[
         EarlyStopping, Help("Stop at K finished hypotheses; when a better one is unlikely; or impossible.")

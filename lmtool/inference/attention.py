@@ -23,7 +23,7 @@ from lmtool.model.classifier import Classifier, Pool
 from lmtool.model.language_model import LanguageModel
 from lmtool.model.layers.attention import CrossAttention
 from lmtool.model.layers.memory_attention import MemoryAttention
-from lmtool.model.layers.observing import Attending, attending, observed
+from lmtool.model.layers.observing import Attending, attending, module_name, observed
 from lmtool.text.disk import write_file
 
 AttentionKind = Literal["self", "encoder", "decoder", "cross", "memory", "pooling"]
@@ -165,7 +165,7 @@ def _run(model: LanguageModel, batch: Batch) -> torch.Tensor:
 
 
 def _kind(model: LanguageModel, name: str) -> AttentionKind:
-    part: Attending | torch.nn.Module = model.get_submodule(name)
+    part: Attending | torch.nn.Module = model.get_submodule(module_name(name))
     match part:
         case Pool():
             return "pooling"

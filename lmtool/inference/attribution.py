@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lmtool.batch import Batch, padded
+from lmtool.decoding.framing import TokenIds
 from lmtool.inference.attention import TextAttention, row_input
 from lmtool.inference.load import Loaded
 from lmtool.model.classifier import Classifier
@@ -28,7 +29,6 @@ BATCH_TOKENS = 4096
 """Positions computed at once."""
 
 Numbers = NDArray[np.float64]
-Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _words(loaded: Loaded, texts: Sequence[str]) -> tuple[list[str], list[list[i
     return words, places
 
 
-def words_of_row(tokenizer: Tokenizer, tokens_T: Ids) -> tuple[list[str], list[list[int]]]:
+def words_of_row(tokenizer: Tokenizer, tokens_T: TokenIds) -> tuple[list[str], list[list[int]]]:
     """The words of an encoded row, as its tokens are decoded, and for each the positions of its tokens, at least one.
 
     As `_words` without the text: special tokens are between texts, a token is what it adds to those before it.
@@ -141,7 +141,9 @@ def _matched(text: str, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[str,
             yield plain(text[start:stop]), own
 
 
-def without(tokens_T: Ids, segments_T: Ids | None, own: Sequence[int], filler: int) -> tuple[Ids, Ids | None]:
+def without(
+    tokens_T: TokenIds, segments_T: TokenIds | None, own: Sequence[int], filler: int
+) -> tuple[TokenIds, TokenIds | None]:
     """A row and its segments without the tokens at some places. filler: the only token of a row that is then empty."""
     if len(own) == len(tokens_T):
         return np.array([filler]), None if segments_T is None else segments_T[:1]

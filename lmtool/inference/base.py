@@ -1,14 +1,19 @@
 """Base checkpoints: those that other runs are initialized from, and that runs of adapters need again."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmtool.errors import CheckpointError
+from pydantic import ValidationError
+
+from lmtool.errors import CheckpointError, RecipeError, UsageError
+from lmtool.printable import plain
+from lmtool.recipe.changes import changes, unchangeable
 from lmtool.recipe.load import load
 from lmtool.recipe.spec import Recipe
 from lmtool.run.checkpoint import MODEL, Checkpoint, verify
-from lmtool.run.directory import CHECKPOINTS, Run
-from lmtool.run.find import find
+from lmtool.run.directory import CHECKPOINTS, RECIPE, Run
+from lmtool.run.find import Found, find
 from lmtool.text.tokenizer import Tokenizer
 
 
@@ -41,7 +46,8 @@ def open_base(reference: str) -> Base:
     """The best checkpoint of a run, or a given checkpoint, as the base of another run."""
     found = find(reference)
     checkpoint, _ = found.best(optimizer=False)
-    return Base(found.run, checkpoint, *read_run(found.run))
+    recipe, tokenizer, _ = read_run(found.run, checkpoint)
+    return Base(found.run, checkpoint, recipe, tokenizer)
 
 
 def base_of(run: Run) -> Base:
@@ -52,27 +58,48 @@ def base_of(run: Run) -> Base:
     info = run.info.get("base")
     if info is None:
         raise CheckpointError("the run does not name the base of its adapters", where=str(run.path), fix="train anew")
-    place = Path(info["path"])
+    return _reopen(info, f"{run.name} holds adapters only, to", "`lmtool runs merge` makes a run that needs no base")
+
+
+def teacher_of(run: Run) -> Base:
+    """The checkpoint that a run is distilled from, found as `base_of` does. Raises CheckpointError likewise."""
+    info = run.info.get("teacher")
+    if info is None:
+        raise CheckpointError("the run does not name its teacher", where=str(run.path), fix="train anew")
+    return _reopen(info, f"{run.name} learns from", "only with it training goes on")
+
+
+def _reopen(record: Mapping[str, str], need: str, note: str) -> Base:
+    """The checkpoint of a `Base.record`. need, note: why it is needed, and what to know, for errors."""
+    wanted, place = f"{need} {record['checkpoint']} of {record['run']}", Path(record["path"])
     try:
-        found = find(str(place) if place.exists() else info["run"])
-        checkpoint = verify(found.run.path / CHECKPOINTS / info["checkpoint"], optimizer=False)
+        found = find(str(place) if place.exists() else record["run"])
+        checkpoint = verify(found.run.path / CHECKPOINTS / record["checkpoint"], optimizer=False)
     except CheckpointError as error:
         raise CheckpointError(
-            f"{run.name} holds adapters only, to {info['checkpoint']} of {info['run']}: {error.what}",
-            where=info["path"],
-            fix="restore that run; `lmtool runs merge` makes a run that needs no base",
+            f"{wanted}: {error.what}", where=record["path"], fix=f"restore that run; {note}"
         ) from error
-    if checkpoint.files[MODEL].sha256 != info["sha256"]:
+    if checkpoint.files[MODEL].sha256 != record["sha256"]:
         raise CheckpointError(
-            f"{run.name} holds adapters only, to {info['checkpoint']} of {info['run']}, which has changed since",
+            f"{wanted}, which has changed since",
             where=str(checkpoint.path),
             fix="restore the checkpoint, or train anew",
         )
-    return Base(found.run, checkpoint, *read_run(found.run))
+    recipe, tokenizer, _ = read_run(found.run, checkpoint)
+    return Base(found.run, checkpoint, recipe, tokenizer)
 
 
-def read_run(run: Run) -> tuple[Recipe, Tokenizer]:
-    """The recipe and the tokenizer of a run. Raises CheckpointError when the tokenizer is not the run's own."""
+def read_run(run: Run, checkpoint: Checkpoint) -> tuple[Recipe, Tokenizer, list[str]]:
+    """The recipe and the tokenizer of a run at a checkpoint, and warnings: see `read_recipe`.
+
+    Raises CheckpointError when the tokenizer or the recipe is not the run's own.
+    """
+    recipe, warnings = read_recipe(run, checkpoint)
+    return recipe, read_tokenizer(run), warnings
+
+
+def read_tokenizer(run: Run) -> Tokenizer:
+    """The tokenizer of a run. Raises CheckpointError when it is not the one that the run was trained with."""
     tokenizer = Tokenizer.load(run.tokenizer_path)
     if tokenizer.fingerprint != run.fingerprints["tokenizer"]:
         raise CheckpointError(
@@ -80,4 +107,49 @@ def read_run(run: Run) -> tuple[Recipe, Tokenizer]:
             where=str(run.tokenizer_path),
             fix="restore the run's own tokenizer.json",
         )
-    return load(run.recipe_path).recipe, tokenizer
+    return tokenizer
+
+
+def read_recipe(run: Run, checkpoint: Checkpoint) -> tuple[Recipe, list[str]]:
+    """The recipe of a run at a checkpoint, and a warning where recipe.yaml is damaged or missing.
+
+    What the model is comes from the checkpoint; recipe.yaml may differ in what a resumed run may change. Raises
+    CheckpointError, which names the keys, where it differs in more.
+    """
+    trained = recipe_of(checkpoint)
+    try:
+        written = load(run.recipe_path).recipe
+    except (RecipeError, UsageError):
+        what = "damaged" if run.recipe_path.is_file() else "missing"
+        return trained, [f"{RECIPE} of {run.name} is {what}; the recipe in its checkpoint is used"]
+    different = changes(trained, written)
+    forged = [different[key] for key in unchangeable(different)]
+    if forged:
+        more = f", and {len(forged) - 3} more" if len(forged) > 3 else ""
+        raise CheckpointError(
+            f"{RECIPE} is not the recipe of this model: {'; '.join(plain(text)[:200] for text in forged[:3])}{more}",
+            where=str(run.recipe_path),
+            fix="undo these changes, or delete the file: the checkpoint has the recipe too",
+        )
+    return written, []
+
+
+def written_recipe(found: Found) -> tuple[Recipe, list[str]]:
+    """The recipe in a run's recipe.yaml; the one of its newest checkpoint, and a warning, where that is damaged.
+
+    It is not compared with a checkpoint.
+    """
+    try:
+        return load(found.run.recipe_path).recipe, []
+    except (RecipeError, UsageError):
+        return read_recipe(found.run, found.newest(optimizer=False)[0])
+
+
+def recipe_of(checkpoint: Checkpoint) -> Recipe:
+    """The recipe that a checkpoint was trained by. Raises CheckpointError."""
+    try:
+        return Recipe.model_validate(checkpoint.state().get("recipe"))
+    except ValidationError as error:
+        raise CheckpointError(
+            "state.json holds no recipe of this version of lmtool", where=str(checkpoint.path), fix="train anew"
+        ) from error

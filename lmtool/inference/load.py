@@ -12,15 +12,17 @@ from lmtool import model
 from lmtool.compute.device import Compute, InferenceName, resolve
 from lmtool.compute.processes import local_rank
 from lmtool.decoding.framing import Framing
-from lmtool.errors import CheckpointError
+from lmtool.errors import CheckpointError, NumericalError
 from lmtool.inference.base import Base, base_of, read_run
 from lmtool.model import LanguageModel, lora
 from lmtool.model.classifier import Classifier
+from lmtool.model.language_model import UnpredictiveModel
 from lmtool.model.packed import pack
 from lmtool.model.parameters import depths
+from lmtool.model.replaced import ReplacedTokenDetector
 from lmtool.model.transformer import TransformerEncoder
 from lmtool.objective import Objective, build_objective
-from lmtool.recipe.spec import Classification, DeviceName, Recipe
+from lmtool.recipe.spec import Classification, DeviceName, Recipe, ReplacedTokens, Transformer
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import Run
 from lmtool.run.find import find
@@ -33,7 +35,7 @@ class Loaded:
     """A trained model with its recipe, tokenizer and device.
 
     newer: the step of the run's newest checkpoint, where it is after this one, the best. warnings: damaged checkpoints
-    that were skipped.
+    that were skipped, and a damaged recipe.yaml.
     """
 
     model: LanguageModel
@@ -49,6 +51,12 @@ class Loaded:
     @property
     def device(self) -> torch.device:
         return self.compute.device
+
+    def refuse_unpredictive(self) -> None:
+        """Raise UsageError for a model that has no probabilities of the tokens of a text."""
+        lm = self.model.body if isinstance(self.model, Classifier) else self.model
+        if isinstance(lm, UnpredictiveModel):
+            raise lm.refusal()
 
     def with_beams(self, num_beams: int | None) -> "Loaded":
         """The same model with another beam width for tables; that of its recipe for None."""
@@ -78,6 +86,9 @@ def build_model(recipe: Recipe, tokenizer: Tokenizer, compute: Compute) -> Langu
     built = model.build(recipe.model, rows)
     if isinstance(recipe.objective, Classification):
         built = Classifier(built, recipe.objective, recipe.model)
+    if isinstance(recipe.objective, ReplacedTokens) and isinstance(recipe.model, Transformer):
+        assert isinstance(built, TransformerEncoder)
+        built = ReplacedTokenDetector(built, recipe.objective, recipe.model)
     return built.to(compute.device)
 
 
@@ -114,11 +125,11 @@ def load_run(reference: str, *, device: DeviceName = "auto", precision: Inferenc
     found = find(reference)
     checkpoint, warnings = found.best(optimizer=False)
     compute = resolve(device, precision, local_rank())
-    recipe, tokenizer = read_run(found.run)
+    recipe, tokenizer, doubts = read_run(found.run, checkpoint)
     lm = trained_model(found.run, recipe, tokenizer, checkpoint, compute)
     lm.eval()
     step, newer = checkpoint.step, found.newer_than(checkpoint.step)
-    return Loaded(lm, tokenizer, recipe, compute, found.run.path, step, checkpoint.digest, newer, tuple(warnings))
+    return Loaded(lm, tokenizer, recipe, compute, found.run.path, step, checkpoint.digest, newer, (*warnings, *doubts))
 
 
 def load_packed(reference: str, *, device: DeviceName = "auto", precision: InferenceName = "float32") -> Loaded:
@@ -153,7 +164,10 @@ def weights_of(base: Base) -> dict[str, Tensor]:
 
 
 def load_weights(lm: LanguageModel, checkpoint: Checkpoint) -> None:
-    """Copy a checkpoint's weights into a model. Raises CheckpointError that names the first that does not fit."""
+    """Copy a checkpoint's weights into a model.
+
+    Raises CheckpointError that names the first that does not fit, NumericalError the first that is not finite.
+    """
     _copy(lm, checkpoint.model(), checkpoint)
 
 
@@ -166,7 +180,14 @@ def _copy(lm: LanguageModel, tensors: dict[str, Tensor], checkpoint: Checkpoint)
             raise CheckpointError(
                 f"the checkpoint does not fit the recipe: {name} is {_shape(there)}, not {_shape(here)}",
                 where=str(checkpoint.path),
-                fix="restore the run's own recipe.yaml",
+                fix="restore the run from a copy, or train anew",
+            )
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise NumericalError(
+                f"the weights are not finite: {name} holds NaN or infinity",
+                where=str(checkpoint.path),
+                fix="name an earlier checkpoint, RUN@STEP, or train anew",
             )
     # all saved weights are present; others stay
     lm.load_state_dict(tensors, strict=False)
@@ -192,10 +213,16 @@ def _load_body(lm: LanguageModel, base: Base, same_labels: bool) -> str | None:
     """
     tensors, checkpoint = weights_of(base), base.checkpoint
     body, head = tensors, {}
-    if isinstance(base.recipe.objective, Classification):
+    if isinstance(base.recipe.objective, Classification | ReplacedTokens):
         # from the recipe, since a body that only counts words has no weights
         body = {name.removeprefix("body."): t for name, t in tensors.items() if name.startswith("body.")}
         head = {name: t for name, t in tensors.items() if not name.startswith("body.")}
+    if isinstance(lm, ReplacedTokenDetector):
+        if isinstance(base.recipe.objective, ReplacedTokens):
+            _copy(lm, tensors, checkpoint)
+            return None
+        _copy(lm.body, body, checkpoint)
+        return "the generator and the detector are new"
     if not isinstance(lm, Classifier):
         _copy(lm, body, checkpoint)
         return None
@@ -205,7 +232,7 @@ def _load_body(lm: LanguageModel, base: Base, same_labels: bool) -> str | None:
         assert lm.dense is not None
         lm.dense.load_state_dict(lm.body.pooler.state_dict())
     own = {name: t for name, t in lm.state_dict().items() if not name.startswith("body.")}
-    if not head:
+    if not isinstance(base.recipe.objective, Classification):
         return None
     if same_labels and {name: t.shape for name, t in head.items()} == {name: t.shape for name, t in own.items()}:
         lm.load_state_dict(head, strict=False)

@@ -15,7 +15,7 @@ from lmtool.batch import IGNORE, Batch
 from lmtool.compute.device import Compute, InferenceName
 from lmtool.compute.processes import World, joined
 from lmtool.errors import DataError, UsageError
-from lmtool.inference.evaluation import Evaluated, evaluate, not_reported
+from lmtool.inference.evaluation import Evaluated, Validation, evaluate, not_reported
 from lmtool.inference.load import Loaded, load_packed
 from lmtool.model import LanguageModel, NGramModel
 from lmtool.objective import Loss, Objective
@@ -141,10 +141,11 @@ class HeldOut:
             scored += every[index].n_scored
         return cls(store, sorted(chosen, key=lambda span: span.start))
 
-    def loss(self, model: LanguageModel, objective: Objective, compute: Compute, world: World) -> float:
-        """Nats per target, without label smoothing, computed by all processes together."""
-        score, collate = objective.score, objective.collate_validation
-        return evaluate_spans(model, self.store, self.spans, collate, score, compute, world).loss
+    def validate(self, model: LanguageModel, objective: Objective, compute: Compute, world: World) -> Validation:
+        """Nats per target, without label smoothing, and the objective's metrics, by all processes together."""
+        score, collate, metrics = objective.score, objective.collate_validation, objective.metrics
+        found = evaluate_spans(model, self.store, self.spans, collate, score, compute, world, metrics=metrics)
+        return Validation(found.loss, found.metrics)
 
 
 def evaluate_spans(
@@ -156,8 +157,9 @@ def evaluate_spans(
     compute: Compute,
     world: World,
     report: Report = not_reported,
+    metrics: Sequence[str] = (),
 ) -> Evaluated:
-    """The summed loss of some spans of a store, batched by `collate` and scored by `score`."""
+    """The summed loss of some spans of a store, batched by `collate` and scored by `score`, with these metrics."""
 
     def read(items: list[int]) -> tuple[Loss, Sequence[NDArray[np.int64]]]:
         group = [wanted[i] for i in items]
@@ -165,7 +167,7 @@ def evaluate_spans(
         return score(model, collate(rows).to(compute.device)), ()
 
     lengths = [(span.stop - span.start,) for span in wanted]
-    return evaluate(model, lengths, read, compute, world, report=report)
+    return evaluate(model, lengths, read, compute, world, metrics=metrics, report=report)
 
 
 def perplexity(
@@ -287,6 +289,7 @@ def _measure(
     world: World,
     report: Report,
 ) -> Measured:
+    loaded.refuse_unpredictive()
     context = context or loaded.model.context or loaded.recipe.model.context
     stride = stride or context
     longest = loaded.model.longest

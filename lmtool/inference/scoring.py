@@ -66,6 +66,7 @@ def score(loaded: Loaded, texts: Sequence[str], sources: Sequence[str] | None = 
     """
     if isinstance(loaded.recipe.objective, Embedding) or loaded.model.reads == "words":
         raise UsageError("this model predicts no tokens of a text", fix="name a language model")
+    loaded.refuse_unpredictive()
     if loaded.framing.answers != (sources is not None):
         needed = "scores targets of sources: give sources" if sources is None else "has no sources: give texts alone"
         raise UsageError(f"this model {needed}")

@@ -61,6 +61,7 @@ class Writer:
                 where=str(self.loaded.run_path),
                 fix="use lmtool embed --whole, or name a language model",
             )
+        self.loaded.refuse_unpredictive()
         prompts = [prompts] if isinstance(prompts, str) else prompts
         settings = settings or (MaskPredict() if self.loaded.model.reads == "both" else Sample())
         options = replace(options or Options(), **changes)

@@ -12,6 +12,7 @@ from lmtool.model.transformer import (
     TransformerEncoder,
     TransformerEncoderDecoder,
     TransformerPrefix,
+    TransformerUnmasked,
 )
 from lmtool.recipe.spec import Averaging, Model, NGram, Recurrent, SkipGram, Transformer
 
@@ -21,6 +22,8 @@ __all__ = ["DecodeState", "KeyValue", "LanguageModel", "Memory", "NGramModel", "
 def build(spec: Model, vocab_size: int) -> LanguageModel:
     """The model that `spec` describes, with fresh weights from torch's global generator."""
     match spec:
+        case Transformer(shape="decoder", causal_mask=False):
+            return TransformerUnmasked(spec, vocab_size)
         case Transformer(shape="decoder"):
             return TransformerDecoder(spec, vocab_size)
         case Transformer(shape="prefix"):

@@ -143,7 +143,7 @@ def _of_model(model: LanguageModel, spec: Model, n_layers: int, T: int) -> Itera
             of_text = (model.pooler, model.next_sentence) if isinstance(model, TransformerEncoder) else ()
             for name, module in model.named_children():
                 if isinstance(module, Stack):
-                    causal = spec.shape != "encoder" and name != "encoder"
+                    causal = spec.shape != "encoder" and name != "encoder" and spec.causal_mask
                     yield _stack(name, module, spec, T, causal=causal)
                 elif module is not model.head:
                     yield from _parts(name, module, text if module in of_text else row, n_layers)
@@ -176,7 +176,7 @@ def _recurrent_head(model: RecurrentModel, T: int) -> ModelPart:
 
 
 def _stack(name: str, stack: Stack, spec: Transformer, T: int, *, causal: bool) -> ModelPart:
-    """A stack; all layers from the second on are as that one, but for their masks."""
+    """A stack; all layers from the second on are as that one, but for their masks. Shared weights are the first's."""
     full = spec.pattern.full_layers if isinstance(spec.pattern, WindowPattern) else ()
     changes = chain((0, 1, spec.n_layers), full, (layer + 1 for layer in full))
     pairs: dict[bool, int] = {}
@@ -185,12 +185,19 @@ def _stack(name: str, stack: Stack, spec: Transformer, T: int, *, causal: bool) 
         if (first in full) not in pairs:
             pairs[first in full] = n_pairs(layer_mask(spec, T, causal=causal, layer=first), T)
         reach = _Reach(T, pairs[first in full], T, T * T)
-        built = min(first, 1) * stack.per_layer
+        built = 0 if spec.share_layers else min(first, 1) * stack.per_layer
         own = stack.sublayers[built : built + stack.per_layer]
-        parts = chain.from_iterable(_parts("", sublayer, reach, 1) for sublayer in own)
+        parts: Iterable[ModelPart] = chain.from_iterable(_parts("", sublayer, reach, 1) for sublayer in own)
+        if spec.share_layers and first:
+            parts = map(_weightless, parts)
         layers.append(_above("layer", "", parts, times=stop - first))
     above = _parts("norm", stack.norm, _Reach(T), 1)
     return _above(name, "", chain(_parts("position", stack.position, _Reach(T), 1), layers, above))
+
+
+def _weightless(part: ModelPart) -> ModelPart:
+    """A part whose weights are those of another one."""
+    return replace(part, parameters=0, children=tuple(map(_weightless, part.children)))
 
 
 def _parts(name: str, module: nn.Module | None, reach: _Reach, n_layers: int) -> Iterator[ModelPart]:
@@ -212,7 +219,12 @@ def _parts(name: str, module: nn.Module | None, reach: _Reach, n_layers: int) ->
             (part,) = _parts(_named(mixer), mixer, reach, n_layers)
             norms = tuple(_parts(f"norm ({module.place})", norm, reach, n_layers))
             children = (*norms, *part.children) if module.place == "pre" else (*part.children, *norms)
-            yield replace(part, parameters=part.parameters + sum(one.parameters for one in norms), children=children)
+            yield replace(
+                part,
+                shape=part.shape if module.residual else f"{part.shape}{', ' * bool(part.shape)}not added to its input",
+                parameters=part.parameters + sum(one.parameters for one in norms),
+                children=children,
+            )
             return
         case RecurrentEncoder():
             encoder = chain(

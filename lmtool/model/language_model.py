@@ -135,6 +135,10 @@ class SilentModel(LanguageModel):
         raise self.refusal()
 
 
+class UnpredictiveModel(SilentModel):
+    """A model without the probability of any token that it has not seen, which cannot score a text either."""
+
+
 class CountingModel(LanguageModel):
     """A model estimated from counts, not by gradients, in one pass over the text in order.
 

@@ -10,7 +10,16 @@ from torch.overrides import TorchFunctionMode
 from lmtool.errors import RecipeError
 from lmtool.model import LanguageModel, build
 from lmtool.model.parameters import layer_matrices
-from lmtool.recipe.spec import CharTokenizer, Model, Recipe, Spec, TokenizerFile
+from lmtool.recipe.spec import (
+    CharTokenizer,
+    Model,
+    Recipe,
+    ReplacedTokens,
+    Spec,
+    TokenizerFile,
+    Transformer,
+    generator_of,
+)
 
 USUAL = {
     "model.context": 1024,
@@ -41,6 +50,10 @@ class Size(NamedTuple):
     def parameters(self) -> int:
         """All parameters."""
         return self.matrices + self.rest
+
+    def plus(self, other: "Size") -> "Size":
+        """Both together."""
+        return Size(self.matrices + other.matrices, self.rest + other.rest)
 
 
 BEYOND = Size(0, 2**60)
@@ -89,6 +102,8 @@ def training_bytes(recipe: Recipe) -> int:
     `auto`). Frozen weights, under adapters or a trained head, have neither gradients nor moments.
     """
     size = size_of(recipe.model, _rows(recipe))
+    if isinstance(recipe.objective, ReplacedTokens) and isinstance(recipe.model, Transformer):
+        size = size.plus(size_of(generator_of(recipe.model, recipe.objective), _rows(recipe)))
     sequences = 1 if recipe.training.micro_batch == "auto" else recipe.training.micro_batch
     activations = sequences * recipe.model.context * recipe.model.activation_bytes
     if recipe.tuning.lora is not None or recipe.tuning.freeze == "body":

@@ -13,7 +13,16 @@ from torch.nn import functional as F
 
 from lmtool.batch import Batch, Mask
 from lmtool.errors import UsageError
-from lmtool.model.language_model import DecodeState, LanguageModel, LayerState, Output, Parts, SilentModel, summed
+from lmtool.model.language_model import (
+    DecodeState,
+    LanguageModel,
+    LayerState,
+    Output,
+    Parts,
+    SilentModel,
+    UnpredictiveModel,
+    summed,
+)
 from lmtool.model.layers.parts import Head, Inputs, initialise
 from lmtool.model.layers.positions import longest
 from lmtool.model.layers.stack import Stack
@@ -21,16 +30,17 @@ from lmtool.recipe.spec import Reads, Transformer
 
 
 class TransformerModel(LanguageModel):
-    """Base of all Transformers: input embeddings, a head, and the use of a Stack."""
+    """Base of all Transformers: input embeddings, of its own or `inputs`, a head, and the use of a Stack."""
 
-    def __init__(self, spec: Transformer, vocab_size: int) -> None:
+    def __init__(self, spec: Transformer, vocab_size: int, inputs: Inputs | None = None) -> None:
         super().__init__()
         self.vocab_size = vocab_size
         self.context = spec.context
         self.longest = longest(spec)
-        self.inputs = Inputs(spec, vocab_size)
+        self.inputs = Inputs(spec, vocab_size) if inputs is None else inputs
         self.head = Head(spec, vocab_size, self.inputs.tokens)
         self._description = f"{spec.title}, {spec.n_layers} x {spec.d_model}"
+        self._description += " shared" if spec.share_layers else ""
 
     def forward(self, batch: Batch) -> Output:
         return self._read(self.stacks()[0], batch)
@@ -120,6 +130,20 @@ class TransformerDecoder(TransformerModel):
         return self._advance(self.stack, tokens_BT, state)
 
 
+class TransformerUnmasked(UnpredictiveModel, TransformerModel):
+    """A decoder without its mask: each position sees the tokens that it and all others are to predict."""
+
+    reads: Reads = "both"
+
+    def __init__(self, spec: Transformer, vocab_size: int) -> None:
+        super().__init__(spec, vocab_size)
+        self.stack = Stack(spec, causal=False)
+
+    def refusal(self) -> UsageError:
+        what = "a decoder without its causal mask has seen each token that it predicts, and no other"
+        return UsageError(what, where="model.causal_mask", fix="name a run with the mask")
+
+
 class TransformerPrefix(TransformerDecoder):
     """A decoder with bidirectional attention within a prefix of the row (Raffel et al. 2020; Dong et al. 2019)."""
 
@@ -146,8 +170,8 @@ class TransformerEncoder(SilentModel, TransformerModel):
 
     reads: Reads = "both"
 
-    def __init__(self, spec: Transformer, vocab_size: int) -> None:
-        super().__init__(spec, vocab_size)
+    def __init__(self, spec: Transformer, vocab_size: int, inputs: Inputs | None = None) -> None:
+        super().__init__(spec, vocab_size, inputs)
         self.stack = Stack(spec, causal=False)
         self.pooler = nn.Linear(spec.d_model, spec.d_model) if spec.next_sentence_head else None
         self.next_sentence = nn.Linear(spec.d_model, 2) if spec.next_sentence_head else None

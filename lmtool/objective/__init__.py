@@ -7,7 +7,9 @@ from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
 from lmtool.objective.bidirectional import BidirectionalObjective
 from lmtool.objective.causal import CausalObjective
 from lmtool.objective.classification import ClassificationObjective
+from lmtool.objective.distillation import DistilledObjective
 from lmtool.objective.masked import MaskedObjective
+from lmtool.objective.replaced import ReplacedTokensObjective
 from lmtool.objective.skipgram import SkipGramObjective
 from lmtool.objective.sources import PrefixObjective, Seq2SeqObjective, SpanCorruptionObjective
 from lmtool.recipe.spec import (
@@ -18,6 +20,7 @@ from lmtool.recipe.spec import (
     Masked,
     Prefix,
     Recipe,
+    ReplacedTokens,
     Seq2Seq,
     SkipGramWindow,
     SpanCorruption,
@@ -28,6 +31,7 @@ __all__ = [
     "CausalObjective",
     "ClassificationObjective",
     "Cut",
+    "DistilledObjective",
     "Example",
     "Loss",
     "Objective",
@@ -72,6 +76,8 @@ def build(recipe: Recipe, vocabulary: Vocabulary) -> Objective:
             return ClassificationObjective(spec, vocabulary)
         case Masked() as spec:
             return MaskedObjective(spec, vocabulary)
+        case ReplacedTokens() as spec:
+            return ReplacedTokensObjective(spec, vocabulary)
         case Prefix() as spec:
             return PrefixObjective(spec, vocabulary, recipe.model.shares_row)
         case SpanCorruption() as spec:

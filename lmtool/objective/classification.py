@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from lmtool.batch import IGNORE, Batch, padded
 from lmtool.model import LanguageModel
-from lmtool.model.classifier import Classifier
+from lmtool.model.classifier import Answer, Classifier
 from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
 from lmtool.objective.cross_entropy import chunked_cross_entropy, smoothed_cross_entropy, with_auxiliary
 from lmtool.recipe.spec import Classification
@@ -63,7 +63,11 @@ class ClassificationObjective(Objective):
 
     def loss(self, model: LanguageModel, batch: Batch) -> Loss:
         assert isinstance(model, Classifier)
-        scores_BC, hidden_BTD, auxiliary_B = model.answer(batch)
+        return self.loss_of(model, model.answer(batch), batch)
+
+    def loss_of(self, model: Classifier, answer: Answer, batch: Batch) -> Loss:
+        """The training loss of a given answer of the model."""
+        scores_BC, hidden_BTD, auxiliary_B = answer
         total = self._head_loss(scores_BC, batch, self.spec.label_smoothing, self._weights)
         if batch.targets_BT is not None:
             assert hidden_BTD is not None

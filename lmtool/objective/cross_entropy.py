@@ -81,22 +81,42 @@ def chunked_cross_entropy(
     vocab_size: int,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """`smoothed_cross_entropy` of logits(hidden), with the logits of one chunk in memory at a time.
+    """`smoothed_cross_entropy` of logits(hidden), with the logits of one chunk in memory at a time."""
 
-    Each chunk's gradient is computed while its logits exist, so they are neither kept nor recomputed. head_parameters
-    are the parameters that `logits` uses; frozen ones get no gradient.
+    def loss_of(logits_MV: Tensor, part: slice) -> Tensor:
+        return smoothed_cross_entropy(logits_MV, targets_M[part], label_smoothing)
+
+    return chunked_loss(logits, head_parameters, hidden_MD, vocab_size, loss_of)
+
+
+def chunked_loss(
+    logits: Callable[[Tensor], Tensor],
+    head_parameters: tuple[Tensor, ...],
+    hidden_MD: Tensor,
+    vocab_size: int,
+    loss_of: Callable[[Tensor, slice], Tensor],
+) -> Tensor:
+    """A summed loss of logits(hidden), with the logits of one chunk in memory at a time.
+
+    loss_of: of the logits of a chunk, and which of the positions it has. Each chunk's gradient is computed while its
+    logits exist, so they are neither kept nor recomputed. head_parameters are the parameters that `logits` uses; frozen
+    ones get no gradient.
     """
     rows = chunk_rows(hidden_MD.device, vocab_size)
     if len(hidden_MD) <= rows:
-        return smoothed_cross_entropy(logits(hidden_MD), targets_M, label_smoothing)
+        return loss_of(logits(hidden_MD), slice(0, len(hidden_MD)))
     if not torch.is_grad_enabled():
-        chunks = zip(torch.split(hidden_MD, rows), torch.split(targets_M, rows), strict=True)
-        return torch.stack([smoothed_cross_entropy(logits(h), t, label_smoothing) for h, t in chunks]).sum()
+        parts = _slices(len(hidden_MD), rows)
+        return torch.stack([loss_of(logits(hidden_MD[part]), part) for part in parts]).sum()
     trained = [parameter for parameter in head_parameters if parameter.requires_grad]
     total: Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        logits, rows, label_smoothing, targets_M, hidden_MD, *trained
+        logits, rows, loss_of, hidden_MD, *trained
     )
     return total
+
+
+def _slices(n: int, rows: int) -> list[slice]:
+    return [slice(start, min(start + rows, n)) for start in range(0, n, rows)]
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -105,19 +125,18 @@ class _ChunkedLoss(torch.autograd.Function):
         ctx: torch.autograd.function.FunctionCtx,
         logits: Callable[[Tensor], Tensor],
         rows: int,
-        label_smoothing: float,
-        targets_M: Tensor,
+        loss_of: Callable[[Tensor, slice], Tensor],
         hidden_MD: Tensor,
         *trained: Tensor,
     ) -> Tensor:
         total = torch.zeros((), dtype=torch.float32, device=hidden_MD.device)
         hidden_grads = []
         head_grads = [torch.zeros_like(p) for p in trained]
-        for hidden, targets in zip(torch.split(hidden_MD, rows), torch.split(targets_M, rows), strict=True):
+        for part in _slices(len(hidden_MD), rows):
             with torch.enable_grad():
-                hidden = hidden.detach().requires_grad_()
+                hidden = hidden_MD[part].detach().requires_grad_()
                 scores = logits(hidden)
-                loss = smoothed_cross_entropy(scores, targets, label_smoothing)
+                loss = loss_of(scores, part)
                 # the loss scale of float16 is not known yet, so chunks use a scale of their own
                 scale = CHUNK_SCALE if scores.dtype == torch.float16 else 1.0
                 hidden_grad, *grads = torch.autograd.grad(loss * scale, (hidden, *trained))
@@ -131,7 +150,7 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_total):  # type: ignore[no-untyped-def]  # autograd gives contexts no type
         grads = (grad_total * grad for grad in ctx.saved_tensors)
-        return None, None, None, None, *grads
+        return None, None, None, *grads
 
 
 def training_loss(model: LanguageModel, batch: Batch, label_smoothing: float = 0.0) -> Loss:

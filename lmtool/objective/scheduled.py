@@ -83,7 +83,7 @@ def _at_once(model: LanguageModel, batch: Batch, drawn_BT: Tensor) -> Tensor:
     assert batch.draws_BT is not None
     hidden_BTD = model(batch).hidden_BTD
     tokens_BT = batch.tokens_BT.clone()
-    tokens_BT[drawn_BT] = _draw(model, hidden_BTD[:, :-1][drawn_BT[:, 1:]], batch.draws_BT[drawn_BT])
+    tokens_BT[drawn_BT] = draw(model, hidden_BTD[:, :-1][drawn_BT[:, 1:]], batch.draws_BT[drawn_BT])
     return tokens_BT
 
 
@@ -96,7 +96,7 @@ def _step_by_step(model: LanguageModel, batch: Batch, drawn_BT: Tensor) -> Tenso
     for column in drawn_BT.any(0).nonzero()[:, 0].tolist():
         hidden_BTD, state = model.advance(tokens_BT[:, read:column], state)
         drawn_B, read = drawn_BT[:, column], column
-        tokens_BT[drawn_B, column] = _draw(model, hidden_BTD[drawn_B, -1], batch.draws_BT[drawn_B, column])
+        tokens_BT[drawn_B, column] = draw(model, hidden_BTD[drawn_B, -1], batch.draws_BT[drawn_B, column])
     return tokens_BT
 
 
@@ -120,7 +120,7 @@ def _text_by_text(model: LanguageModel, batch: Batch, drawn_BT: Tensor, document
     return tokens_RL[text_N, place_N].view_as(batch.tokens_BT)
 
 
-def _draw(model: LanguageModel, hidden_MD: Tensor, draws_M: Tensor) -> Tensor:
+def draw(model: LanguageModel, hidden_MD: Tensor, draws_M: Tensor) -> Tensor:
     """Tokens sampled by inverse CDF: the first whose cumulative probability exceeds the number drawn."""
     rows = chunk_rows(hidden_MD.device, model.vocab_size)
     parts = []

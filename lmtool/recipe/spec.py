@@ -16,6 +16,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    ValidationError,
     model_validator,
 )
 
@@ -208,8 +209,8 @@ NormPlace = Literal["pre", "post", "output"]
 class Norm(Spec):
     """Normalisation of the residual stream."""
 
-    kind: Literal["layer", "rms"] = "layer"
-    """LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019)."""
+    kind: Literal["layer", "rms", "none"] = "layer"
+    """LayerNorm (Ba et al. 2016), RMSNorm (Zhang and Sennrich 2019), or no normalisation at all."""
     place: NormPlace = "pre"
     """Before each sublayer (GPT-2), after each residual sum (Vaswani et al. 2017), or of each sublayer's output, inside
     the residual connection (OLMo 2)."""
@@ -312,8 +313,12 @@ class Transformer(ModelSpec):
     """Width of the values of a head, d_v; that of its queries and keys by default."""
     n_kv_heads: PositiveInt | None = None
     """Key-value heads, shared by groups of query heads (Ainslie et al. 2023); n_heads by default."""
-    d_ff: PositiveInt | None = None
-    """Width inside the feed-forward network; 4 d_model by default."""
+    share_layers: bool = False
+    """All layers of a stack have the same weights (ALBERT)."""
+    d_ff: NonNegativeInt | None = None
+    """Width inside the feed-forward network; 4 d_model by default; 0 for layers without one."""
+    residual: bool = True
+    """Residual connections: the output of each sublayer is added to its input, or else takes its place."""
     context: PositiveInt
     """Context length in tokens."""
     vocab_size: PositiveInt | None = None
@@ -329,6 +334,9 @@ class Transformer(ModelSpec):
     """Positional encoding."""
     pattern: Pattern = FullPattern()
     """Attention pattern, within the mask of the shape."""
+    causal_mask: bool = True
+    """The mask of a decoder. Without, it sees the tokens that it is to predict: its loss is no measure, and it
+    generates nothing."""
     score: ScoreName = "scaled-dot"
     """Attention score function."""
     rank: PositiveInt | None = None
@@ -378,13 +386,18 @@ class Transformer(ModelSpec):
     def activation_bytes(self) -> int:
         # 34 d_model in 16 bits (Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer
         # Models), here with d_ff and without the attention matrix
-        return self.n_layers * (18 * self.d_model + 4 * (self.d_ff or 4 * self.d_model))
+        return self.n_layers * (18 * self.d_model + 4 * self.inner_width)
+
+    @property
+    def inner_width(self) -> int:
+        """Width inside the feed-forward network; 0 without one."""
+        return 4 * self.d_model if self.d_ff is None else self.d_ff
 
     @property
     def reads(self) -> Reads:
         match self.shape:
             case "decoder":
-                return "past"
+                return "past" if self.causal_mask else "both"
             case "encoder":
                 return "both"
             case "encoder-decoder" | "prefix":
@@ -430,6 +443,7 @@ class Transformer(ModelSpec):
             mistakes.append(f"norm.unit_offset is for norm.kind rms, not for {self.norm.kind}")
         if not self.norm.first and self.norm.place != "pre":
             mistakes.append(f"norm.first is for norm.place pre; in place {self.norm.place} no norm comes first")
+        mistakes += self._absent_parts()
         if self.parallel and self.norm.place == "post":
             mistakes.append("parallel sublayers have no residual sum each, which norm.place post normalises")
         if self.score not in ("dot", "scaled-dot") and self.n_kv_heads not in (None, self.n_heads):
@@ -445,6 +459,26 @@ class Transformer(ModelSpec):
         if mistakes:
             raise ValueError("\n".join(mistakes))
         return self
+
+    def _absent_parts(self) -> Iterator[str]:
+        """Keys about parts that other keys take away, or that layers do not have each."""
+        if self.norm.kind == "none":
+            if self.norm.embedding:
+                yield "norm.embedding has no effect: norm.kind none normalises nothing; take false"
+            if not self.norm.first:
+                yield "norm.first has no effect: norm.kind none normalises nothing; take true"
+        if self.d_ff == 0 and self.ffn_dropout:
+            yield f"ffn_dropout {self.ffn_dropout} has no effect: with d_ff 0 there is no feed-forward network; take 0"
+        if self.d_ff == 0 and self.parallel:
+            yield "parallel has no effect: with d_ff 0 a layer has one sublayer; take false"
+        if not self.residual and self.parallel:
+            yield "parallel sublayers are added to what they read, which residual false does not do"
+        if not self.residual and self.norm.place == "output":
+            yield "norm.place output is inside the residual connection, of which residual false has none; take post"
+        if self.share_layers and not self.norm.first:
+            yield "norm.first gives the first layer a norm less, but share_layers gives all the same weights"
+        if not self.causal_mask and self.shape != "decoder":
+            yield f"causal_mask is for shape decoder, not for shape {self.shape}"
 
     def _rotary_mistakes(self, position: RotaryPosition, full_layers: tuple[int, ...]) -> Iterator[str]:
         turned = int((self.head_width or self.d_model // self.n_heads) * position.share)
@@ -743,6 +777,21 @@ class Masked(Spec):
         return self
 
 
+class ReplacedTokens(Spec):
+    """Replaced-token detection: tell which tokens a small generator, trained to fill masks, has replaced (ELECTRA,
+    Clark et al. 2020)."""
+
+    kind: Literal["replaced-tokens"]
+    rate: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    """Fraction of tokens that are masked and filled."""
+    generator_size: Annotated[float, Field(gt=0, le=1)] = 0.25
+    """Width, heads and feed-forward width of the generator, as fractions of the model's; it has as many layers."""
+    weight: PositiveFloat = 50.0
+    """Weight of the detection loss, beside the generator's."""
+    share_embeddings: bool = True
+    """The generator reads the embeddings of the model, mapped to its width, and predicts by them."""
+
+
 class SpanCorruption(Spec):
     """Span corruption: replace spans by sentinels, and generate each span after its sentinel (Raffel et al. 2020)."""
 
@@ -843,7 +892,16 @@ class Embedding(Spec):
 
 
 AnyObjective = Annotated[
-    Causal | Bidirectional | Masked | SpanCorruption | Prefix | Seq2Seq | SkipGramWindow | Classification | Embedding,
+    Causal
+    | Bidirectional
+    | Masked
+    | ReplacedTokens
+    | SpanCorruption
+    | Prefix
+    | Seq2Seq
+    | SkipGramWindow
+    | Classification
+    | Embedding,
     Field(discriminator="kind"),
 ]
 
@@ -1059,6 +1117,19 @@ class Tuning(Spec):
         return self
 
 
+class Distillation(Spec):
+    """Learn the probabilities of a trained model beside the targets (Hinton et al. 2015; Sanh et al. 2019)."""
+
+    teacher: str | None = None
+    """The run to learn from, with the same objective; the student has its tokenizer. None by default."""
+    temperature: PositiveFloat = 2.0
+    """Temperature of both models' probabilities: above 1, the small ones count more."""
+    weight: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Weight of the teacher's probabilities; that of the targets is what is left of 1."""
+    cosine: NonNegativeFloat = 0.0
+    """Weight of 1 - cos of the last hidden states of both, which are of equal width then (DistilBERT)."""
+
+
 class AdamMoments(Spec):
     """Base of Adam and AdamW."""
 
@@ -1235,6 +1306,8 @@ class Recipe(Spec):
     """Length, batch and device."""
     tuning: Tuning = Tuning()
     """Which weights are fine-tuned, and at which learning rates."""
+    distillation: Distillation = Distillation()
+    """A teacher, and how its pupil learns from it; none by default."""
     optimizer: Optimizer = AdamW()
     """The optimizer."""
     schedule: Schedule = Cosine()
@@ -1260,6 +1333,12 @@ class Recipe(Spec):
                 mistakes.append("model.next_sentence_head false leaves objective.next_sentence without a head")
             if self.model.n_segments < 2:
                 mistakes.append("model.n_segments is below 2, but objective.next_sentence makes rows of two texts")
+        if isinstance(self.objective, ReplacedTokens) and isinstance(self.model, Transformer):
+            try:
+                generator_of(self.model, self.objective)
+            except ValidationError as error:
+                why = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+                mistakes.append(f"objective.generator_size {self.objective.generator_size} does not fit: {why}")
         if isinstance(self.model, NGram) and isinstance(self.objective, Causal) and self.objective.scheduled_sampling:
             mistakes.append("objective.scheduled_sampling is for models trained by gradients, not for ngram models")
         if isinstance(self.model, Transformer) and _predicts_tokens(self.objective):
@@ -1273,7 +1352,12 @@ class Recipe(Spec):
         if self.training.carry_state and self.data.isolate_documents:
             mistakes.append("training.carry_state carries the state across documents; data.isolate_documents does not")
         mistakes += _tuning_mistakes(self.model, self.objective, self.tuning)
+        if self.distillation.teacher is not None:
+            mistakes += _teaching_mistakes(self.model, self.objective, self.training)
         mistakes += _length_mistakes(self.model, self.objective, self.training)
+        reveals = isinstance(self.model, Transformer) and not self.model.causal_mask
+        if self.evaluation.baseline and reveals:
+            mistakes.append("evaluation.baseline compares losses, which are no measure without model.causal_mask")
         if self.evaluation.baseline and (self.model.counts or not isinstance(self.objective, Causal)):
             mistakes.append(
                 "evaluation.baseline compares causal language models that are trained by gradients, not a "
@@ -1311,6 +1395,40 @@ class Recipe(Spec):
         return self
 
 
+TAUGHT = ("causal", "masked", "span-corruption", "prefix", "seq2seq", "classification")
+"""Kinds of objectives that a teacher can help with."""
+
+
+def _teaching_mistakes(model: Model, objective: AnyObjective, training: Training) -> Iterator[str]:
+    """What a student cannot have."""
+    if model.counts:
+        yield f"distillation.teacher is for models trained by gradients, not for {model.kind} models"
+    elif objective.kind not in TAUGHT:
+        yield f"distillation.teacher is for objectives {', '.join(TAUGHT)}, not for {objective.kind}"
+    if training.carry_state:
+        yield "distillation.teacher reads each row by itself, and training.carry_state does not"
+    if training.compile is True:
+        yield "distillation.teacher is for training.compile false or auto: what a compiled model reads is not seen"
+
+
+def generator_of(model: Transformer, objective: ReplacedTokens) -> Transformer:
+    """The generator of replaced tokens for a model: narrower, with heads as wide and layers as many."""
+    share = objective.generator_size
+    smaller = {
+        "d_model": max(1, round(share * model.d_model)),
+        "n_heads": max(1, round(share * model.n_heads)),
+        "head_width": model.head_width or model.d_model // model.n_heads,
+        "n_kv_heads": None,
+        "d_ff": max(1, round(share * model.inner_width)) if model.inner_width else 0,
+        "embedding_width": (model.embedding_width or model.d_model) if objective.share_embeddings else None,
+        "tie_embeddings": True,
+        "head_transform": True,
+        "head_bias": True,
+        "next_sentence_head": False,
+    }
+    return Transformer.model_validate(model.model_dump() | smaller)
+
+
 def _length_mistakes(model: Model, objective: AnyObjective, training: Training) -> list[str]:
     """Lengths that a run cannot have."""
     if model.counts:
@@ -1335,6 +1453,8 @@ def _head_mistakes(model: Model, head: Classification) -> list[str]:
         mistakes.append("objective.single_score has no log ratio of each class, which model.log_ratios sets")
     if head.dense_norm and not isinstance(model, Transformer):
         mistakes.append(f"objective.dense_norm is as model.norm, which a {model.title} does not have")
+    if head.dense_norm and isinstance(model, Transformer) and model.norm.kind == "none":
+        mistakes.append("objective.dense_norm is as model.norm, which has kind none")
     if isinstance(model, Averaging):
         if head.pool != "auto":
             mistakes.append(f"objective.pool {head.pool} has no effect: an averaging model already takes the mean")
@@ -1351,7 +1471,7 @@ def _predicts_tokens(objective: AnyObjective) -> bool:
     """Whether the model's own logits are used."""
     if isinstance(objective, Classification):
         return objective.lm_weight > 0
-    return not isinstance(objective, Embedding)
+    return not isinstance(objective, Embedding | ReplacedTokens)
 
 
 def _tuning_mistakes(model: Model, objective: AnyObjective, tuning: Tuning) -> list[str]:
@@ -1360,6 +1480,8 @@ def _tuning_mistakes(model: Model, objective: AnyObjective, tuning: Tuning) -> l
         mistakes.append(f"tuning is for models with layers, which {model.kind} models do not have")
     elif tuning.lora is not None and not isinstance(model, Transformer):
         mistakes.append(f"tuning.lora adapts the matrices of a Transformer, which {model.kind} models do not have")
+    elif tuning.lora is not None and isinstance(objective, ReplacedTokens):
+        mistakes.append("tuning.lora would leave the generator and the detector of objective replaced-tokens untrained")
     if tuning.freeze == "body" and not isinstance(objective, Classification):
         mistakes.append(f"tuning.freeze body leaves nothing to train: objective {objective.kind} puts no head on it")
     if tuning.freeze == "body" and isinstance(objective, Classification) and objective.lm_weight:
@@ -1370,12 +1492,14 @@ def _tuning_mistakes(model: Model, objective: AnyObjective, tuning: Tuning) -> l
 def objectives_of(model: Model) -> tuple[str, ...]:
     """The kinds of objective that a model supports, the default one first."""
     match model:
+        case Transformer(shape="decoder", causal_mask=False):
+            return ("causal", "classification")
         case Transformer(shape="decoder") | Recurrent(shape="decoder"):
             return ("causal", "classification", "seq2seq")
         case NGram():
             return ("causal",)
         case Transformer(shape="encoder"):
-            return ("masked", "classification", "embedding")
+            return ("masked", "replaced-tokens", "classification", "embedding")
         case Transformer(shape="prefix"):
             return ("prefix", "seq2seq", "span-corruption")
         case Transformer() | Recurrent(shape="encoder-decoder"):

@@ -138,7 +138,7 @@ def _masks(recipe: Recipe) -> Iterator[MaskPicture]:
             for shape in shapes:
                 named = f"{shape}: " if len(shapes) > 1 else ""
                 for layers, layer in _kinds_of_layers(spec):
-                    mask = layer_mask(spec, n, causal=shape != "encoder", layer=layer)
+                    mask = layer_mask(spec, n, causal=shape != "encoder" and spec.causal_mask, layer=layer)
                     if documents:
                         mask = replace(mask, documents_BS=(torch.arange(n) >= n // 2).long()[None])
                     yield _pooled(named + _words(mask, layers, documents), mask.allowed(n, n, CPU)[0])
@@ -204,7 +204,8 @@ def _signal(recipe: Recipe) -> Signal:
             rows = size or spec.context + offset
             return Signal(f"A learned vector for each of {rows - offset:,} positions, added to the embeddings.")
         case NoPosition():
-            return Signal("None is given; a causal mask alone tells positions apart.")
+            alone = "; a causal mask alone tells positions apart" if spec.reads != "both" else ""
+            return Signal(f"None is given{alone}.")
         case SinusoidalPosition():
             return _sinusoids(spec)
         case AlibiPosition():
@@ -249,7 +250,7 @@ def _alibi(spec: Transformer) -> Signal:
 
 
 def _relative(spec: Transformer, position: RelativePosition) -> Signal:
-    both_sides = spec.shape != "decoder"
+    both_sides = spec.reads != "past"
     rule = RelativePositions(1, position.buckets, position.max_distance, both_sides)
     most = min(spec.context - 1, position.max_distance + 1)
     away = torch.arange(-most, most + 1 if both_sides else 1)

@@ -296,6 +296,8 @@ def _sessions(history: History) -> Markup:
     shown += [(f"{name} fingerprint", str(value)) for name, value in history.run.fingerprints.items() if value]
     if base := info.get("base"):
         shown.append(("initialized from", f"{base['checkpoint']} of {base['run']}"))
+    if teacher := info.get("teacher"):
+        shown.append(("distilled from", f"{teacher['checkpoint']} of {teacher['run']}"))
     if origin := history.run.origin:
         shown.append(("imported from", str(origin["reference"])))
     rows = [

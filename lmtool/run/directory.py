@@ -102,6 +102,7 @@ class Run:
         tokenizer: Mapping[str, bytes],
         fingerprints: Mapping[str, str],
         base: Mapping[str, object] | None = None,
+        teacher: Mapping[str, object] | None = None,
         origin: Mapping[str, object] | None = None,
         data: Mapping[str, object] | None = None,
     ) -> Self:
@@ -109,8 +110,9 @@ class Run:
 
         name: the recipe's. summary: one line on the model, for `lmtool runs ls`. recipe: the resolved recipe as YAML.
         tokenizer: the content of its files by name, tokenizer.json first. fingerprints: of "data" and "tokenizer",
-        compared on resume. base: the run and checkpoint that it is initialised from, if any. origin: where it was
-        imported from, if it was. data: what is told of the training data. Raises as `check_folder` does.
+        compared on resume. base, teacher: the runs and checkpoints that it is initialised and distilled from, if any.
+        origin: where it was imported from, if it was. data: what is told of the training data. Raises as `check_folder`
+        does.
         """
         check_folder(folder)
         path = folder or runs_root()
@@ -135,6 +137,7 @@ class Run:
                     "created": _now(),
                     "fingerprints": dict(fingerprints),
                     "base": None if base is None else dict(base),
+                    "teacher": None if teacher is None else dict(teacher),
                     "origin": None if origin is None else dict(origin),
                     "data": None if data is None else dict(data),
                     "sessions": [],

@@ -117,9 +117,17 @@ def _needed(doomed: Sequence[Path]) -> dict[Path, list[str]]:
             continue
         try:
             run = Run.open(other)
-            base = run.info.get("base")
-            if base and (path := real.get(Path(base["path"]))) and load(run.recipe_path).recipe.tuning.lora is not None:
-                found.setdefault(path, []).append(run.name)
         except LmtoolError:
             continue  # damaged itself
+        base = run.info.get("base")
+        if base and (path := real.get(Path(base["path"]))) and _may_have_adapters(run):
+            found.setdefault(path, []).append(run.name)
     return found
+
+
+def _may_have_adapters(run: Run) -> bool:
+    """Whether a run holds adapters only, or has no readable recipe.yaml that says so."""
+    try:
+        return load(run.recipe_path).recipe.tuning.lora is not None
+    except LmtoolError:
+        return True

@@ -7,8 +7,8 @@ from typing import cast
 
 from lmtool.compute.processes import World, joined
 from lmtool.errors import UsageError
+from lmtool.inference.base import written_recipe
 from lmtool.inference.load import Loaded
-from lmtool.recipe.load import load
 from lmtool.recipe.spec import Classification, Seq2Seq
 from lmtool.run.find import find
 from lmtool.tables.columns import Columns, choose_columns
@@ -26,7 +26,8 @@ CHUNK_ROWS = 512
 
 def answers_tables(reference: str) -> bool:
     """Whether a run predicts rows of tables; reads no weights."""
-    return isinstance(load(find(reference).run.recipe_path).recipe.objective, Classification | Seq2Seq)
+    recipe, _ = written_recipe(find(reference))
+    return isinstance(recipe.objective, Classification | Seq2Seq)
 
 
 def measure_tables(loaded: Loaded, sources: Sequence[str], task: str = "") -> Iterator[Results]:

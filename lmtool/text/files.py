@@ -116,6 +116,10 @@ def open_bytes(path: Path) -> IO[bytes]:
     return cast(IO[bytes], gzip.open(path)) if path.name.lower().endswith(".gz") else open(path, "rb")
 
 
+_OF_NAMES = frozenset({"idna", "punycode", "unicode-escape", "raw-unicode-escape"})
+"""Python's encodings of host names and string literals, which no text file has."""
+
+
 def text_blocks(path: Path, encoding: str | None = None) -> Iterator[str]:
     """The text of a file, block by block, without a byte order mark.
 
@@ -126,7 +130,9 @@ def text_blocks(path: Path, encoding: str | None = None) -> Iterator[str]:
     try:
         "a".encode(encoding or "utf-8")  # Encodings of bytes, such as base64, fail here.
         decoder = codecs.getincrementaldecoder(encoding or "utf-8")()
-    except LookupError:
+        if codecs.lookup(encoding or "utf-8").name in _OF_NAMES:
+            raise LookupError
+    except (LookupError, UnicodeError):
         raise UsageError(
             f"there is no encoding {shown(encoding or '')}", fix="for example --encoding cp1252, utf-16 or gb18030"
         ) from None

@@ -207,8 +207,11 @@ class JsonLines(_TextRows):
         except _DuplicateKey as error:
             what = f"the key {shown(str(error))} occurs twice in the object"
             return Fault("duplicate key", what, "keep one of the two", line, str(error))
-        except (json.JSONDecodeError, RecursionError) as error:
-            reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+        except (ValueError, RecursionError) as error:
+            if isinstance(error, json.JSONDecodeError):
+                reason = error.msg
+            else:
+                reason = "nested too deeply" if isinstance(error, RecursionError) else "a number has too many digits"
             return Fault("not JSON", f"not JSON: {reason}: {shown(row.strip(), 40)}", _JSON_FIX, line, None)
         if not isinstance(found, dict):
             return Fault("not JSON", f"not a JSON object: {shown(row.strip(), 40)}", _JSON_FIX, line, None)

@@ -172,7 +172,7 @@ class TextData:
         if self._held_out is None:
             longest = objective.window(self.recipe.model.context)
             self._held_out = HeldOut.of(self._valid, longest, wanted, self.recipe.seed)
-        return Validation(self._held_out.loss(lm, objective, compute, world))
+        return self._held_out.validate(lm, objective, compute, world)
 
     def gradient_norms(self, lm: LanguageModel) -> dict[str, list[float | None]]:
         """See `GradientNorms`: of a loss near the beginning of the validation text, by steps back."""

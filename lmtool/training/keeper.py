@@ -5,14 +5,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from pydantic import ValidationError
 from torch import Tensor
 
 from lmtool.errors import CheckpointError, ResourceError
 from lmtool.inference.evaluation import Validation
 from lmtool.model import LanguageModel
 from lmtool.model.lora import kept
-from lmtool.recipe.spec import Evaluation, Recipe
+from lmtool.recipe.spec import Evaluation
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import Run
 from lmtool.run.log import Record
@@ -62,15 +61,6 @@ class TrainingState:
         """The note for `read` after the validation of a step."""
         best = {"best_step": self.best_step, "best_value": self.best_value, "best_loss": self.best_loss}
         return {"step": step, **best, "stale": self.stale}
-
-    def recipe_of(self, checkpoint: Checkpoint) -> Recipe:
-        """The recipe of a checkpoint, which the run's recipe.yaml may have diverged from since."""
-        try:
-            return Recipe.model_validate(self.recipe)
-        except ValidationError as error:
-            raise CheckpointError(
-                "state.json holds no recipe of this version of lmtool", where=str(checkpoint.path), fix="train anew"
-            ) from error
 
     def advance(self, step: Step) -> Record:
         """Count a completed step; returns its record, in the format of metrics.jsonl."""

@@ -13,6 +13,7 @@ from lmtool.objective import build_objective
 from lmtool.training.data import TextData
 from lmtool.training.fit import fit
 from lmtool.training.optimizer import Optimizers
+from lmtool.training.teaching import distilled
 
 VALIDATIONS = 12
 """Validations of a run whose length is not given in steps."""
@@ -34,11 +35,11 @@ LEAST_SHARE = 0.25
 
 
 def with_length(
-    data: TextData, began: float, compute: Compute, world: World, base: Base | None
+    data: TextData, began: float, compute: Compute, world: World, base: Base | None, teacher: Base | None = None
 ) -> tuple[TextData, str]:
     """The same text under a recipe with its steps resolved, and a line on them.
 
-    began: when the command did, by time.perf_counter.
+    began: when the command did, by time.perf_counter. base, teacher: as for `train`.
     """
     recipe = data.recipe
     training = recipe.training
@@ -51,7 +52,7 @@ def with_length(
         steps = math.ceil(training.tokens / (training.batch_size * recipe.model.context))
         limits.append((steps, f"{training.tokens:,} tokens"))
     if training.minutes is not None:
-        per_step, steps = _steps_in(training.minutes, data, began, compute, world, base)
+        per_step, steps = _steps_in(training.minutes, data, began, compute, world, base, teacher)
         speed = training.batch_size * recipe.model.context / per_step
         limits.append((steps, f"{training.minutes:g} minutes at {speed:,.0f} tokens/s"))
     steps, why = min(limits)
@@ -71,7 +72,13 @@ def with_length(
 
 
 def _steps_in(
-    minutes: float, data: TextData, began: float, compute: Compute, world: World, base: Base | None
+    minutes: float,
+    data: TextData,
+    began: float,
+    compute: Compute,
+    world: World,
+    base: Base | None,
+    teacher: Base | None,
 ) -> tuple[float, int]:
     """Seconds per step, and the steps that so many minutes leave beside preparation, validation and the comparison.
 
@@ -80,10 +87,15 @@ def _steps_in(
     recipe = data.recipe
     lm, _ = learner(recipe, data.framing.tokenizer, compute, data.set_statistics, base, False, None)
     objective = build_objective(recipe, data.framing.tokenizer, lm.counts_V)
+    taught = objective
+    if teacher is not None:
+        taught = distilled(objective, recipe, data.framing.tokenizer, teacher, compute)
+    for parameter in objective.idle(lm):
+        parameter.requires_grad_(False)
     optimizers = Optimizers(recipe.optimizer, lm, compute, recipe.tuning)
     seconds: list[float] = []
     endless = recipe.model_copy(update={"training": recipe.training.model_copy(update={"steps": MOST_STEPS})})
-    for step in fit(lm, objective, optimizers, data.examples(objective), endless, compute, world):
+    for step in fit(lm, taught, optimizers, data.examples(objective), endless, compute, world):
         seconds.append(step.seconds)
         (spent,) = world.sum((sum(seconds) if world.is_main else 0.0,), compute)
         if len(seconds) > WARM_UP and spent > PROBE_SECONDS:

@@ -13,16 +13,16 @@ from lmtool.compute.device import Compute, resolve
 from lmtool.compute.memory import machine_memory
 from lmtool.compute.processes import World, joined, local_rank
 from lmtool.errors import CheckpointError, UsageError
-from lmtool.inference.base import Base, base_of, open_base, read_run
+from lmtool.inference.base import Base, base_of, open_base, read_tokenizer, recipe_of, teacher_of, written_recipe
 from lmtool.model.size import check_fits, outline
-from lmtool.recipe.document import KeyPath, dotted
-from lmtool.recipe.dump import dump, leaves
+from lmtool.recipe.changes import changes, unchangeable
+from lmtool.recipe.dump import dump
 from lmtool.recipe.finetuning import recipe_for_tables, recipe_for_text, with_choices
 from lmtool.recipe.load import Resolved, Setting, lay_over, load
 from lmtool.recipe.pretraining import NAME, DefaultRecipe
-from lmtool.recipe.spec import Classification, Data, Recipe, Recurrent, Seq2Seq, Transformer
+from lmtool.recipe.spec import Classification, Data, Distillation, Recipe, Recurrent, Seq2Seq, Transformer
 from lmtool.run.checkpoint import Checkpoint
-from lmtool.run.directory import FLOOR, RESULTS, SPLIT, Run, check_folder, describe_environment
+from lmtool.run.directory import FLOOR, RECIPE, RESULTS, SPLIT, Run, check_folder, describe_environment
 from lmtool.run.find import find
 from lmtool.tables.data import TableData, TaskTables, open_tables, read_tables, sample_texts
 from lmtool.tables.floor import Floor, has_words
@@ -34,27 +34,8 @@ from lmtool.training.data import TrainingData, read_text
 from lmtool.training.events import AlreadyFinished, Event, Noted, Started, Warned
 from lmtool.training.keeper import TrainingState
 from lmtool.training.length import with_length
+from lmtool.training.teaching import check_teacher, tokenizer_of, with_teacher
 from lmtool.training.train import train
-
-CHANGEABLE = (
-    "description.",
-    "data.train.",
-    "data.valid.",
-    "training.steps.",
-    "training.micro_batch.",
-    "training.micro_tokens.",
-    "training.device.",
-    "training.precision.",
-    "training.compile.",
-    "evaluation.",
-    "checkpoint.",
-    "logging.",
-)
-"""Keys that may change when a run is resumed: they do not change the steps already done.
-
-Files may have moved, since their content is compared.
-"""
-
 
 CHARACTERS = ("tokenizer.kind=char", "model.ngrams=5", "model.context=2048")
 """Overrides of the recipe `linear` for texts whose words do not recur."""
@@ -81,6 +62,8 @@ def pretrain(
     began = time.perf_counter()
     check_folder(output)
     resolved, inferred = settle(resolved, cache=default_cache(), report=report)
+    resolved, teacher = with_teacher(resolved, base)
+    tokenizer = tokenizer_of(base, teacher)
     recipe = resolved.recipe
     if not recipe.data.train:
         raise UsageError("no text to train on", fix="name a file: lmtool pretrain TEXT")
@@ -97,14 +80,14 @@ def pretrain(
         )
 
     def read(world: World, compute: Compute) -> tuple[TrainingData, tuple[str, ...]]:
-        data = read_text(recipe, None if base is None else base.tokenizer, world, report)
+        data = read_text(recipe, tokenizer, world, report)
         if not recipe.training.has_budget:
             return data, inferred
         report("measuring the speed", 0, 0)
-        data, length = with_length(data, began, compute, world, base)
+        data, length = with_length(data, began, compute, world, base, teacher)
         return data, (*inferred, length)
 
-    yield from _begin(resolved, read, base, output, command, stop)
+    yield from _begin(resolved, read, base, teacher, output, command, stop)
 
 
 def to_continue(
@@ -115,7 +98,8 @@ def to_continue(
     other: the recipe of all but model, tokenizer and data; the run's own recipe when None.
     """
     base = open_base(source)
-    recipe = recipe_for_text(base.recipe, base.recipe if other is None else other.recipe)
+    own = base.recipe.model_copy(update={"distillation": Distillation()})
+    recipe = recipe_for_text(base.recipe, own if other is None else other.recipe)
     name = base.run.name
     return lay_over(recipe, f"recipe of {name}", f"from-{name}", overrides, flags), base
 
@@ -150,10 +134,10 @@ class FineTuning:
 
         def read(world: World, compute: Compute) -> tuple[TrainingData, tuple[str, ...]]:
             report("reading", 0, 0)
-            tokenizer = None if self.base is None else self.base.tokenizer
-            return read_tables(self.resolved.recipe, self.tables, tokenizer), ()
+            return read_tables(resolved.recipe, self.tables, tokenizer_of(self.base, teacher)), ()
 
-        yield from _begin(self.resolved, read, self.base, output, command, stop)
+        resolved, teacher = with_teacher(self.resolved, self.base)
+        yield from _begin(resolved, read, self.base, teacher, output, command, stop)
 
 
 def plan_finetuning(
@@ -233,6 +217,7 @@ def _begin(
     resolved: Resolved,
     read: Callable[[World, Compute], tuple[TrainingData, tuple[str, ...]]],
     base: Base | None,
+    teacher: Base | None,
     output: Path | None,
     command: Sequence[str],
     stop: Callable[[], bool],
@@ -248,6 +233,8 @@ def _begin(
             check_folder(output)
         data, inferred = read(world, compute)
         recipe = data.recipe
+        if teacher is not None:
+            check_teacher(teacher, recipe, data.framing.tokenizer)
         run = None
         if world.is_main:
             tokenizer = data.framing.tokenizer
@@ -259,6 +246,7 @@ def _begin(
                 tokenizer=tokenizer.files(),
                 fingerprints={"data": data.fingerprint, "tokenizer": tokenizer.fingerprint},
                 base=None if base is None else base.record(),
+                teacher=None if teacher is None else teacher.record(),
                 data={"lines": [*data.lines, *inferred], "bytes_per_token": data.bytes_per_token},
             )
         with run or nullcontext():
@@ -270,7 +258,7 @@ def _begin(
                 yield from _floors(run, data)
             yield from map(Warned, data.warnings)
             same = base is not None and _labels(base.recipe) == _labels(recipe)
-            yield from train(run, data, compute, world, base=base, same_labels=same, stop=stop)
+            yield from train(run, data, compute, world, base=base, teacher=teacher, same_labels=same, stop=stop)
 
 
 def _floors(run: Run, data: TrainingData) -> Iterator[Event]:
@@ -310,8 +298,9 @@ def resume(
             where=str(run.path),
             fix="train it further: lmtool finetune TABLE --from RUN, or lmtool pretrain TEXT --from RUN",
         )
-    recipe = load(run.recipe_path, overrides).recipe
-    if recipe.training.steps != load(run.recipe_path).recipe.training.steps:
+    written, doubts = written_recipe(found)
+    recipe = lay_over(written, RECIPE, run.name, overrides).recipe
+    if recipe.training.steps != written.training.steps:
         # else steps would follow from epochs again
         recipe = recipe.model_copy(
             update={"training": recipe.training.model_copy(update={"epochs": None, "min_steps": None})}
@@ -324,21 +313,22 @@ def resume(
         with run if world.is_main else nullcontext():
             checkpoint, warnings = found.newest()
             world.wait()  # all have found it before the first one changes anything on disk
-            yield from map(Warned, warnings)
+            yield from map(Warned, (*warnings, *doubts))
             state = TrainingState.read(checkpoint, run.validated)
-            changes = _changes(state.recipe_of(checkpoint), recipe)
-            _refuse(changes, run)
+            changed = changes(recipe_of(checkpoint), recipe)
+            _refuse(changed, run)
             if _is_over(run, recipe, checkpoint, state):
                 if world.is_main:
-                    if not changes and run.info["sessions"][-1]["outcome"] is None:
+                    if not changed and run.info["sessions"][-1]["outcome"] is None:
                         # killed between its last checkpoint and its end
                         run.end("finished")
                         if not recipe.checkpoint.keep_optimizer:
                             run.drop_optimizers()
                     yield AlreadyFinished(run.path, checkpoint.step, state.is_stale(recipe.evaluation))
                 return
-            _, tokenizer = read_run(run)
+            tokenizer = read_tokenizer(run)
             base = base_of(run) if recipe.tuning.lora is not None else None
+            teacher = teacher_of(run) if recipe.distillation.teacher is not None else None
             data = _read_again(recipe, run, tokenizer, world, report)
             if world.is_main:
                 run.start(
@@ -349,10 +339,12 @@ def resume(
                     pending=state.pending is not None,
                 )
                 run.write_recipe(dump(recipe))
-                yield Started(run.path, run.name, recipe, tokenizer, data.lines, tuple(changes.values()))
+                yield Started(run.path, run.name, recipe, tokenizer, data.lines, tuple(changed.values()))
                 yield from _floors(run, data)
             main = run if world.is_main else None
-            yield from train(main, data, compute, world, checkpoint=checkpoint, state=state, base=base, stop=stop)
+            yield from train(
+                main, data, compute, world, checkpoint=checkpoint, state=state, base=base, teacher=teacher, stop=stop
+            )
 
 
 def _is_over(run: Run, recipe: Recipe, checkpoint: Checkpoint, state: TrainingState) -> bool:
@@ -429,34 +421,12 @@ def _check(recipe: Recipe, compute: Compute, world: World, origins: Mapping[str,
         check_fits(recipe, memory, origins)
 
 
-def _refuse(changes: Mapping[str, str], run: Run) -> None:
+def _refuse(changed: Mapping[str, str], run: Run) -> None:
     """Raise CheckpointError with the changes that a resumed run does not allow."""
-    refused = [text for key, text in changes.items() if not f"{key}.".startswith(CHANGEABLE)]
+    refused = [changed[key] for key in unchangeable(changed)]
     if refused:
         raise CheckpointError(
             f"the run cannot be resumed under another recipe: {'; '.join(refused)}",
             where=str(run.recipe_path),
             fix="undo these changes, or start a new run with lmtool pretrain",
         )
-
-
-def _changes(before: Recipe, after: Recipe) -> dict[str, str]:
-    """The differences between two recipes, by dotted key."""
-    values = [{dotted(path): _value(recipe, path) for path in leaves(recipe)} for recipe in (before, after)]
-    keys = dict.fromkeys([*values[0], *values[1]])
-    if after.training.epochs is None:
-        # steps take their place when a run is trained longer
-        for key in ("training.epochs", "training.min_steps"):
-            keys.pop(key)
-    return {
-        key: f"{key} {values[0].get(key)} -> {values[1].get(key)}"
-        for key in keys
-        if values[0].get(key) != values[1].get(key)
-    }
-
-
-def _value(recipe: Recipe, path: KeyPath) -> object:
-    value: object = recipe
-    for name in path:
-        value = getattr(value, str(name))
-    return value

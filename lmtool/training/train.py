@@ -17,6 +17,7 @@ from lmtool.inference.evaluation import Validation
 from lmtool.inference.load import learner, load_weights
 from lmtool.model import DecodeState, LanguageModel
 from lmtool.model.language_model import CountingModel
+from lmtool.model.transformer import TransformerUnmasked
 from lmtool.objective import Objective, build_objective
 from lmtool.recipe.spec import Recipe
 from lmtool.run.checkpoint import Checkpoint
@@ -30,6 +31,7 @@ from lmtool.training.fit import Step, fit
 from lmtool.training.keeper import RunKeeper, TrainingState
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.schedule import doubtful_rate
+from lmtool.training.teaching import distilled
 
 RISING = 2
 """Validations of a text without a new best after which a rising loss is told."""
@@ -50,6 +52,7 @@ def train(
     checkpoint: Checkpoint | None = None,
     state: TrainingState | None = None,
     base: Base | None = None,
+    teacher: Base | None = None,
     same_labels: bool = False,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Event]:
@@ -58,7 +61,7 @@ def train(
     run: locked and started; None in processes that only compute. Every process iterates to the end.
     state: of the checkpoint, when the run stopped.
     base: initial weights, of another run; same_labels: its head has the same labels. With `checkpoint` only for a run
-    that saves only adapters to them.
+    that saves only adapters to them. teacher: of a distilled model.
     stop: called after each step; when True the run is saved and ends, in all processes at the same step.
 
     At a step that ends with a validation the checkpoint is saved first: no later error loses the step, and a run that
@@ -71,7 +74,7 @@ def train(
     recipe = data.recipe
     keeper = RunKeeper(run, recipe.checkpoint.keep_last)
     state = state or TrainingState()
-    trainee = _Trainee.of(data, compute, world, state, checkpoint, base, same_labels)
+    trainee = _Trainee.of(data, compute, world, state, checkpoint, base, teacher, same_labels)
     last = trainee.first_step
     yield from map(Warned, trainee.warnings)
     examples = data.examples(trainee.objective)
@@ -96,7 +99,7 @@ def train(
     reason: EndReason = "early" if last < steps and state.is_stale(recipe.evaluation) else "finished"
     fitted = fit(
         trainee.lm,
-        trainee.objective,
+        trainee.taught,
         trainee.optimizers,
         examples,
         recipe,
@@ -152,10 +155,11 @@ def train(
 
 @dataclass
 class _Trainee:
-    """A model in training, and all that changes with it."""
+    """A model in training, and all that changes with it. taught: the objective with its teacher, if it has one."""
 
     lm: LanguageModel
     objective: Objective
+    taught: Objective
     optimizers: Optimizers
     state: TrainingState
     first_step: int
@@ -171,15 +175,19 @@ class _Trainee:
         state: TrainingState,
         checkpoint: Checkpoint | None,
         base: Base | None,
+        teacher: Base | None,
         same_labels: bool,
     ) -> "_Trainee":
         """The initial state, or that of a checkpoint; see `train`."""
         recipe, tokenizer = data.recipe, data.framing.tokenizer
         warnings = []
         lm, notice = learner(recipe, tokenizer, compute, data.set_statistics, base, same_labels, checkpoint)
+        if isinstance(lm, TransformerUnmasked):
+            warnings.append("without model.causal_mask the decoder sees what it predicts: its losses measure nothing")
         objective = build_objective(recipe, tokenizer, lm.counts_V)
         for parameter in objective.idle(lm):
             parameter.requires_grad_(False)
+        taught = objective if teacher is None else distilled(objective, recipe, tokenizer, teacher, compute)
         optimizers = Optimizers(recipe.optimizer, lm, compute, recipe.tuning)
         first_step = 0
         states: DecodeState | None = None
@@ -207,7 +215,7 @@ class _Trainee:
                 warnings.append(f"not bitwise reproducible, since the setup changed: {', '.join(changed)}")
             state.micro_batch = recipe.training.rows_at_once(world.size)
         state.setup, state.recipe = setup, recipe.model_dump(mode="json")
-        return cls(lm, objective, optimizers, state, first_step, states, warnings)
+        return cls(lm, objective, taught, optimizers, state, first_step, states, warnings)
 
 
 def _validate(
@@ -293,6 +301,8 @@ def _setup(recipe: Recipe, compute: Compute, world: World) -> dict[str, object]:
 
 def _compiles(recipe: Recipe, compute: Compute) -> bool:
     asked = recipe.training.compile
+    if recipe.distillation.teacher is not None:
+        return False
     if asked != "auto":
         return asked
     tokens = recipe.training.steps * recipe.training.batch_size * recipe.model.context

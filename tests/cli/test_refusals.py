@@ -3,14 +3,16 @@
 import gzip
 import json
 import re
+import sys
 
 import pytest
 import torch
 
 from lmtool.cli import explain
+from lmtool.run.directory import Run
 from tests.cli.conftest import RUN, SMALL, contents
 
-USAGE, DATA, CHECKPOINT, ENVIRONMENT = 2, 3, 4, 5
+USAGE, DATA, CHECKPOINT, ENVIRONMENT, NOT_FINITE = 2, 3, 4, 5, 6
 
 
 # Text
@@ -29,6 +31,7 @@ BAD_TEXTS = {
     "rows.csv": (b"id,Body\n1,text\n", ["no column 'text'", "rows.csv:1", "--column"]),
     "quotes.csv": (b'text\n"abc\n', ["a quote opens here and is never closed", "quotes.csv:2"]),
     "rows.jsonl": (b'{"text": "a"}\n{"text":\n', ["not JSON", "rows.jsonl:2"]),
+    "digits.jsonl": (b'{"text": ' + b"1" * 5000 + b"}\n", ["too many digits", "digits.jsonl:1"]),
     "list.jsonl": (b"[1, 2]\n", ["not a JSON object", "list.jsonl:1"]),
     "table.parquet": (b"text\nabc\n", ["not a Parquet file"]),
 }
@@ -416,3 +419,63 @@ def test_memory_and_disk_are_the_environment():
     assert explain(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to")).exit_code == ENVIRONMENT
     full = explain(OSError(28, "No space left on device", "some/file"))
     assert (full.exit_code, full.where) == (ENVIRONMENT, "some/file")
+
+
+# What surrounds the process
+
+
+@pytest.mark.parametrize("encoding", ["punycode", "idna", "undefined", "unicode_escape", "raw_unicode_escape", "rot13"])
+def test_encodings_that_no_file_has(lmtool, home, encoding):
+    (home / "table.csv").write_text("text,label\n" + "a b,c\nd e,f\n" * 20)
+    lmtool.refuses(USAGE, "finetune", "table.csv", "--encoding", encoding, words=[f"no encoding '{encoding}'"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"WORLD_SIZE": "x"}, ["'x'", "WORLD_SIZE", "torchrun"]),
+        ({"WORLD_SIZE": "0"}, ["'0'", "WORLD_SIZE"]),
+        ({"WORLD_SIZE": "2"}, ["RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT not set"]),
+        ({"WORLD_SIZE": "9" * 5000}, ["WORLD_SIZE"]),
+        ({"LOCAL_RANK": "-1"}, ["'-1'", "LOCAL_RANK"]),
+        (
+            {"WORLD_SIZE": "2", "RANK": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
+            ["RANK is 2"],
+        ),
+    ],
+)
+def test_an_environment_that_torchrun_did_not_make(lmtool, home, corpus, monkeypatch, settings, words):
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    lmtool.refuses(USAGE, "pretrain", corpus, *SMALL, words=words)
+
+
+@pytest.mark.parametrize("penalty", ["1e300", "-1e300", "nan", "101"])
+def test_a_length_penalty_that_overflows(lmtool, run, penalty):
+    words = ["between -100 and 100"]
+    lmtool.refuses(USAGE, "generate", "a", "--num-beams", "2", f"--length-penalty={penalty}", words=words)
+
+
+def test_standard_input_that_is_closed(lmtool, run, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    lmtool.refuses(DATA, "eval", "last", "-", words=["empty"])
+    sys.stdin.close()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite(lmtool, run, corpus, value):
+    with Run.open(run) as opened:
+        opened.lock()
+        newest, _ = opened.newest()
+        weights = newest.model()
+        name = next(iter(weights))
+        weights[name].view(-1)[3] = value
+        opened.save(8, weights, newest.optimizer(), newest.state(), best_step=8, keep_last=3)
+    words, named = [f"not finite: {name}", "step-000008"], f"{run}@8"
+    for command in (
+        ["eval", named, corpus, "--json"],
+        ["generate", "a", "--run", named],
+        ["attention", named, "a moon"],
+    ):
+        lmtool.refuses(NOT_FINITE, *command, words=words)
+    lmtool.succeeds("eval", f"{run}@4", corpus)

@@ -333,6 +333,16 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (BERT, classes("a", "b", layers="mix"), "bert, electra: objective.layers (mix)"),
     ({**MARIAN, "norm": {"place": "post", "eps": 1e-6}}, SEQ2SEQ, "model.norm.eps"),
     ({**ROBERTA, "position": {"kind": "learned", "offset": 5}}, MASKED, "bert, electra: model.position.offset"),
+    ({**GPT2, "d_ff": 0}, CAUSAL, "olmo2, bloom, mpt: model.d_ff (0)"),
+    ({**GPT2, "residual": False}, CAUSAL, "gpt2: model.residual (false, where gpt2 has true)"),
+    ({**GPT2, "norm": {"kind": "none"}}, CAUSAL, "gpt2: model.norm.kind (none, where gpt2 has layer)"),
+    ({**GPT2, "causal_mask": False}, CAUSAL, "gpt2: model.causal_mask (false, where gpt2 has true)"),
+    ({**BERT, "share_layers": True}, MASKED, "bert, electra: model.share_layers (true)"),
+    (
+        {**BERT, "head_transform": False, "head_bias": False, "next_sentence_head": False},
+        {"kind": "replaced-tokens"},
+        "objective.kind (replaced-tokens",
+    ),
     (shipped("lstm"), CAUSAL, "model.kind"),
     (shipped("prefix-tiny"), SEQ2SEQ, "model.shape"),
 ]

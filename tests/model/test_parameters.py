@@ -12,8 +12,9 @@ from lmtool.model.parameters import depths
 from lmtool.recipe.spec import Averaging, Classification
 from tests.model import tiny
 
-LAYERS = {name: tiny.FAMILIES[name] for name in tiny.FAMILIES if "gram" not in name}
-"""Families that have layers; each has two, and as many in an encoder."""
+SHARED = [name for name, family in tiny.FAMILIES.items() if family.get("share_layers")]
+LAYERS = {name: tiny.FAMILIES[name] for name in tiny.FAMILIES if "gram" not in name and name not in SHARED}
+"""Families that have layers of their own weights; each has two, and as many in an encoder."""
 
 
 def by_name(family: dict[str, object], name: str) -> int:
@@ -31,12 +32,28 @@ def by_name(family: dict[str, object], name: str) -> int:
         return 0 if name.startswith("embedding.") else top
     top = 5 if both else 3
     if found := re.match(r"(stack|encoder|decoder)\.sublayers\.(\d+)\.", name):
-        per_layer = 3 if found[1] == "decoder" else 2
+        per_layer = (3 if found[1] == "decoder" else 2) - (family.get("d_ff") == 0)
         return int(found[2]) // per_layer + 1 + (2 if found[1] == "decoder" else 0)
     if found := re.match(r"(stack|encoder|decoder)\.(norm|position)", name):
         last = {"stack": 2, "encoder": 2, "decoder": 4}[found[1]]
         return last if found[2] == "norm" else 0
     return 0 if name.startswith(("inputs.", "target_inputs.")) else top
+
+
+@pytest.mark.parametrize("family", SHARED)
+def test_layers_that_share_weights_are_one(family: str) -> None:
+    """Of each stack, between the embeddings and the head."""
+    model = build(tiny.any_spec(**tiny.FAMILIES[family]), tiny.VOCAB)
+    depth_of = depths(model)
+    found = {name: depth_of[parameter] for name, parameter in model.named_parameters()}
+    top = 3 if tiny.FAMILIES[family].get("shape") == "encoder-decoder" else 2
+    for name, depth in found.items():
+        if name.startswith(("inputs.", "stack.position", "encoder.position", "decoder.position")):
+            assert depth == 0
+        elif name.startswith(("stack.", "encoder.")):
+            assert depth == 1
+        else:
+            assert depth == (2 if name.startswith("decoder.") else top)
 
 
 @pytest.mark.parametrize("family", LAYERS)

@@ -85,6 +85,9 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
         "head_width": 6,
         "n_kv_heads": 2,
     },
+    "bare": {"position": {"kind": "none"}, "norm": {"kind": "none"}, "residual": False, "d_ff": 0, "n_heads": 1},
+    "no residual": {"residual": False, "norm": {"place": "post"}, "position": {"kind": "sinusoidal"}},
+    "shared layers": {"share_layers": True, "n_layers": 3, "position": {"kind": "alibi"}},
     "neox": {"position": {"kind": "rotary", "share": 0.5}, "parallel": True, "tie_embeddings": False},
     "gemma": {
         "position": {"kind": "rotary"},
@@ -130,6 +133,7 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
         "position": {"kind": "learned", "size": 30, "offset": 2},
     },
     "electra": {**BERT, "embedding_width": 6, "next_sentence_head": False},
+    "albert": {**BERT, "embedding_width": 6, "share_layers": True},
     "narrow embeddings": {"embedding_width": 10, "tie_embeddings": False, "position": {"kind": "sinusoidal"}},
     "modernbert": {
         "shape": "encoder",
@@ -163,6 +167,8 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
         "separate_inputs": True,
         "head_bias": True,
     },
+    "2017 of attention alone": {**VASWANI, "d_ff": 0, "norm": {"kind": "none"}},
+    "2017 of shared layers": {**VASWANI, "share_layers": True},
     "2017 pre-norm": {**VASWANI, "norm": {"place": "pre"}, "n_kv_heads": 2, "tie_embeddings": False},
     "t5": T5,
     "t5 1.1": {**T5, "activation": "geglu", "tie_embeddings": False, "scale_head": False, "d_ff": 10, "head_width": 6},
@@ -337,8 +343,8 @@ class _Weights:
         embedding = self.named["inputs.tokens.weight"]
         return reference.Model(
             embedding=embedding,
-            tower=self.tower("decoder", 3) if stacks else self.tower("stack", 2),
-            encoder=self.tower("encoder", 2) if stacks else None,
+            tower=self.tower("decoder", across=True) if stacks else self.tower("stack"),
+            encoder=self.tower("encoder") if stacks else None,
             head=reference.Head(
                 matrix=embedding if of.tie_embeddings else self.named["head.own"],
                 bias=self.named.get("head.bias"),
@@ -373,16 +379,18 @@ class _Weights:
         gain, bias = self.named[f"{name}.weight"], self.named.get(f"{name}.bias")
         return reference.Norm(self.of.norm.kind, gain + self.of.norm.unit_offset, bias, self.of.norm.eps)
 
-    def tower(self, name: str, per_layer: int) -> reference.Tower:
+    def tower(self, name: str, across: bool = False) -> reference.Tower:
         of = self.of
         layers = []
-        for first in range(0, of.n_layers * per_layer, per_layer):
+        per_layer = 1 + across + (of.d_ff != 0)
+        for layer in range(of.n_layers):
+            first = 0 if of.share_layers else layer * per_layer
             parts = [f"{name}.sublayers.{first + i}" for i in range(per_layer)]
             layers.append(
                 reference.Layer(
                     attention=self.attention(parts[0], "qkv"),
-                    across=self.attention(parts[1], "kv") if per_layer == 3 else None,
-                    network=self.network(parts[-1]),
+                    across=self.attention(parts[1], "kv") if across else None,
+                    network=None if of.d_ff == 0 else self.network(parts[-1]),
                 )
             )
         return reference.Tower(
@@ -396,6 +404,7 @@ class _Weights:
             addend=lambda head, query, key: self.addend(name, head, key - query),
             turn=partial(self.turn, window=isinstance(of.pattern, WindowPattern)),
             parallel=of.parallel,
+            residual=of.residual,
             window=self.window,
             everywhere=of.pattern.full_layers if isinstance(of.pattern, WindowPattern) else (),
             turn_everywhere=partial(self.turn, window=False),

@@ -76,13 +76,14 @@ class Layer:
     """One layer; `across` attends to a source."""
 
     attention: Attention
-    network: Network
+    network: Network | None
     across: Attention | None = None
 
 
 @dataclass
 class Tower:
-    """Layers, and how they are joined. parallel: both sublayers of a layer read its input.
+    """Layers, and how they are joined. parallel: both sublayers of a layer read its input. residual: what a sublayer
+    gives is added to what it reads, or else replaces it.
 
     everywhere: layers that see what the window hides, with a turn of their own where that is given.
     scale: what products of queries and keys are multiplied by. addend: of a score, by head and the positions of query
@@ -99,6 +100,7 @@ class Tower:
     addend: Callable[[int, int, int], float] = lambda head, query, key: 0.0
     turn: Callable[[Array, int], Array] = lambda vector, position: vector
     parallel: bool = False
+    residual: bool = True
     window: MaySee = lambda query, key: True
     everywhere: tuple[int, ...] = ()
     turn_everywhere: Callable[[Array, int], Array] | None = None
@@ -111,7 +113,8 @@ class Tower:
             if layer.across is not None:
                 assert source is not None
                 stream = self._across(layer.across, stream, source)
-            stream = self._feed_forward(layer.network, stream, inputs if self.parallel else stream)
+            if layer.network is not None:
+                stream = self._feed_forward(layer.network, stream, inputs if self.parallel else stream)
         return stream if self.final_norm is None else [self.final_norm(x) for x in stream]
 
     def _attend(self, n: int, weights: Attention, stream: list[Array], may_see: MaySee) -> list[Array]:
@@ -175,7 +178,7 @@ class Tower:
     def _join(self, stream: list[Array], outputs: list[Array], norm: Norm) -> list[Array]:
         if self.place == "output":
             outputs = [norm(f) for f in outputs]
-        sums = [x + f for x, f in zip(stream, outputs, strict=True)]
+        sums = [x + f for x, f in zip(stream, outputs, strict=True)] if self.residual else outputs
         return [norm(x) for x in sums] if self.place == "post" else sums
 
 

@@ -23,14 +23,19 @@ BERT = (
     "objective={kind: masked, next_sentence: true}",
 )
 SAMPLED = ("objective.scheduled_sampling={growth: linear, k: 0.02}",)
+ELECTRA = (
+    "model={kind: transformer, shape: encoder, n_layers: 1, d_model: 16, n_heads: 2, context: 16, dropout: 0.1, "
+    "position: {kind: alibi}}",
+    "objective={kind: replaced-tokens, generator_size: 0.5}",
+)
 LSTM = ("model={kind: recurrent, d_model: 12, context: 16, dropout: 0.1}", *SAMPLED)
 CPU = Compute(torch.device("cpu"), "float32")
 
 
 @pytest.mark.parametrize(
     "overrides",
-    [BERT, SAMPLED, LSTM, (*LSTM, "training.carry_state=true"), (*LSTM, "data.isolate_documents=true")],
-    ids=["next sentences", "sampled", "sampled lstm", "sampled lstm, carried", "sampled lstm, isolated"],
+    [BERT, ELECTRA, SAMPLED, LSTM, (*LSTM, "training.carry_state=true"), (*LSTM, "data.isolate_documents=true")],
+    ids=["next sentences", "replaced", "sampled", "sampled lstm", "sampled lstm, carried", "sampled lstm, isolated"],
 )
 def test_stopping_and_resuming_changes_no_bit(work: Work, overrides: Sequence[str]) -> None:
     work.pretrain(*overrides, name="whole")
@@ -39,7 +44,9 @@ def test_stopping_and_resuming_changes_no_bit(work: Work, overrides: Sequence[st
     assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
 
 
-@pytest.mark.parametrize("overrides", [BERT, SAMPLED, LSTM], ids=["next sentences", "sampled", "sampled lstm"])
+@pytest.mark.parametrize(
+    "overrides", [BERT, ELECTRA, SAMPLED, LSTM], ids=["next sentences", "replaced", "sampled", "sampled lstm"]
+)
 def test_any_micro_batches_are_the_same_run(work: Work, overrides: Sequence[str]) -> None:
     still = (*overrides, "model.dropout=0")
     for size in (8, 3):

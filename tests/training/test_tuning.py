@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lmtool.compute.device import Compute
 from lmtool.errors import CheckpointError, NumericalError, RecipeError, UsageError
-from lmtool.inference.base import open_base, read_run
+from lmtool.inference.base import open_base
 from lmtool.inference.load import load_run, trained_model, weights_of
 from lmtool.model import LanguageModel
 from lmtool.model.lora import adapters
@@ -41,8 +41,8 @@ def weights(run: Path, step: int) -> dict[str, Tensor]:
 
 def model_of(run: Path) -> LanguageModel:
     """The model of a run's best checkpoint, as in training."""
-    recipe, tokenizer = read_run(Run.open(run))
-    return trained_model(Run.open(run), recipe, tokenizer, open_base(str(run)).checkpoint, CPU)
+    base = open_base(str(run))
+    return trained_model(base.run, base.recipe, base.tokenizer, base.checkpoint, CPU)
 
 
 def changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:

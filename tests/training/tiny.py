@@ -97,8 +97,9 @@ class Work:
         stop: Stop = lambda: False,
         valid: Path | None = None,
         source: Path | None = None,
+        teacher: Path | None = None,
     ) -> list[Any]:
-        flags = [Setting("data.train", [str(self.text)], "TEXT")]
+        flags = [Setting("data.train", [str(self.text)], "TEXT"), *taught_by(teacher)]
         if valid:
             flags.append(Setting("data.valid", [str(valid)], "--valid"))
         if source is None:
@@ -116,6 +117,7 @@ class Work:
         table: Path | None = None,
         name: str = "tuned",
         stop: Stop = lambda: False,
+        teacher: Path | None = None,
     ) -> list[Any]:
         """12 steps on a table, by default of texts that are good or bad, from a run."""
         if table is None:
@@ -125,7 +127,7 @@ class Work:
         settings = ("training.epochs=null", "training.steps=12", "training.batch_size=8", "training.device=cpu")
         every = ("evaluation.every=4", "checkpoint.every=2", "schedule.warmup_steps=3")
         every += ("checkpoint.keep_optimizer=true",)
-        flags = [Setting("data.train", [str(table)], "TABLE")]
+        flags = [Setting("data.train", [str(table)], "TABLE"), *taught_by(teacher)]
         plan = start.plan_finetuning(str(source), None, (*settings, *every, *overrides), flags)
         return list(plan.run(output=self.run(name), command=["test"], report=no_report, stop=stop))
 
@@ -139,6 +141,10 @@ class Work:
 
     def resume(self, *overrides: str, name: str = "run", stop: Stop = lambda: False) -> list[Any]:
         return list(start.resume(str(self.run(name)), overrides, command=["test"], report=no_report, stop=stop))
+
+
+def taught_by(teacher: Path | None) -> list[Setting]:
+    return [] if teacher is None else [Setting("distillation.teacher", str(teacher), "--teacher")]
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:

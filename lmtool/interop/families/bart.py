@@ -94,7 +94,7 @@ class BartLike(EncoderDecoder):
             **super()._config(model, objective),
             **{f"{stack}_layers": model.n_layers for stack in stacks},
             **{f"{stack}_attention_heads": model.n_heads for stack in stacks},
-            **{f"{stack}_ffn_dim": model.d_ff or 4 * model.d_model for stack in stacks},
+            **{f"{stack}_ffn_dim": model.inner_width for stack in stacks},
             "activation_function": write_activation(model, self.model_type),
             "scale_embedding": model.scale_embedding,
             "tie_word_embeddings": True,

@@ -70,7 +70,7 @@ class PostNormEncoder(Encoder):
             "num_hidden_layers": model.n_layers,
             "hidden_size": model.d_model,
             "num_attention_heads": model.n_heads,
-            "intermediate_size": model.d_ff or 4 * model.d_model,
+            "intermediate_size": model.inner_width,
             "max_position_embeddings": model.position.size or model.context + model.position.offset,
             "hidden_act": write_activation(model, self.model_type),
             "hidden_dropout_prob": model.dropout,

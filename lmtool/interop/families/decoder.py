@@ -64,7 +64,7 @@ class Decoder(Family):
         for key, allowed in {**SEVERAL_PARTS, **self.expected}.items():
             config.expect(key, *allowed)
         config.ignore("is_decoder", "cross_attention_hidden_size", *self.ignored, *self.dropouts)
-        sizes = {ours: config.take(theirs, int) for ours, theirs in self.sizes.items()}
+        sizes = {ours: config.positive(theirs, int) for ours, theirs in self.sizes.items()}
         if sizes["n_layers"] > most_layers:
             raise config.refusal(f"{self.sizes['n_layers']} is {sizes['n_layers']}, more than there are tensors")
         return {

@@ -79,6 +79,8 @@ class Family(ABC):
             raise Inexpressible("model.shape", f"{model.shape}, where {self.model_type} has {self.shape}")
         if model.vocab_size is None:
             raise Inexpressible("model.vocab_size", "not given, and the tokenizer's is not known here")
+        if not model.inner_width:
+            raise Inexpressible("model.d_ff", f"0, where {self.model_type} has feed-forward networks")
         architecture = self._architecture(model, objective)
         config = {
             "architectures": [architecture],
@@ -155,7 +157,7 @@ def _meaning(model: Transformer, unread: Collection[str]) -> dict[str, Any]:
     values["head_width"] = model.head_width or model.d_model // model.n_heads
     values["value_width"] = model.value_width or values["head_width"]
     values["n_kv_heads"] = model.n_kv_heads or model.n_heads
-    values["d_ff"] = model.d_ff or 4 * model.d_model
+    values["d_ff"] = model.inner_width
     values["qkv_bias"] = model.bias if model.qkv_bias is None else model.qkv_bias
     if isinstance(model.position, LearnedPosition):
         values["position"]["size"] = model.position.size or model.context + model.position.offset

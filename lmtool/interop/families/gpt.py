@@ -61,7 +61,7 @@ class Gpt2(Decoder):
 
     def _own_model(self, config: Config, sizes: Mapping[str, int]) -> dict[str, Any]:
         return {
-            "d_ff": config.take("n_inner", int, 4 * sizes["d_model"]),
+            "d_ff": config.positive("n_inner", int, 4 * sizes["d_model"]),
             "activation": read_activation(config, "activation_function"),
             "score": "scaled-dot" if config.take("scale_attn_weights", bool) else "dot",
         }

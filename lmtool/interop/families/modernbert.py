@@ -117,7 +117,7 @@ class ModernBert(Encoder):
             "num_hidden_layers": model.n_layers,
             "hidden_size": model.d_model,
             "num_attention_heads": model.n_heads,
-            "intermediate_size": model.d_ff or 4 * model.d_model,
+            "intermediate_size": model.inner_width,
             "max_position_embeddings": model.context,
             "hidden_activation": gate,
             "classifier_activation": gate if isinstance(objective, Masked) else "gelu",

@@ -102,7 +102,7 @@ def _joined(model: Transformer, ours: str, n: int) -> Layout:
     if n == 1:
         return SAME
     if ours.endswith(".up"):
-        return Joined((model.d_ff or 4 * model.d_model,) * n)
+        return Joined((model.inner_width,) * n)
     width = model.head_width or model.d_model // model.n_heads
     queries, keys = width * model.n_heads, width * (model.n_kv_heads or model.n_heads)
     return Joined((queries, keys, keys)[-n:])

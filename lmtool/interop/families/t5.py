@@ -78,7 +78,7 @@ class T5(EncoderDecoder):
             "num_decoder_layers": model.n_layers,
             "num_heads": model.n_heads,
             "d_kv": model.head_width or model.d_model // model.n_heads,
-            "d_ff": model.d_ff or 4 * model.d_model,
+            "d_ff": model.inner_width,
             "n_positions": model.context,
             "feed_forward_proj": f"gated-{name}" if gated else name,
             "dense_act_fn": name,

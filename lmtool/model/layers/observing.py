@@ -5,6 +5,7 @@ Shapes: B rows, N heads, T queries, S keys.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import cycle
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +18,30 @@ class Attending(nn.Module):
     """A module that computes attention weights. attends: whether its recipe makes it do so.
 
     observer: gets the weights of each forward pass; without one they are not formed where the kernel does not need
-        them.
+        them. n_layers: layers that have this module in common, and so compute it in turn in each forward pass.
     """
 
     attends: bool = True
     observer: Observer | None = None
+    n_layers: int = 1
 
 
 def attending(model: nn.Module) -> dict[str, Attending]:
-    """The modules of a model that attend, by name, in module order; none for a model without attention."""
-    return {name: part for name, part in model.named_modules() if isinstance(part, Attending) and part.attends}
+    """The modules of a model that attend, by name, in module order; none for a model without attention.
+
+    A module of several layers is there once for each; see `module_name`.
+    """
+    parts = [(name, part) for name, part in model.named_modules() if isinstance(part, Attending) and part.attends]
+    return {_in_layer(name, layer): part for name, part in parts for layer in range(part.n_layers)}
+
+
+def _in_layer(name: str, layer: int) -> str:
+    return f"{name}@{layer}" if layer else name
+
+
+def module_name(name: str) -> str:
+    """The name of the module itself, without the number of one of its layers."""
+    return name.partition("@")[0]
 
 
 @contextmanager
@@ -38,16 +53,19 @@ def observed(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """
     found: dict[str, Tensor] = {}
 
-    def observer(name: str) -> Observer:
+    def observer(name: str, part: Attending) -> Observer:
+        layers = cycle(_in_layer(name, layer) for layer in range(part.n_layers))
+
         def observe(weights_BNTS: Tensor) -> None:
+            name = next(layers)
             found[name] = torch.cat((found[name], weights_BNTS), 2) if name in found else weights_BNTS
 
         return observe
 
-    parts = attending(model)
+    parts = {module_name(name): part for name, part in attending(model).items()}
     try:
         for name, part in parts.items():
-            part.observer = observer(name)
+            part.observer = observer(name, part)
         yield found
     finally:
         for part in parts.values():

@@ -18,12 +18,14 @@ from lmtool.recipe.spec import Norm, Transformer
 
 
 def build_norm(spec: Norm, width: int, bias: bool) -> nn.Module:
-    """LayerNorm with gamma and beta (Ba et al. 2016), or RMSNorm with gamma alone (Zhang and Sennrich 2019)."""
+    """LayerNorm with gamma and beta (Ba et al. 2016), RMSNorm with gamma (Zhang and Sennrich 2019), or neither."""
     match spec.kind:
         case "layer":
             return nn.LayerNorm(width, eps=spec.eps, bias=bias)
         case "rms":
             return OffsetRMSNorm(width, eps=spec.eps) if spec.unit_offset else nn.RMSNorm(width, eps=spec.eps)
+        case "none":
+            return nn.Identity()
 
 
 class OffsetRMSNorm(nn.RMSNorm):
@@ -87,13 +89,35 @@ class Inputs(nn.Module):
 
     def forward(self, tokens_BT: Tensor, positions_PT: Tensor, segments_BT: Tensor | None = None) -> Tensor:
         """Embeddings (B, T, D). Without segments all tokens belong to the first one."""
+        x_BTD = self.embed(tokens_BT, positions_PT, segments_BT)
+        return x_BTD if self.project is None else cast(Tensor, self.project(x_BTD)).to(x_BTD.dtype)
+
+    def embed(self, tokens_BT: Tensor, positions_PT: Tensor, segments_BT: Tensor | None) -> Tensor:
+        """The same before they are mapped to the model width."""
         x_BTD: Tensor = self._tokens[0](tokens_BT) * self.scale
         if self.segments is not None:
             x_BTD = x_BTD + (self.segments.weight[0] if segments_BT is None else self.segments(segments_BT))
         if self.position is not None:
             x_BTD = self.position(x_BTD, positions_PT)
-        x_BTD = drop(self.norm(x_BTD), self.dropout, self.training)
-        return x_BTD if self.project is None else cast(Tensor, self.project(x_BTD)).to(x_BTD.dtype)
+        return drop(self.norm(x_BTD), self.dropout, self.training)
+
+
+class SharedInputs(Inputs):
+    """The embeddings of another stack, with all their parts, mapped to the width of a model (Clark et al. 2020)."""
+
+    def __init__(self, inputs: Inputs, spec: Transformer) -> None:
+        nn.Module.__init__(self)
+        # in a tuple, so that they are not registered here too
+        self._inputs = (inputs,)
+        self.project = nn.Linear(spec.embedding_width or spec.d_model, spec.d_model, bias=spec.bias)
+        initialise(self.project, spec)
+
+    @property
+    def tokens(self) -> nn.Embedding:  # type: ignore[override]  # not registered
+        return self._inputs[0].tokens
+
+    def embed(self, tokens_BT: Tensor, positions_PT: Tensor, segments_BT: Tensor | None) -> Tensor:
+        return self._inputs[0].embed(tokens_BT, positions_PT, segments_BT)
 
 
 class Head(nn.Module):

@@ -14,6 +14,7 @@ from lmtool.batch import Mask
 from lmtool.model.language_model import KeyValue, LayerState, Memory, Output, Parts, summed, topped
 from lmtool.model.layers.attention import Attend, CrossAttention, HeadNorm, Heads, Mixed, Mixer, SelfAttention
 from lmtool.model.layers.dropout import drop
+from lmtool.model.layers.observing import attending
 from lmtool.model.layers.parts import FeedForward, build_norm, initialise
 from lmtool.model.layers.positions import build_attention_position, build_window_position
 from lmtool.model.layers.scores import Score, build_score
@@ -21,14 +22,18 @@ from lmtool.recipe.spec import DenseFeedForward, NormPlace, Transformer, WindowP
 
 
 class Sublayer(nn.Module):
-    """A mixer f with residual connection: x + f(norm(x)), norm(x + f(x)), or x + norm(f(x)), by place."""
+    """A mixer f with residual connection: x + f(norm(x)), norm(x + f(x)), or x + norm(f(x)), by place.
 
-    def __init__(self, mixer: Mixer, norm: nn.Module, place: NormPlace, dropout: float) -> None:
+    residual: without, f(norm(x)) or norm(f(x)).
+    """
+
+    def __init__(self, mixer: Mixer, norm: nn.Module, place: NormPlace, dropout: float, residual: bool = True) -> None:
         super().__init__()
         self.mixer = mixer
         self.norm = norm
         self.place = place
         self.dropout = dropout
+        self.residual = residual
 
     def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None, input_BTD: Tensor | None = None) -> Mixed:
         """input_BTD: what the mixer reads, if not the residual stream x (parallel sublayers)."""
@@ -45,14 +50,16 @@ class Sublayer(nn.Module):
             mixed = mixed.reshape(x_BTD.shape)
         if self.place == "output":
             mixed = self.norm(mixed.to(x_BTD.dtype))
-        x_BTD = x_BTD + drop(mixed, self.dropout, self.training)
+        mixed = drop(mixed, self.dropout, self.training)
+        x_BTD = x_BTD + mixed if self.residual else mixed.to(x_BTD.dtype)
         return Mixed(self.norm(x_BTD) if self.place == "post" else x_BTD, now, auxiliary_B)
 
 
 class Stack(nn.Module):
     """Input embeddings to hidden states.
 
-    causal: causal self-attention. source: each layer also has cross-attention.
+    causal: causal self-attention. source: each layer also has cross-attention. `sublayers` are those of all layers, or
+    of one whose weights all share, which is then passed n_layers times (Lan et al. 2020, ALBERT).
     """
 
     def __init__(self, spec: Transformer, causal: bool, source: bool = False) -> None:
@@ -66,24 +73,34 @@ class Stack(nn.Module):
         # in a tuple, so that a position of all layers is not registered twice
         self._window_position = (build_window_position(spec, self.position),)
         self.sublayers = nn.ModuleList(
-            Sublayer(mixer, build_norm(spec.norm, spec.d_model, spec.bias), spec.norm.place, spec.dropout)
-            for _ in range(spec.n_layers)
+            Sublayer(
+                mixer, build_norm(spec.norm, spec.d_model, spec.bias), spec.norm.place, spec.dropout, spec.residual
+            )
+            for _ in range(1 if spec.share_layers else spec.n_layers)
             for mixer in _mixers(spec, source)
         )
         if not spec.norm.first:
             cast(Sublayer, self.sublayers[0]).norm = nn.Identity()
-        self.per_layer = len(self.sublayers) // spec.n_layers
+        self._passes = spec.n_layers if spec.share_layers else 1
+        self.per_layer = len(self.sublayers) * self._passes // spec.n_layers
+        for part in attending(self).values():
+            part.n_layers = self._passes
         self._parallel = spec.parallel
         self.norm = nn.Identity() if spec.norm.place == "post" else build_norm(spec.norm, spec.d_model, spec.bias)
         initialise(self, spec)
-        if spec.init.scale_residual:
+        if spec.init.scale_residual and spec.residual:
             # smaller projections into the residual stream (Radford et al. 2019)
-            for projection in (part for mixer in self._mixers() for part in mixer.projections()):
-                nn.init.normal_(projection.weight, std=spec.init.std * len(self.sublayers) ** -0.5)
+            n_sublayers = len(self.sublayers) * self._passes
+            for projection in (part for sublayer in self.sublayers for part in _mixer(sublayer).projections()):
+                nn.init.normal_(projection.weight, std=spec.init.std * n_sublayers**-0.5)
+
+    def _passed(self) -> list[nn.Module]:
+        """The sublayers in the order of a forward pass, shared ones once for each layer."""
+        return [*self.sublayers] * self._passes
 
     def _mixers(self) -> Iterator[Mixer]:
-        """The top-level mixer of each sublayer, without nested ones."""
-        return (cast(Mixer, sublayer.mixer) for sublayer in self.sublayers)
+        """The top-level mixer of each sublayer in that order, without nested ones."""
+        return map(_mixer, self._passed())
 
     def start(self, n_rows: int, source_BSD: Tensor | None = None) -> tuple[LayerState, ...]:
         """The initial cache of every sublayer."""
@@ -125,7 +142,8 @@ class Stack(nn.Module):
         width: number of rows that share a cache line.
         """
         T, S = x_BTD.shape[1], positions_PS.shape[1]
-        past = past or (None,) * len(self.sublayers)
+        sublayers = self._passed()
+        past = past or (None,) * len(sublayers)
         source = None
         if source_mask is not None:
             n_source = next(state.k_BNSH.shape[2] for state in past if isinstance(state, Memory))
@@ -141,7 +159,7 @@ class Stack(nn.Module):
         now: list[LayerState | None] = []
         auxiliaries: list[Tensor | None] = []
         input_BTD = x_BTD
-        for number, (sublayer, state) in enumerate(zip(self.sublayers, past, strict=True)):
+        for number, (sublayer, state) in enumerate(zip(sublayers, past, strict=True)):
             layer, of_layer = divmod(number, self.per_layer)
             if of_layer == 0:
                 input_BTD = x_BTD
@@ -158,9 +176,13 @@ class Stack(nn.Module):
         return Output(hidden_BTD, summed(auxiliaries)), tuple(now)
 
     def parts(self) -> Parts:
-        """The sublayers of each layer, the last one together with the final norm."""
+        """The sublayers of each layer, the last one together with the final norm; shared ones are one layer."""
         sublayers, n = list(self.sublayers), self.per_layer
         return topped((sublayers[i : i + n] for i in range(0, len(sublayers), n)), self.norm)
+
+
+def _mixer(sublayer: nn.Module) -> Mixer:
+    return cast(Mixer, sublayer.mixer)
 
 
 def _out_of_place(mask: Mask, positions_PS: Tensor) -> bool:
@@ -181,7 +203,7 @@ def _mixers(spec: Transformer, source: bool) -> Sequence[Mixer]:
     mixers = [build_mixer(spec)]
     if source:
         mixers.append(CrossAttention(_heads(spec), spec.dropout, _score(spec)))
-    return [*mixers, build_feed_forward(spec)]
+    return [*mixers, build_feed_forward(spec)] if spec.inner_width else mixers
 
 
 def build_mixer(spec: Transformer) -> Mixer:
@@ -193,7 +215,7 @@ def build_mixer(spec: Transformer) -> Mixer:
 
 def build_feed_forward(spec: Transformer) -> Mixer:
     """The position-wise sublayer of a layer."""
-    sizes = (spec.d_model, spec.d_ff or 4 * spec.d_model, spec.activation, spec.bias, spec.ffn_dropout)
+    sizes = (spec.d_model, spec.inner_width, spec.activation, spec.bias, spec.ffn_dropout)
     match spec.feed_forward:
         case DenseFeedForward():
             return FeedForward(*sizes)

@@ -1,0 +1,150 @@
+"""Replaced-token detection: tell which tokens of a text a small generator has replaced (Clark et al. 2020, ELECTRA).
+
+Shapes: B rows, T positions, D model width, M masked positions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import Parameter
+from torch.nn import functional as F
+
+from lmtool.batch import IGNORE, Batch
+from lmtool.model import LanguageModel
+from lmtool.model.language_model import summed
+from lmtool.model.replaced import ReplacedTokenDetector
+from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
+from lmtool.objective.cross_entropy import loss_of_hidden, with_auxiliary
+from lmtool.objective.masked import MaskedObjective
+from lmtool.objective.scheduled import draw
+from lmtool.recipe.spec import Masked, ReplacedTokens
+
+ACCURACY = "detection-accuracy"
+"""Metric: share of the positions that are told rightly."""
+
+FOUND = "replaced-found"
+"""Metric: share of the replaced tokens that are told."""
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _Detection:
+    """generator: the summed loss of its targets. scores_BT, is_replaced_BT, keep_BT: of the tokens that it has made.
+
+    nats_B: mean detection loss of each row.
+    """
+
+    generator: Loss
+    scores_BT: Tensor
+    is_replaced_BT: Tensor
+    keep_BT: Tensor
+    nats_B: Tensor
+    auxiliary_B: Tensor | None
+
+
+@dataclass(frozen=True)
+class ReplacedTokensObjective(Objective):
+    """The loss of a masked language model, the generator, plus weight times the loss of detecting what it filled in.
+
+    In rows [CLS] text [SEP], round(rate N) of N tokens become [MASK], anew in each epoch. The generator's own samples
+    take their place, through which no gradient passes; a sample that equals the original token counts as original. The
+    detection loss is the binary cross-entropy, mean over all positions of a row, whose weight in a batch is its number
+    of masks, so that it does not depend on how the batch is split.
+    """
+
+    spec: ReplacedTokens
+    vocabulary: Vocabulary
+
+    @cached_property
+    def _masking(self) -> MaskedObjective:
+        masked = Masked(kind="masked", rate=self.spec.rate, mask_share=1.0, random_share=0.0)
+        return MaskedObjective(masked, self.vocabulary)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return ACCURACY, FOUND
+
+    def cut(self, context: int) -> Cut:
+        """Windows, less the room for [CLS] and [SEP]."""
+        return self._masking.cut(context)
+
+    def window(self, context: int) -> int:
+        return self._masking.window(context)
+
+    def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
+        """Masked rows, and the random numbers by which the generator fills them; targets are the original tokens."""
+        return _with_draws(self._masking.collate(examples), [example.rng for example in examples])
+
+    def collate_spans(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
+        raise TypeError("a text has no probability under a model that detects replaced tokens")
+
+    def collate_validation(self, spans: Sequence[tuple[Ints, int]]) -> Batch:
+        """As in training, but with the same masks and random numbers each time."""
+        rngs = [np.random.Generator(np.random.PCG64([len(tokens), *tokens.tolist()])) for tokens, _ in spans]
+        return _with_draws(self._masking.collate_validation(spans), rngs)
+
+    def idle(self, model: LanguageModel) -> list[Parameter]:
+        return model.untrained() if isinstance(model, ReplacedTokenDetector) else []
+
+    def loss(self, model: LanguageModel, batch: Batch) -> Loss:
+        found = self._detect(model, batch)
+        loss = with_auxiliary(found.generator, found.auxiliary_B, batch.targets_BT)
+        return with_auxiliary(loss, self.spec.weight * found.nats_B, batch.targets_BT)
+
+    def score(self, model: LanguageModel, batch: Batch) -> Loss:
+        """The same loss, and how many positions are told rightly."""
+        found = self._detect(model, batch)
+        loss = with_auxiliary(found.generator, self.spec.weight * found.nats_B, batch.targets_BT)
+        right_BT = found.keep_BT & ((found.scores_BT > 0) == found.is_replaced_BT)
+        metrics = {
+            ACCURACY: (right_BT.sum(), int(found.keep_BT.sum())),
+            FOUND: ((right_BT & found.is_replaced_BT).sum(), int(found.is_replaced_BT.sum())),
+        }
+        return replace(loss, metrics=metrics)
+
+    @staticmethod
+    def _detect(model: LanguageModel, batch: Batch) -> _Detection:
+        if not isinstance(model, ReplacedTokenDetector):
+            raise ValueError("only a generator and its discriminator have replaced tokens")
+        if batch.targets_BT is None or batch.draws_BT is None:
+            raise ValueError("a batch without masks has no loss")
+        chosen_BT = batch.targets_BT != IGNORE
+        filled = model.generator(replace(batch, draws_BT=None))
+        hidden_MD = filled.hidden_BTD[chosen_BT]
+        generator = loss_of_hidden(model.generator, hidden_MD, batch.targets_BT[chosen_BT])
+        tokens_BT = batch.tokens_BT.clone()
+        if len(hidden_MD):
+            with torch.no_grad():
+                tokens_BT[chosen_BT] = draw(model.generator, hidden_MD, batch.draws_BT[chosen_BT])
+            # torch 2.10 would reuse weights that autocast cast here, without gradients
+            torch.clear_autocast_cache()
+        is_replaced_BT = chosen_BT & (tokens_BT != batch.targets_BT)
+        hidden_BTD, auxiliary_B = model(Batch(tokens_BT, keep_BT=batch.keep_BT))
+        scores_BT = model.detections(hidden_BTD)
+        scores_BT = scores_BT.to(torch.promote_types(scores_BT.dtype, torch.float32))
+        keep_BT = torch.ones_like(chosen_BT) if batch.keep_BT is None else batch.keep_BT
+        nats_BT = F.binary_cross_entropy_with_logits(scores_BT, is_replaced_BT.to(scores_BT.dtype), reduction="none")
+        return _Detection(
+            generator,
+            scores_BT,
+            is_replaced_BT,
+            keep_BT,
+            (nats_BT * keep_BT).sum(1) / keep_BT.sum(1),
+            summed((filled.auxiliary_B, auxiliary_B)),
+        )
+
+
+def _with_draws(batch: Batch, rngs: Sequence[np.random.Generator]) -> Batch:
+    """With a number from each row's generator for each of its masks, from left to right."""
+    assert batch.targets_BT is not None
+    draws_BT = torch.full(batch.tokens_BT.shape, -1.0)
+    for draws_T, targets_T, rng in zip(draws_BT, batch.targets_BT, rngs, strict=True):
+        is_mask_T = targets_T != IGNORE
+        draws_T[is_mask_T] = torch.from_numpy(rng.random(int(is_mask_T.sum())).astype(np.float32))
+    return replace(batch, draws_BT=draws_BT)

@@ -1,0 +1,141 @@
+"""Distillation: the plain formula for every kind of target, chunks, splits of a batch, and a teacher that stays."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lmtool.batch import IGNORE, Batch
+from lmtool.model.classifier import Classifier
+from lmtool.objective import CausalObjective, ClassificationObjective, DistilledObjective, Vocabulary
+from lmtool.objective.distillation import divergence
+from lmtool.objective.masked import MaskedObjective
+from lmtool.recipe.spec import Causal, Classification, Distillation, Masked
+from tests.model import tiny
+from tests.reference import distillation as reference
+
+V, SPECIALS = tiny.VOCAB, 7
+VOCABULARY = Vocabulary(V, 0, 1, 2, 4, 5, 6, (1,), (), frozenset(range(SPECIALS)))
+CAUSAL = CausalObjective(Causal(), 1, False)
+MASKED = MaskedObjective(Masked(kind="masked"), VOCABULARY)
+SPEC = Distillation(teacher="of a test", temperature=3.0, weight=0.3, cosine=0.7)
+ROBERTA = {"shape": "encoder", "position": {"kind": "alibi"}}
+PAIRS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
+    "transformers": (CAUSAL, {"n_layers": 1}, {"n_layers": 3}),
+    "an lstm from a transformer": (CAUSAL, {**tiny.RECURRENT, "d_model": 16}, {}),
+    "encoders": (MASKED, {**ROBERTA, "n_layers": 1}, ROBERTA),
+}
+
+
+def a_batch(n: int = 3, T: int = 6) -> Batch:
+    """Rows with targets at some positions; the last row has padding."""
+    tokens_BT, targets_BT = tiny.tokens(n, T, seed=1), tiny.tokens(n, T, seed=2)
+    targets_BT[:, 1::3] = IGNORE
+    keep_BT = torch.ones(n, T, dtype=torch.bool)
+    keep_BT[-1, T - 2 :] = False
+    return Batch(tokens_BT, targets_BT.masked_fill(~keep_BT, IGNORE), keep_BT)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_of_tokens(name: str) -> None:
+    own, small, large = PAIRS[name]
+    student, teacher = tiny.model(1, **small), tiny.model(2, vocab_size=V + 3, **large)
+    batch = a_batch()
+    if name.startswith("an lstm"):
+        batch = Batch(batch.tokens_BT, batch.targets_BT)  # padding only at the end of rows
+    found = DistilledObjective(own, SPEC, teacher, None, V).loss(student, batch)
+    hard = own.loss(student, batch)
+    assert batch.targets_BT is not None
+    with torch.no_grad():
+        h_BTD, k_BTD = student(batch).hidden_BTD, teacher(batch).hidden_BTD
+        chosen_BT = batch.targets_BT != IGNORE
+        logits, known = student.logits(h_BTD)[chosen_BT], teacher.logits(k_BTD)[chosen_BT][:, :V]
+    soft = reference.divergence(known.tolist(), logits.tolist(), 3.0)
+    cosine = 0.0
+    for b in range(len(h_BTD)):
+        kept = [t for t in range(h_BTD.shape[1]) if batch.keep_BT is None or batch.keep_BT[b, t]]
+        away = [reference.away(h_BTD[b, t].tolist(), k_BTD[b, t].tolist()) for t in kept]
+        cosine += int(chosen_BT[b].sum()) * float(np.mean(away))
+    assert float(found.total.detach()) == pytest.approx(
+        0.7 * float(hard.total.detach()) + 0.3 * soft + 0.7 * cosine, rel=1e-5
+    )
+    assert int(found.count) == int(hard.count)
+
+
+@pytest.mark.parametrize("task", ["class", "multi", "number"])
+def test_of_labels(task: str) -> None:
+    names = () if task == "number" else ("a", "b", "c")
+    spec = Classification.model_validate(
+        {"kind": "classification", "task": task, "labels": names, "dropout": 0.0, "center": 1.0, "scale": 2.0}
+    )
+    theirs = spec.model_copy(update={"center": -3.0, "scale": 0.5})
+    student, teacher = (
+        Classifier(tiny.model(seed, **ROBERTA), head, tiny.spec(**ROBERTA)).double().eval()
+        for seed, head in ((1, spec), (2, theirs))
+    )
+    values_BC = torch.tensor([[0.5], [1.0], [0.0]]) if task == "number" else tiny.tokens(3, 3, seed=4) % 2.0
+    labels_B, values = (torch.tensor([0, 2, 1]), None) if task == "class" else (None, values_BC)
+    batch = Batch(tiny.tokens(3, 6), labels_B=labels_B, values_BC=values)
+    own = ClassificationObjective(spec, VOCABULARY)
+    settings = SPEC.model_copy(update={"cosine": 0.0})
+    found = DistilledObjective(own, settings, teacher, theirs, V).loss(student, batch)
+    scores, known = student.answer(batch).scores_BC.tolist(), teacher.answer(batch).scores_BC.tolist()
+    if task == "class":
+        soft = reference.divergence(known, scores, 3.0)
+    elif task == "multi":
+        soft = reference.divergence_of_labels(known, scores, 3.0)
+    else:
+        # numbers are compared in the student's units
+        soft = sum((s - ((0.5 * k - 3.0) - 1.0) / 2.0) ** 2 for (s,), (k,) in zip(scores, known, strict=True))
+    hard = float(own.loss(student, batch).total.detach())
+    assert float(found.total.detach()) == pytest.approx(0.7 * hard + 0.3 * soft, rel=1e-5)
+
+
+def test_the_gradient_of_chunks_is_that_of_all_logits_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    student, teacher, batch = tiny.model(1), tiny.model(2), a_batch(4, 9)
+    own = DistilledObjective(CAUSAL, SPEC, teacher, None, V)
+    found = []
+    for rows in (10_000, 5):
+        monkeypatch.setattr("lmtool.objective.cross_entropy.chunk_rows", lambda device, size, rows=rows: rows)
+        student.zero_grad()
+        own.loss(student, batch).total.backward()
+        found.append([p.grad.clone() for p in student.parameters() if p.grad is not None])
+    assert len(found[0]) == len(list(student.parameters()))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
+
+
+def test_splits_of_a_batch_give_the_same_gradient_and_the_teacher_has_none() -> None:
+    student, teacher, batch = tiny.model(1), tiny.model(2), a_batch(4)
+    teacher.requires_grad_(False)
+    own = DistilledObjective(CAUSAL, SPEC, teacher, None, V)
+    assert batch.targets_BT is not None
+    assert batch.keep_BT is not None
+    found = []
+    for size in (4, 1):
+        student.zero_grad()
+        for i in range(0, 4, size):
+            rows = slice(i, i + size)
+            part = Batch(batch.tokens_BT[rows], batch.targets_BT[rows], batch.keep_BT[rows])
+            own.loss(student, part).total.backward()
+        found.append([p.grad.clone() for p in student.parameters() if p.grad is not None])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
+    assert all(p.grad is None for p in teacher.parameters())
+
+
+def test_a_student_that_equals_its_teacher_has_nothing_to_learn_from_it() -> None:
+    model, batch = tiny.model(1), a_batch()
+    whole = SPEC.model_copy(update={"weight": 1.0})
+    total = DistilledObjective(CAUSAL, whole, model, None, V).loss(model, batch).total
+    assert float(total.detach()) == pytest.approx(0, abs=1e-5)
+
+
+def test_the_temperature_keeps_the_size_of_the_gradient() -> None:
+    """For logits near 0 the gradient tends to (z - v) / C of centred logits, whatever T (Hinton et al. 2015, eq. 4)."""
+    for temperature in (10.0, 1000.0):
+        known, logits = torch.tensor([[0.3, -0.1, -0.2]]), torch.tensor([[0.1, 0.2, -0.3]], requires_grad=True)
+        divergence(known.double(), logits.double(), temperature).backward()
+        assert logits.grad is not None
+        torch.testing.assert_close(logits.grad, ((logits - known) / 3).detach(), rtol=0.05, atol=2e-3)
