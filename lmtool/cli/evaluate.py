@@ -45,6 +45,41 @@ def evaluate(
     column: Column = None,
     task: TaskName = "",
     num_beams: NumBeams = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEMPLATE",
+            help='Choose answers to prompts, such as "Review: {text}\\nSentiment:", for the rows of a table.',
+            show_default=False,
+        ),
+    ] = None,
+    answers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,...",
+            help="With --prompt: the labels that are answers, or LABEL=ANSWER; all labels by default.",
+            show_default=False,
+        ),
+    ] = None,
+    shots: Annotated[int, typer.Option(metavar="N", min=0, help="With --prompt: examples before each prompt.")] = 0,
+    train: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TABLE",
+            help="With --shots: the table of the examples; by default the one that the run was trained on.",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="With --shots: the seed that draws them.")] = 1,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate", metavar="", help="With --prompt: divide by the probabilities for prompts without content."
+        ),
+    ] = False,
+    label_column: Annotated[
+        str | None, typer.Option(metavar="NAME", help="With --prompt: the column of the label.", show_default=False)
+    ] = None,
     device: Device = "auto",
     precision: Precision = "float32",
     as_json: Json = False,
@@ -52,7 +87,8 @@ def evaluate(
 ) -> None:
     """Evaluate a model on text: perplexity per token and per word, and bits per byte.
 
-    A run that was fine-tuned on a table is evaluated on tables: accuracy, macro F1, BLEU and so on.
+    A run that was fine-tuned on a table is evaluated on tables: accuracy, macro F1, BLEU and so on. With --prompt, any
+    model that generates text is: the label of a row is the answer that is most probable after its prompt.
 
     The text is divided into documents as the training text was. A stride below the context gives every token a longer
     left context, at the cost of overlapping windows.
@@ -68,12 +104,56 @@ def evaluate(
     from lmtool.interop.reference import run_of
     from lmtool.printable import plain
     from lmtool.tables.predict import answers_tables, measure_tables
+    from lmtool.tables.prompting import measure_prompts
+    from lmtool.tables.suite import measure_folder, runs_in, tables_in
     from lmtool.text.typed import table_files, text_files
 
     if not text and not given:
         raise UsageError("there is nothing to evaluate", fix="name a file, - for standard input, or --text TEXT")
+    if prompt is None and (answers or shots or train or calibrate or label_column):
+        raise UsageError("answers, shots and calibration are of prompts", fix='add --prompt "... {text} ..."')
     run, baseline = run_of(run), None if baseline is None else run_of(baseline)
-    if answers_tables(run):
+    if prompt is not None:
+        if given or not text:
+            raise UsageError("prompts are made of the rows of a table", fix="name a table, or - for standard input")
+        model = load_packed(run, device=device, precision=precision)
+        other = None if baseline is None else load_packed(baseline, device=device, precision=precision)
+        with Display(shown=is_main(), quiet=quiet) as display, table_files(text) as sources:
+            for number, source in enumerate(sources):
+                asked = measure_prompts(
+                    model,
+                    source,
+                    prompt.replace("\\n", "\n"),
+                    answers.split(",") if answers else (),
+                    label_column=label_column,
+                    train=train,
+                    shots=shots,
+                    seed=seed,
+                    calibrate=calibrate,
+                    baseline=other,
+                    report=display.report,
+                )
+                if is_main() and not number:
+                    describe(model, quiet)
+                for line in [json.dumps(asked.record())] if as_json else asked.lines():
+                    if is_main():
+                        typer.echo(plain(line))
+        return
+    runs = runs_in(run)
+    if runs or answers_tables(run):
+        folder = tables_in(text[0]) if text and len(text) == 1 and not given else {}
+        if runs and not folder:
+            raise UsageError("a folder of runs is evaluated on a folder of tables", where=run, fix="name the folder")
+        if folder:
+            suite = measure_folder(
+                folder,
+                runs or {"": run},
+                lambda name: load_packed(name, device=device, precision=precision).with_beams(num_beams),
+            )
+            for line in [json.dumps(suite.record())] if as_json else suite.lines():
+                if is_main():
+                    typer.echo(plain(line))
+            return
         if given:
             raise UsageError(
                 "this run is evaluated on labelled rows",

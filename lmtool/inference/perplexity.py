@@ -11,13 +11,13 @@ from typing import Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtool.batch import Batch
+from lmtool.batch import IGNORE, Batch
 from lmtool.compute.device import Compute, InferenceName
 from lmtool.compute.processes import World, joined
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.evaluation import Evaluated, Validation, evaluate, not_reported
 from lmtool.inference.load import Loaded, load_packed
-from lmtool.model import LanguageModel
+from lmtool.model import LanguageModel, NGramModel
 from lmtool.objective import Loss, Objective
 from lmtool.recipe.spec import Data, DeviceName
 from lmtool.run.order import hash_key, permute
@@ -85,10 +85,10 @@ class Perplexity:
         if self.unit == "pair":
             return {"loss": self.loss, "pairs": self.tokens, "context": self.context}
         return {
-            "loss": self.loss,
+            "loss": _finite(self.loss),
             "perplexity": _finite(self.perplexity),
             "word_perplexity": _finite(self.word_perplexity),
-            "bits_per_byte": self.bits_per_byte,
+            "bits_per_byte": _finite(self.bits_per_byte),
             "tokens": self.tokens,
             "context": self.context,
             "stride": self.stride,
@@ -201,13 +201,14 @@ def perplexity(
 class Measured:
     """The perplexity of a text, and the evaluated model.
 
-    limit: bits per byte of the best possible model, for a bundled text of known entropy. baseline: the same of another
-    run, if one is given.
+    limit: bits per byte of the best possible model, for a bundled text of known entropy. unseen: of a model of counts,
+    how many of the scored n-grams were never counted. baseline: the same of another run, if one is given.
     """
 
     perplexity: Perplexity
     loaded: Loaded
     limit: float | None
+    unseen: int | None = None
     baseline: "Measured | None" = None
 
     def record(self) -> dict[str, object]:
@@ -215,6 +216,8 @@ class Measured:
         record: dict[str, object] = dict(self.perplexity.record())
         if self.perplexity.unit == "token":
             record["limit_bits_per_byte"] = self.limit
+        if self.unseen is not None:
+            record["unseen_ngrams"] = self.unseen
         if self.baseline is not None:
             record["baseline"] = self.baseline.perplexity.record()
         return record
@@ -231,6 +234,9 @@ class Measured:
             f"perplexity       {found.perplexity:.6g} per token, {words}",
             f"bits per byte    {found.bits_per_byte:.4f}{limit}",
         ]
+        if self.unseen is not None:
+            zero = "; some of them have probability 0" if math.isinf(found.loss) else ""
+            lines.append(f"unseen n-grams   {self.unseen:,} of {found.tokens:,}{zero}")
         if self.baseline is not None:
             other = self.baseline.loaded
             name = f"{other.run_path.name}, {other.recipe.model.kind}"
@@ -303,7 +309,22 @@ def _measure(
     result = perplexity(
         loaded.model, store, loaded.tokenizer, loaded.objective, loaded.compute, context, stride, world, report
     )
-    return Measured(result, loaded, limit(sources, data))
+    unseen = None
+    if isinstance(loaded.model, NGramModel):
+        wanted = spans(store, context, stride)
+        objective, compute = loaded.objective, loaded.compute
+        found = evaluate_spans(loaded.model, store, wanted, objective.collate_spans, _unseen, compute, world, report)
+        unseen = round(found.total)
+    return Measured(result, loaded, limit(sources, data), unseen)
+
+
+def _unseen(model: LanguageModel, batch: Batch) -> Loss:
+    """The number of targets that a model of counts never counted after their contexts."""
+    assert isinstance(model, NGramModel)
+    assert batch.targets_BT is not None
+    is_scored_BT = batch.targets_BT != IGNORE
+    counted = model.counted(model(batch).hidden_BTD[is_scored_BT], batch.targets_BT[is_scored_BT])
+    return Loss((~counted).sum(), is_scored_BT.sum())
 
 
 def limit(sources: Sequence[str], data: Data) -> float | None:

@@ -4,7 +4,7 @@ from lmtool.model.averaging import AveragingModel
 from lmtool.model.bidirectional import BidirectionalModel
 from lmtool.model.cooccurrence import PpmiModel
 from lmtool.model.language_model import DecodeState, KeyValue, LanguageModel, Memory, Output
-from lmtool.model.ngram import NGramModel
+from lmtool.model.ngram import NGramModel, PlainNGramModel
 from lmtool.model.recurrent import RecurrentDecoder
 from lmtool.model.seq2seq import RecurrentEncoderDecoder
 from lmtool.model.skipgram import GloveModel, SkipGramModel
@@ -33,8 +33,10 @@ def build(spec: Model, vocab_size: int) -> LanguageModel:
             return TransformerEncoder(spec, vocab_size)
         case Transformer():
             return TransformerEncoderDecoder(spec, vocab_size)
-        case NGram():
+        case NGram(smoothing="kneser-ney"):
             return NGramModel(spec, vocab_size)
+        case NGram():
+            return PlainNGramModel(spec, vocab_size)
         case SkipGram():
             return SkipGramModel(spec, vocab_size)
         case Glove():

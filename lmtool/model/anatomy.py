@@ -249,8 +249,9 @@ def _parts(name: str, module: nn.Module | None, reach: _Reach, n_layers: int) ->
             return
         case CrossAttention():
             n_heads = module.q.out_features // module.head_width
-            shape = f"{n_heads} heads of {module.head_width}"
-            flops = _attention(module.score, n_heads, module.head_width, n, reach.source, reach.cross_pairs)
+            shape = _heads(n_heads, module)
+            of_head = (module.head_width, module.value_width)
+            flops = _attention(module.score, n_heads, of_head, n, reach.source, reach.cross_pairs)
             maps = chain(
                 _parts("q", module.q, reach, n_layers),
                 _parts("kv", module.kv, _Reach(reach.source), n_layers),
@@ -261,13 +262,13 @@ def _parts(name: str, module: nn.Module | None, reach: _Reach, n_layers: int) ->
             return
         case SelfAttention():
             n_heads = module.qkv.widths[0] // module.head_width
-            shape = f"{n_heads} heads of {module.head_width}"
+            shape = _heads(n_heads, module)
             shape += "" if module.n_kv_heads == n_heads else f", {module.n_kv_heads} of keys and values"
-            flops = _attention(module.score, n_heads, module.head_width, n, n, reach.pairs)
+            flops = _attention(module.score, n_heads, (module.head_width, module.value_width), n, n, reach.pairs)
         case MemoryAttention():
             n_keys, pairs = (reach.source, reach.cross_pairs) if reach.source else (n, reach.pairs)
             shape = module.select
-            flops = _attention(module.score, 1, reach.width, n, n_keys, pairs)
+            flops = _attention(module.score, 1, (reach.width, reach.width), n, n_keys, pairs)
         case Head():
             table = module.used()[0]
             shape = f"{table.shape[1]} -> {table.shape[0]}" + (
@@ -291,8 +292,19 @@ def _parts(name: str, module: nn.Module | None, reach: _Reach, n_layers: int) ->
         yield part
 
 
-def _attention(score: Score | None, n_heads: int, width: int, n_queries: int, n_keys: int, pairs: int) -> int:
-    """FLOPs of scores and weighted sums of the values, without linear maps into and out of the heads."""
+def _heads(n_heads: int, module: SelfAttention | CrossAttention) -> str:
+    own = "" if module.value_width == module.head_width else f", values of {module.value_width}"
+    return f"{n_heads} heads of {module.head_width}{own}"
+
+
+def _attention(
+    score: Score | None, n_heads: int, widths: tuple[int, int], n_queries: int, n_keys: int, pairs: int
+) -> int:
+    """FLOPs of scores and weighted sums of the values, without linear maps into and out of the heads.
+
+    widths: of a head's queries and keys, and of its values.
+    """
+    width, of_values = widths
     per_pair, queries, keys = width, 0, 0
     match score:
         case None:
@@ -303,10 +315,11 @@ def _attention(score: Score | None, n_heads: int, width: int, n_queries: int, n_
             per_pair = score.query_NHR.shape[-1]
             queries = keys = score.query_NHR.numel()
         case Additive():
+            per_pair = score.out_NH1.shape[1]
             queries = keys = score.query_NHH.numel()
         case Score():
             pass
-    return 2 * (n_heads * pairs * (per_pair + width) + n_queries * queries + n_keys * keys)
+    return 2 * (n_heads * pairs * (per_pair + of_values) + n_queries * queries + n_keys * keys)
 
 
 def _named(mixer: nn.Module) -> str:

@@ -78,24 +78,25 @@ class Answer(NamedTuple):
 class HeadedModel(Wrapper):
     """Base of language models with a head on their hidden states. Still usable as the language model.
 
-    mix: a learned scalar mix of all layers, where the head reads that instead of the last layer.
+    mix: a learned scalar mix of all layers from `first` on, where the head reads that instead of the last layer.
     """
 
     def __init__(self, body: LanguageModel) -> None:
         super().__init__(body)
         self.mix: ScalarMix | None = None
+        self.first = 0
 
     def states(self, batch: Batch) -> Output:
         """The hidden states below the head (B, T, D): of the last layer, of both halves if bidirectional; or mixed."""
         if self.mix is None and not isinstance(self.body, BidirectionalModel):
             return self.forward(batch)
         layers, auxiliary_B = self.body.layers_and_auxiliary(batch)
-        return Output(layers[-1] if self.mix is None else self.mix(layers), auxiliary_B)
+        return Output(layers[-1] if self.mix is None else self.mix(layers[self.first :]), auxiliary_B)
 
     def _new_mix(self) -> ScalarMix:
         with torch.no_grad():
             n_layers = len(self.body.layers(_probe(self.body)))
-        return ScalarMix(n_layers)
+        return ScalarMix(n_layers - self.first)
 
     def _freeze_beside_states(self) -> None:
         """Freeze the body's parameters that do not affect the hidden states: those of its own head."""
@@ -110,7 +111,7 @@ class HeadedModel(Wrapper):
                 parameter.requires_grad_(False)
 
 
-def states_width(body: LanguageModel, layers: Literal["last", "mix"], model: Model) -> int:
+def states_width(body: LanguageModel, layers: Literal["last", "mix", "mix-hidden"], model: Model) -> int:
     """Width of the hidden states that a head reads, or of the vector that an averaging model gives."""
     if isinstance(body, AveragingModel) or (isinstance(body, RecurrentDecoder) and layers == "last"):
         return body.width
@@ -121,6 +122,7 @@ class Classifier(HeadedModel):
     """A language model with a head: y = W dropout(pool(h_1..h_T)) + b.
 
     h are the hidden states of the body's last layer (of both halves if bidirectional), or a scalar mix of all layers.
+    A single score z of two classes stands for the scores 0 and z.
     With a dense layer, y = W dropout(norm(f(V dropout(pool(h)) + c))) + b. An averaging body does its own pooling.
     """
 
@@ -131,7 +133,8 @@ class Classifier(HeadedModel):
         self.pool = None
         if not isinstance(body, AveragingModel):
             self.pool = Pool(pooling(spec, model), width)
-            if spec.layers == "mix":
+            if spec.layers != "last":
+                self.first = int(spec.layers == "mix-hidden")
                 self.mix = self._new_mix()
         self.activation = None if spec.dense == "none" else spec.dense
         self.dense = self.dense_norm = None
@@ -140,7 +143,14 @@ class Classifier(HeadedModel):
             self.dense = new_linear(width, width, bias)
             if spec.dense_norm and isinstance(model, Transformer):
                 self.dense_norm = build_norm(model.norm, width, bias)
-        n_scores = 1 if spec.task == "number" else len(spec.labels)
+        self.single = spec.single_score
+        if self.single and len(spec.labels) != 2:
+            raise UsageError(
+                f"one score is for two classes, and this table has {len(spec.labels) or 'numbers'}",
+                where="objective.single_score",
+                fix="take -s objective.single_score=false",
+            )
+        n_scores = 1 if spec.task == "number" or self.single else len(spec.labels)
         if isinstance(body, AveragingModel) and body.log_ratios and (spec.task != "number" or not body.tf_idf):
             if spec.task == "number":
                 raise UsageError(
@@ -173,7 +183,7 @@ class Classifier(HeadedModel):
     def answer(self, batch: Batch) -> Answer:
         """Scores of the rows, with the hidden states and auxiliary losses."""
         if isinstance(self.body, AveragingModel):
-            return Answer(self.body.scores(batch, self.head, self.dropout).float())
+            return Answer(self._pair(self.body.scores(batch, self.head, self.dropout).float()))
         assert self.pool is not None
         hidden_BTD, auxiliary_B = self.states(batch)
         pooled_BD = drop(self.pool(hidden_BTD, batch.keep_BT), self.dropout, self.training)
@@ -181,7 +191,11 @@ class Classifier(HeadedModel):
             pooled_BD = activate(self.dense(pooled_BD), self.activation)
             pooled_BD = pooled_BD if self.dense_norm is None else self.dense_norm(pooled_BD)
             pooled_BD = drop(pooled_BD, self.dropout, self.training)
-        return Answer(self.head(pooled_BD).float(), hidden_BTD, auxiliary_B)
+        return Answer(self._pair(self.head(pooled_BD).float()), hidden_BTD, auxiliary_B)
+
+    def _pair(self, scores_BC: Tensor) -> Tensor:
+        """A single score z as the scores 0 and z of two classes: their softmax is the sigmoid of z."""
+        return torch.cat((torch.zeros_like(scores_BC), scores_BC), 1) if self.single else scores_BC
 
 
 def _probe(body: LanguageModel) -> Batch:

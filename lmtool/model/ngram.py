@@ -1,4 +1,4 @@
-"""The n-gram language model: counts of token sequences, smoothed by interpolated modified Kneser-Ney.
+"""N-gram language models: counts of token sequences, smoothed by interpolated modified Kneser-Ney, by add-k, or not.
 
 Shapes: B rows, T positions, C tokens of context, M scored positions, V vocabulary, N order, G n-grams of one
 order, X their contexts. A context shorter than C is left-padded with NONE.
@@ -107,19 +107,38 @@ class NGramModel(CountingModel):
             reversed(smoothed.orders), reversed(list(self._contexts(context_MC, smoothed.orders))), strict=True
         ):
             rows, contexts = seen_M.nonzero()[:, 0], index_M[seen_M]
-            starts, lengths = order.starts_X[contexts], order.starts_X[contexts + 1] - order.starts_X[contexts]
-            firsts = lengths.cumsum(0) - lengths
-            grams = torch.arange(int(lengths.sum()), device=hidden.device) + (starts - firsts).repeat_interleave(
-                lengths
-            )
-            rows_of_grams = rows.repeat_interleave(lengths)
-            places = rows_of_grams * self.vocab_size + order.keys_G[grams] % self.vocab_size
-            parts.append((places, share_M[rows_of_grams] * order.mass_G[grams]))
+            rows_of_grams, places, mass = self._following(order, rows, contexts)
+            parts.append((places, share_M[rows_of_grams] * mass))
             share_M[rows] *= order.backoff_X[contexts]
         p_MV = share_M[:, None] * smoothed.unigram_V
         for places, mass in parts:
             p_MV.view(-1).index_add_(0, places, mass)
         return p_MV.log_().view(*hidden.shape[:-1], self.vocab_size)
+
+    def _following(self, order: _Order, rows: Tensor, contexts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The n-grams of the contexts of some rows: the row of each, its place in a table of M x V, and its mass."""
+        starts, lengths = order.starts_X[contexts], order.starts_X[contexts + 1] - order.starts_X[contexts]
+        firsts = lengths.cumsum(0) - lengths
+        grams = torch.arange(int(lengths.sum()), device=rows.device) + (starts - firsts).repeat_interleave(lengths)
+        rows_of_grams = rows.repeat_interleave(lengths)
+        places = rows_of_grams * self.vocab_size + order.keys_G[grams] % self.vocab_size
+        return rows_of_grams, places, order.mass_G[grams]
+
+    def counted(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Whether each target was ever counted after its context, as far as that reaches."""
+        smoothed = self._smoothed()
+        context_MC, target_M = hidden.reshape(-1, self.width), targets.reshape(-1)
+        known_M = self._known(context_MC)
+        counted_M = torch.isin(target_M, self.grams_GN[:, -1]) & (known_M == 0)
+        pairs = zip(smoothed.orders, self._contexts(context_MC, smoothed.orders), strict=True)
+        for n, (order, (index_M, seen_M)) in enumerate(pairs, 1):
+            _, there_M = _find(order.keys_G, index_M * self.vocab_size + target_M)
+            counted_M |= seen_M & there_M & (known_M == n)
+        return counted_M.view(targets.shape)
+
+    def _known(self, context_MC: Tensor) -> Tensor:
+        """The number of tokens of each context, without what pads it."""
+        return (context_MC[:, self.width - (self.order - 1) :] != NONE).sum(1)
 
     def log_p(self, hidden: Tensor, targets: Tensor) -> Tensor:
         smoothed = self._smoothed()
@@ -198,7 +217,7 @@ class NGramModel(CountingModel):
         dtype = torch.float32 if device.type == "mps" else torch.float64
         levels = [(self.grams_GN.cpu().numpy(), self.counts_G.cpu().numpy())]
         for _ in range(self.order - 1):
-            levels.append(_shorter(*levels[-1], self.vocab_size))
+            levels.append(self._shorter(*levels[-1]))
         (tokens_G1, counts_G), *rest = reversed(levels)
         adjusted_V = np.zeros(self.vocab_size, dtype=np.int64)
         adjusted_V[tokens_G1[:, 0]] = counts_G
@@ -212,12 +231,26 @@ class NGramModel(CountingModel):
                 context_G = np.searchsorted(keys, context_G * self.vocab_size + token_G)
             n_contexts = len(orders[-1][0]) if orders else self.vocab_size
             keys_G = context_G * self.vocab_size + grams_GN[whole, -1]
-            orders.append((keys_G, *_discounted(context_G, counts_G[whole], n_contexts)))
+            orders.append((keys_G, *self._estimates(context_G, counts_G[whole], n_contexts)))
 
         def table(values: NDArray[Any]) -> Tensor:
             return torch.from_numpy(values).to(device, dtype if values.dtype.kind == "f" else None)
 
-        return _Smoothed(table(_unigrams(adjusted_V)), tuple(_Order(*map(table, order)) for order in orders))
+        return _Smoothed(table(self._unigrams(adjusted_V)), tuple(_Order(*map(table, order)) for order in orders))
+
+    def _shorter(self, grams_GN: NDArray[np.int32], counts_G: IntArray) -> tuple[NDArray[np.int32], IntArray]:
+        """The n-grams without their first tokens, with continuation counts: distinct tokens before, and text starts."""
+        return _merge([(grams_GN[:, 1:], np.where(grams_GN[:, 0] == NONE, counts_G, 1))], self.vocab_size)
+
+    def _estimates(
+        self, context_G: IntArray, counts_G: IntArray, n_contexts: int
+    ) -> tuple[NDArray[np.float64], IntArray, NDArray[np.float64]]:
+        """mass_G, starts_X and backoff_X of an order."""
+        return _discounted(context_G, counts_G, n_contexts)
+
+    def _unigrams(self, counts_V: IntArray) -> NDArray[np.float64]:
+        """Unigram probabilities."""
+        return _unigrams(counts_V)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """torch calls this to move a model to another device."""
@@ -238,6 +271,71 @@ class NGramModel(CountingModel):
 
     def describe(self) -> str:
         return f"{self.order}-gram"
+
+
+class PlainNGramModel(NGramModel):
+    """Relative frequencies, p(w | h) = (c(hw) + k) / (c(h.) + k V); of add-k (Lidstone 1920), or plain ones with k 0.
+
+    h is as many of the order - 1 preceding tokens as there are, and c their counts. With k 0 an n-gram that was never
+    counted has probability 0; after a context that was never counted, all tokens have 1 / V, the limit of small k.
+
+    In its tables masses are counts, and the backoff of a context is the sum of the counts after it.
+    """
+
+    def __init__(self, spec: NGram, vocab_size: int) -> None:
+        super().__init__(spec, vocab_size)
+        self.k = spec.k if spec.smoothing == "add-k" else 0.0
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Normalised log p of every token, -inf for probability 0. float64, where the device has it."""
+        smoothed = self._smoothed()
+        context_MC = hidden.reshape(-1, self.width)
+        known_M = self._known(context_MC)
+        count_MV = (known_M == 0)[:, None] * smoothed.unigram_V
+        total_M = count_MV.sum(1)
+        pairs = zip(smoothed.orders, self._contexts(context_MC, smoothed.orders), strict=True)
+        for n, (order, (index_M, seen_M)) in enumerate(pairs, 1):
+            rows = (seen_M & (known_M == n)).nonzero()[:, 0]
+            _, places, counts = self._following(order, rows, index_M[rows])
+            count_MV.view(-1).index_add_(0, places, counts)
+            total_M[rows] = order.backoff_X[index_M[rows]]
+        log_p_MV = self._share(count_MV, total_M[:, None]).log_()
+        return log_p_MV.view(*hidden.shape[:-1], self.vocab_size)
+
+    def log_p(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        smoothed = self._smoothed()
+        context_MC, target_M = hidden.reshape(-1, self.width), targets.reshape(-1)
+        known_M = self._known(context_MC)
+        count_M = (known_M == 0) * smoothed.unigram_V[target_M]
+        total_M = (known_M == 0) * smoothed.unigram_V.sum()
+        pairs = zip(smoothed.orders, self._contexts(context_MC, smoothed.orders), strict=True)
+        for n, (order, (index_M, seen_M)) in enumerate(pairs, 1):
+            own_M = seen_M & (known_M == n)
+            place_M, there_M = _find(order.keys_G, index_M * self.vocab_size + target_M)
+            count_M = torch.where(own_M & there_M, order.mass_G[place_M], count_M)
+            total_M = torch.where(own_M, order.backoff_X[index_M], total_M)
+        return self._share(count_M, total_M).log().view(targets.shape)
+
+    def _share(self, count: Tensor, total: Tensor) -> Tensor:
+        """The probability of what was counted so often, of so many."""
+        below = total + self.k * self.vocab_size
+        return torch.where(below > 0, (count + self.k) / below.clamp(min=1e-300), 1 / self.vocab_size)
+
+    def _shorter(self, grams_GN: NDArray[np.int32], counts_G: IntArray) -> tuple[NDArray[np.int32], IntArray]:
+        return _merge([(grams_GN[:, 1:], counts_G)], self.vocab_size)
+
+    def _estimates(
+        self, context_G: IntArray, counts_G: IntArray, n_contexts: int
+    ) -> tuple[NDArray[np.float64], IntArray, NDArray[np.float64]]:
+        total_X = np.bincount(context_G, counts_G, n_contexts).astype(np.float64)
+        starts_X: IntArray = np.searchsorted(context_G, np.arange(n_contexts + 1)).astype(np.int64)
+        return counts_G.astype(np.float64), starts_X, total_X
+
+    def _unigrams(self, counts_V: IntArray) -> NDArray[np.float64]:
+        return counts_V.astype(np.float64)
+
+    def describe(self) -> str:
+        return f"{super().describe()}, {f'add-{self.k:g}' if self.k else 'relative frequencies'}"
 
 
 def discounts(counts: IntArray) -> NDArray[np.float64]:
@@ -273,11 +371,6 @@ def _unigrams(counts_V: IntArray) -> NDArray[np.float64]:
     discount_V = discounts(counts_V)[np.minimum(counts_V, 3)]
     p_V: NDArray[np.float64] = (counts_V - discount_V + discount_V.sum() / V) / counts_V.sum()
     return p_V
-
-
-def _shorter(grams_GN: NDArray[np.int32], counts_G: IntArray, vocab_size: int) -> tuple[NDArray[np.int32], IntArray]:
-    """The n-grams without their first tokens, with continuation counts: distinct preceding tokens, plus text starts."""
-    return _merge([(grams_GN[:, 1:], np.where(grams_GN[:, 0] == NONE, counts_G, 1))], vocab_size)
 
 
 def _merge(parts: list[tuple[NDArray[np.int32], IntArray]], vocab_size: int) -> tuple[NDArray[np.int32], IntArray]:

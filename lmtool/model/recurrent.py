@@ -159,13 +159,14 @@ class RecurrentDecoder(RecurrentModel):
     """An RNN language model (Elman 1990; Mikolov et al. 2010), with or without attention to all its past states.
 
     With `attention`, c_t attends with query h_t to the last layer's past states M_t = {h_1, ..., h_{t-1}}. M_1 is empty
-    and c_1 zero.
+    and c_1 zero; with `present` M_t has h_t as well.
     """
 
     def __init__(self, spec: Recurrent, vocab_size: int) -> None:
         super().__init__(spec, vocab_size)
         self.rnn = Layers(spec)
         self.attention = None if spec.attention is None else MemoryAttention(spec.attention, spec.d_model)
+        self.present = spec.attention is not None and spec.attention.present
 
     def layers(self, batch: Batch) -> list[Tensor]:
         """The embeddings and the hidden states of each layer, each (B, T, D)."""
@@ -192,7 +193,8 @@ class RecurrentDecoder(RecurrentModel):
         memory = cast(KeyValue, state.layers[-1]).plus(self.attention.keys(h_GQD), h_GQD[:, None])
         _, keep_GS, seen_GQS = after.places(h_BTD.shape[1])
         keep_GS = batch.keep_BT if keep_GS is None else keep_GS
-        allowed = earlier(h_GQD.shape[1], memory.v_BNSH.shape[2], keep_GS, batch.documents_BT, h_BTD.device)
+        n_queries, n_states = h_GQD.shape[1], memory.v_BNSH.shape[2]
+        allowed = earlier(n_queries, n_states, keep_GS, batch.documents_BT, h_BTD.device, self.present)
         allowed = allowed if seen_GQS is None else allowed & seen_GQS
         context_GQD = self.attention(h_GQD, memory, allowed)
         return self.hidden(h_BTD, after.on_rows(context_GQD)), (*states, memory)

@@ -30,6 +30,8 @@ USUAL = {
     "model.n_layers": 12,
     "model.d_ff": 3072,
     "model.head_width": 64,
+    "model.value_width": 64,
+    "model.score_width": 768,
     "model.embedding_width": 768,
     "model.buckets": 1_000_000,
     "model.features.width": 2048,

@@ -41,7 +41,8 @@ class MaskedObjective(Objective):
 
     Rows are [CLS] text [SEP]. Of the N tokens of a row that are not special, round(rate N), at least one, are selected,
     anew in each epoch (dynamic masking, Liu et al. 2019); of these n, round(mask_share n) become [MASK],
-    round(random_share n) a random non-special token; the rest is unchanged.
+    round(random_share n) a random non-special token; the rest is unchanged. With `independent` each token is selected
+    with probability `rate`, one at least, and becomes one of these with the probability of its share, by itself.
 
     With `next_sentence` rows are [CLS] A [SEP] B [SEP], each text a segment, and the mean next-sentence cross-entropy
     is added. In it each row is weighted by its number of selected tokens, so it does not depend on how a batch is
@@ -154,13 +155,19 @@ class MaskedObjective(Objective):
 
     def _corrupted(self, tokens_N: Ints, rng: np.random.Generator) -> _Row:
         """The corrupted tokens, and the targets."""
-        chosen = choose(np.flatnonzero(self.vocabulary.is_word_V[tokens_N]), self.spec.rate, self.spec.spans, rng)
+        spec, places = self.spec, np.flatnonzero(self.vocabulary.is_word_V[tokens_N])
+        if spec.independent:
+            chosen = rng.permutation(each(places, spec.rate, rng))
+            rest = max(0.0, 1 - spec.mask_share - spec.random_share)
+            n_mask, n_random, _ = rng.multinomial(len(chosen), (spec.mask_share, spec.random_share, rest))
+        else:
+            chosen = choose(places, spec.rate, spec.spans, rng)
+            if spec.spans is None:
+                chosen = rng.permutation(chosen)
+            n_mask = round(spec.mask_share * len(chosen))
+            n_random = min(round(spec.random_share * len(chosen)), len(chosen) - n_mask)
         tokens_N, targets_N = tokens_N.copy(), np.full(len(tokens_N), IGNORE)
         targets_N[chosen] = tokens_N[chosen]
-        if self.spec.spans is None:
-            chosen = rng.permutation(chosen)
-        n_mask = round(self.spec.mask_share * len(chosen))
-        n_random = min(round(self.spec.random_share * len(chosen)), len(chosen) - n_mask)
         tokens_N[chosen[:n_mask]] = self.vocabulary.mask
         words = np.flatnonzero(self.vocabulary.is_word_V)
         tokens_N[chosen[n_mask : n_mask + n_random]] = words[rng.integers(0, len(words), n_random)]
@@ -191,6 +198,12 @@ class MaskedObjective(Objective):
             None if keep_BT.all() else keep_BT,
             segments_BT=segments_BT if any(row.second is not None for row in rows) else None,
         )
+
+
+def each(places: Ints, rate: float, rng: np.random.Generator) -> Ints:
+    """Positions to predict: each with probability `rate`, by itself; one at random where that leaves none."""
+    chosen = places[rng.random(len(places)) < rate]
+    return chosen if len(chosen) else rng.permutation(places)[:1]
 
 
 def choose(places: Ints, rate: float, spans: SpanMasking | None, rng: np.random.Generator) -> Ints:

@@ -148,9 +148,8 @@ class SkipGramObjective(Objective):
     ) -> tuple[IntArray, IntArray, IntArray]:
         """Each word (L, 1), the context words in its window (L, 2 window) and its noise (L, K)."""
         W, L = self.spec.window, len(words_L)
-        reach_L = rng.integers(1, W, L, endpoint=True)
+        reach_L = np.full(L, W) if self.spec.fixed else rng.integers(1, W, L, endpoint=True)
         drawn_LK = rng.random((L, self.spec.negatives)) * self._noise_V[-1]
-        noise_LK = np.searchsorted(self._noise_V, drawn_LK, side="right")
         offset_N = np.concatenate((np.arange(-W, 0), np.arange(1, W + 1)))
         place_LN = np.arange(L)[:, None] + offset_N
         near_LN = np.abs(offset_N) <= reach_L[:, None]
@@ -161,7 +160,27 @@ class SkipGramObjective(Objective):
             neighbours_LN = np.where(near_LN, words_L[place_LN], IGNORE)
         else:
             neighbours_LN = np.empty((0, 2 * W), dtype=np.int64)
-        return words_L[:, None], neighbours_LN, noise_LK
+        if self.spec.apart:
+            drawn_LK = self._apart(drawn_LK, neighbours_LN)
+        return words_L[:, None], neighbours_LN, np.searchsorted(self._noise_V, drawn_LK, side="right")
+
+    def _apart(self, drawn_LK: NDArray[np.float64], neighbours_LN: IntArray) -> NDArray[np.float64]:
+        """Uniform draws as places in the noise distribution without the intervals of the neighbours of each row.
+
+        Unchanged where the neighbours are all words that there are.
+        """
+        sorted_LN = np.sort(neighbours_LN, 1)
+        is_first_LN = np.diff(sorted_LN, axis=1, prepend=IGNORE) != 0
+        is_first_LN &= sorted_LN != IGNORE
+        word_LN = np.maximum(sorted_LN, 0)
+        start_LN = np.concatenate(([0.0], self._noise_V[:-1]))[word_LN]
+        mass_LN = np.where(is_first_LN, self._noise_V[word_LN] - start_LN, 0.0)
+        left_L1 = self._noise_V[-1] - mass_LN.sum(1, keepdims=True)
+        place_LK = drawn_LK * left_L1 / self._noise_V[-1]
+        for start_L, mass_L in zip(start_LN.T, mass_LN.T, strict=True):
+            place_LK += np.where(place_LK >= start_L[:, None], mass_L[:, None], 0.0)
+        place_LK = np.minimum(place_LK, np.nextafter(self._noise_V[-1], 0))
+        return np.where(left_L1 > 1e-9 * self._noise_V[-1], place_LK, drawn_LK)
 
     def _batch(self, parts: Sequence[tuple[IntArray, IntArray, IntArray]]) -> Batch:
         centres_B1, neighbours_BN, noise_BK = (

@@ -102,7 +102,8 @@ class SpanCorruptionObjective(Objective):
     """Generate the removed spans, each after its sentinel (Raffel et al. 2020).
 
     "a b c d e" with "b" and "d e" removed: the source is a <0> c <1>, the target <0> b <1> d e <2>. Lengths of spans
-    and gaps are random: round(rate n) tokens in round(that / mean_length) spans, at least one of each.
+    and gaps are random: round(rate n) tokens in round(that / mean_length) spans, at least one of each. [EOS] can
+    take the place of the last sentinel, or follow it.
     """
 
     spec: SpanCorruption
@@ -135,7 +136,7 @@ class SpanCorruptionObjective(Objective):
 
     def _target_length(self, n: int) -> int:
         n_noise, n_spans = self._sizes(n)
-        return n_noise + n_spans + 1
+        return n_noise + n_spans + (2 if self.spec.end == "both" else 1)
 
     def collate(self, examples: Sequence[Example], done: float = 0.0) -> Batch:
         pairs = []
@@ -157,9 +158,10 @@ class SpanCorruptionObjective(Objective):
             place += rest[i]
             target += [self.vocabulary.sentinels[i], *tokens[place : place + noise[i]].tolist()]
             place += noise[i]
-        target.append(
-            self.vocabulary.sentinels[n_spans] if n_spans < len(self.vocabulary.sentinels) else self.vocabulary.eos
-        )
+        if self.spec.end != "eos" and n_spans < len(self.vocabulary.sentinels):
+            target.append(self.vocabulary.sentinels[n_spans])
+        if self.spec.end != "sentinel" or n_spans == len(self.vocabulary.sentinels):
+            target.append(self.vocabulary.eos)
         return np.array(source), np.array(target)
 
     def collate_spans(self, spans: Sequence[tuple[Ints, int]]) -> Batch:

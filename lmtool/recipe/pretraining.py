@@ -153,7 +153,13 @@ def infer(shape: TextShape, width: int | None = None) -> list[Inferred]:
         inferred.append(Inferred("layers", f"3 for {megabytes:.2g} MB, which time is short for", {"model.n_layers": 3}))
     inferred.append(_of_width(width))
     dropout = 0.2 if is_small and not shape.is_short else 0.0 if is_large else 0.1
-    inferred.append(Inferred("dropout", f"{dropout} for {megabytes:.2g} MB", {"model.dropout": dropout}))
+    inferred.append(
+        Inferred(
+            "dropout",
+            f"{dropout} for {megabytes:.2g} MB: kept with probability {1 - dropout:g}",
+            {"model.dropout": dropout},
+        )
+    )
     passes = 20 if is_small else 12
     length = {"training.minutes": MINUTES, "training.epochs": passes}
     reason = f"{MINUTES:g} minutes, or {passes} passes over the text"

@@ -315,7 +315,9 @@ class Transformer(ModelSpec):
     n_heads: PositiveInt
     """Attention heads; must divide d_model, unless head_width is given."""
     head_width: PositiveInt | None = None
-    """Width of the queries, keys and values of a head; d_model / n_heads by default."""
+    """Width of the queries, keys and values of a head, d_k; d_model / n_heads by default."""
+    value_width: PositiveInt | None = None
+    """Width of the values of a head, d_v; that of its queries and keys by default."""
     n_kv_heads: PositiveInt | None = None
     """Key-value heads, shared by groups of query heads (Ainslie et al. 2023); n_heads by default."""
     share_layers: bool = False
@@ -346,6 +348,8 @@ class Transformer(ModelSpec):
     """Attention score function."""
     rank: PositiveInt | None = None
     """Rank of a reduced-rank score; the head's width by default."""
+    score_width: PositiveInt | None = None
+    """Width of the hidden layer of an additive score; the head's width by default."""
     qk_norm: Literal["none", "head", "joint"] = "none"
     """RMSNorm of queries and keys, of each head (Qwen3) or of all heads jointly (OLMo 2)."""
     parallel: bool = False
@@ -457,6 +461,8 @@ class Transformer(ModelSpec):
             mistakes.append(f"n_kv_heads {self.n_kv_heads} shares keys, which score {self.score} has for each head")
         if self.rank is not None and self.score != "reduced-rank":
             mistakes.append(f"rank is for a reduced-rank score, not for score {self.score}")
+        if self.score_width is not None and self.score != "additive":
+            mistakes.append(f"score_width is for an additive score, not for score {self.score}")
         if self.next_sentence_head and self.shape != "encoder":
             mistakes.append(f"next_sentence_head is for shape encoder, not for shape {self.shape}")
         if self.n_segments and self.shape != "encoder":
@@ -506,10 +512,14 @@ class Attention(Spec):
     """Attention score function (Luong et al. 2015; Bahdanau et al. 2015 for additive)."""
     rank: PositiveInt | None = None
     """Rank of a reduced-rank score; a quarter of d_model by default."""
+    score_width: PositiveInt | None = None
+    """Width of the hidden layer of an additive score; d_model by default."""
     select: Literal["soft", "sum", "mean", "hard", "multi-hot"] = "soft"
     """The context vector: softmax average, sum or mean of all states, the top-scored one, or the mean of the top k."""
     k: PositiveInt = 4
     """States that multi-hot selects."""
+    present: bool = False
+    """The memory of a decoder's own states has the present one, h_1..h_t; else only those before it, h_1..h_{t-1}."""
     feed: Literal["output", "input"] = "output"
     """Where the context vector is fed: concatenated to the state before the output (Luong), or into the update of the
     first layer (Bahdanau), which is for encoder-decoders."""
@@ -519,6 +529,8 @@ class Attention(Spec):
         mistakes = []
         if self.rank is not None and self.score != "reduced-rank":
             mistakes.append(f"rank is for a reduced-rank score, not for score {self.score}")
+        if self.score_width is not None and self.score != "additive":
+            mistakes.append(f"score_width is for an additive score, not for score {self.score}")
         if self.score != "dot" and self.select in ("sum", "mean"):
             mistakes.append(f"score {self.score} has no effect: select {self.select} weights all states equally")
         if mistakes:
@@ -619,6 +631,8 @@ class Recurrent(ModelSpec):
             mistakes.append("attention is not for shape bidirectional")
         if self.features is not None and self.shape == "encoder-decoder":
             mistakes.append("features are for models that classify, which shape encoder-decoder is not")
+        if self.attention is not None and self.attention.present and self.shape != "decoder":
+            mistakes.append(f"attention.present is of a decoder's own states; shape {self.shape} attends to a source")
         if self.attention is not None and self.attention.feed == "input" and self.shape == "decoder":
             mistakes.append(
                 "attention.feed input is for shape encoder-decoder; a decoder's states do not exist before its updates"
@@ -629,11 +643,16 @@ class Recurrent(ModelSpec):
 
 
 class NGram(ModelSpec):
-    """N-gram counts, smoothed by interpolated modified Kneser-Ney (Chen and Goodman 1999)."""
+    """N-gram counts, by default smoothed by interpolated modified Kneser-Ney (Chen and Goodman 1999)."""
 
     kind: Literal["ngram"]
     order: Annotated[int, Field(ge=1, le=5)] = 5
     """Order of the model: n-grams of the predicted token and order - 1 before it."""
+    smoothing: Literal["kneser-ney", "add-k", "none"] = "kneser-ney"
+    """Kneser-Ney, add-k (Lidstone 1920; Laplace's with k 1), or none: relative frequencies, which are 0 for n-grams
+    never counted."""
+    k: PositiveFloat = 1.0
+    """With add-k: what is added to each count."""
     context: PositiveInt = 1024
     """Tokens of a row."""
     vocab_size: PositiveInt | None = None
@@ -841,6 +860,9 @@ class Masked(Spec):
     """Fraction of selected tokens that become [MASK]."""
     random_share: Annotated[float, Field(ge=0, le=1)] = 0.1
     """Fraction of selected tokens that become a random token; the rest is unchanged."""
+    independent: bool = False
+    """Select each token with probability `rate`, and draw what becomes of it, by itself, so that short rows see all
+    three; else these are fractions of each row."""
     spans: SpanMasking | None = None
     """Mask spans instead of single tokens."""
     next_sentence: bool = False
@@ -850,6 +872,8 @@ class Masked(Spec):
     def _shares_fit(self) -> Self:
         if self.mask_share + self.random_share > 1:
             raise ValueError(f"random_share {self.random_share} and mask_share {self.mask_share} sum to more than 1")
+        if self.independent and self.spans is not None:
+            raise ValueError("independent draws single tokens, not spans; omit one of the two")
         return self
 
 
@@ -876,6 +900,8 @@ class SpanCorruption(Spec):
     """Fraction of tokens that are removed."""
     mean_length: Annotated[float, Field(ge=1)] = 3.0
     """Mean length of a span."""
+    end: Literal["sentinel", "eos", "both"] = "sentinel"
+    """End of a target: the next sentinel, [EOS] in its place, or [EOS] after it (as T5 was trained)."""
 
 
 class Prefix(Spec):
@@ -905,6 +931,10 @@ class SkipGramWindow(Spec):
     kind: Literal["skip-gram"]
     window: PositiveInt = 5
     """Maximum window; the window of each word is drawn from 1 to this."""
+    fixed: bool = False
+    """Every word has the maximum window."""
+    apart: bool = False
+    """Negative samples are not among the context words of the same centre."""
     negatives: NonNegativeInt = 5
     """Negative samples for each context word; 0 trains the full softmax."""
     power: NonNegativeFloat = 0.75
@@ -949,8 +979,9 @@ class Classification(Spec):
     """For regression: the head predicts (number - center) / scale; the mean of the training table by default."""
     scale: PositiveFloat | None = None
     """For regression: see center; the standard deviation of the training table by default."""
-    layers: Literal["last", "mix"] = "last"
-    """The hidden states to pool: of the last layer, or a learned scalar mix of the embeddings and all layers (ELMo)."""
+    layers: Literal["last", "mix", "mix-hidden"] = "last"
+    """The hidden states to pool: of the last layer, or a learned scalar mix of the embeddings and all layers (ELMo), or
+    of all layers without the embeddings."""
     pool: Literal["auto", "first", "last", "mean", "max", "attention"] = "auto"
     """Pooling of a text to one vector; auto takes the first position of an encoder, the last of a decoder, and the mean
     of all others."""
@@ -960,6 +991,8 @@ class Classification(Spec):
     """Normalise the output of the dense layer (ModernBERT)."""
     bias: bool = True
     """A bias of each score (GPT-1 has none)."""
+    single_score: bool = False
+    """For two classes: one score, whose sigmoid is the probability of the second class, instead of a softmax of two."""
     dropout: Fraction = 0.1
     """Dropout of the pooled vector, and of the output of the dense layer."""
     lm_weight: NonNegativeFloat = 0.0
@@ -1056,6 +1089,8 @@ class BpeTokenizer(TokenizerSpec):
     kind: Literal["bpe"] = "bpe"
     vocab_size: Annotated[int, Field(ge=300)] = 4096
     """Entries, special tokens included."""
+    min_frequency: PositiveInt = 2
+    """Fewest occurrences of a pair of tokens that is merged."""
     dropout: Fraction = 0.0
     """BPE dropout: probability of skipping a merge in training pairs, for objective seq2seq (Provilkov et al. 2020)."""
 
@@ -1579,8 +1614,12 @@ def _head_mistakes(model: Model, head: Classification) -> list[str]:
     mistakes = []
     if head.lm_weight and (not isinstance(model, Transformer | Recurrent) or model.shape != "decoder"):
         mistakes.append(f"objective.lm_weight {head.lm_weight} is for decoders, which predict the next token")
-    if head.lm_weight and head.layers == "mix":
-        mistakes.append("objective.lm_weight needs the states of the last layer, not objective.layers mix")
+    if head.lm_weight and head.layers != "last":
+        mistakes.append(f"objective.lm_weight needs the states of the last layer, not objective.layers {head.layers}")
+    if head.single_score and (head.task not in ("auto", "class") or len(head.labels) not in (0, 2)):
+        mistakes.append("objective.single_score is for two classes")
+    if head.single_score and isinstance(model, Averaging) and model.log_ratios:
+        mistakes.append("objective.single_score has no log ratio of each class, which model.log_ratios sets")
     if head.dense_norm and not isinstance(model, Transformer):
         mistakes.append(f"objective.dense_norm is as model.norm, which a {model.title} does not have")
     if head.dense_norm and isinstance(model, Transformer) and model.norm.kind == "none":

@@ -20,6 +20,9 @@ from lmtool.printable import plain
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
+NO_LABEL = "(none of them)"
+"""The class of a generated text that is not a label."""
+
 _WORD = re.compile(r"\w+(?:['\u2019]\w+)*")
 
 
@@ -36,12 +39,18 @@ class ClassMetrics:
     support_C: Ints
     macro_f1: float
     """The mean over all classes that occur among the true or predicted ones."""
+    matthews: float
+    """The correlation of true and predicted classes (Matthews 1975; for several classes Gorodkin 2004); 0 where all
+    rows have, or all get, the same class."""
 
     def to_json(self, names: Sequence[str]) -> dict[str, Any]:
-        """Plain numbers and lists, classes by name."""
+        """Plain numbers and lists, classes by name. f1: of the positive class, of two; see `positive`."""
+        chosen = positive(names)
         return {
             "accuracy": self.accuracy,
             "macro_f1": self.macro_f1,
+            "matthews": self.matthews,
+            **({} if chosen is None else {"f1": float(self.f1_C[chosen]), "positive": names[chosen]}),
             "classes": _per_class(self.precision_C, self.recall_C, self.f1_C, self.support_C, names),
             "confusion": self.confusion_CC.tolist(),
         }
@@ -102,13 +111,16 @@ class EntityMetrics(NamedTuple):
 
 
 class TranslationMetrics(NamedTuple):
-    """BLEU and chrF, each from 0 to 100, and their sacrebleu signatures.
+    """BLEU, chrF, and the F1 of ROUGE-1, -2 and -L, each from 0 to 100, and the sacrebleu signatures of the first two.
 
     repeating: the share of hypotheses that repeat a phrase; see `repeats_phrase`.
     """
 
     bleu: float
     chrf: float
+    rouge1: float
+    rouge2: float
+    rouge_l: float
     repeating: float
     bleu_signature: str
     chrf_signature: str
@@ -142,7 +154,28 @@ def class_metrics(confusion_CC: Ints) -> ClassMetrics:
         f1_C=f1_C,
         support_C=support_C,
         macro_f1=float(f1_C[occurs_C].mean()),
+        matthews=_matthews(confusion_CC.astype(np.float64)),
     )
+
+
+def positive(names: Sequence[str]) -> int | None:
+    """The class of two that F1 is of: the second, unless it is the first one denied, as in not_entailment.
+
+    NO_LABEL, the class of texts that are no label, does not count. None for more classes than two.
+    """
+    if len(names) - (NO_LABEL in names) != 2:
+        return None
+    first, second = (re.sub(r"[\W_]", "", name.lower()) for name in names[:2])
+    return int(second not in (f"not{first}", f"non{first}", f"no{first}", f"un{first}"))
+
+
+def _matthews(confusion_CC: Floats) -> float:
+    """R_K of Gorodkin (2004): the covariance of true and predicted one-hot classes over the root of their variances."""
+    true_C, called_C = confusion_CC.sum(1), confusion_CC.sum(0)
+    total = confusion_CC.sum()
+    covariance = np.trace(confusion_CC) * total - true_C @ called_C
+    variances = (total**2 - true_C @ true_C) * (total**2 - called_C @ called_C)
+    return float(covariance / math.sqrt(variances)) if variances > 0 else 0.0
 
 
 BINS = 10
@@ -204,20 +237,47 @@ def regression_metrics(true_R: Floats, predicted_R: Floats) -> RegressionMetrics
 
 
 def translation_metrics(hypotheses: Sequence[str], references: Sequence[str]) -> TranslationMetrics:
-    """Corpus BLEU (Papineni et al. 2002) and chrF (Popović 2015), one reference each, by sacrebleu."""
+    """Corpus BLEU (Papineni et al. 2002) and chrF (Popović 2015) by sacrebleu, mean ROUGE by rouge-score, one reference
+    each."""
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
     if len(hypotheses) != len(references) or not hypotheses:
         raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references")
     bleu, chrf = BLEU(), CHRF()
+    rouge1, rouge2, rouge_l = rouge(hypotheses, references)
     return TranslationMetrics(
         bleu=bleu.corpus_score(hypotheses, [references]).score,
         chrf=chrf.corpus_score(hypotheses, [references]).score,
+        rouge1=rouge1,
+        rouge2=rouge2,
+        rouge_l=rouge_l,
         repeating=sum(map(repeats_phrase, hypotheses)) / len(hypotheses),
         bleu_signature=str(bleu.get_signature()),
         chrf_signature=str(chrf.get_signature()),
     )
+
+
+class _Words:
+    """The tokenizer of ROUGE."""
+
+    def tokenize(self, text: str) -> list[str]:
+        """The words of a text."""
+        return re.findall(r"[^\W_]+", text.lower())
+
+
+def rouge(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, float, float]:
+    """ROUGE-1, ROUGE-2 and ROUGE-L (Lin 2004): the mean F1 over texts, from 0 to 100, by rouge-score.
+
+    Words are letters and digits of any script, in lower case, without stemming; of Latin text those of rouge-score.
+    """
+    from rouge_score.rouge_scorer import RougeScorer
+
+    kinds = ("rouge1", "rouge2", "rougeL")
+    scorer = RougeScorer(kinds, tokenizer=_Words())
+    found = [scorer.score(reference, text) for text, reference in zip(hypotheses, references, strict=True)]
+    first, second, longest = (100 * sum(one[kind].fmeasure for one in found) / len(found) for kind in kinds)
+    return first, second, longest
 
 
 def repeats_phrase(text: str) -> bool:
@@ -303,7 +363,7 @@ def entity_lines(types: Mapping[str, Mapping[str, Any]]) -> list[str]:
     for of, found in types.items():
         scores = [f"{100 * found[name]:.1f}" for name in ("precision", "recall", "f1")]
         rows.append([_label(of), *scores, f"{found['support']:,}"])
-    return _aligned(rows)
+    return aligned(rows)
 
 
 def class_lines(metrics: ClassMetrics | MultiLabelMetrics, names: Sequence[str], most: int = 20) -> list[str]:
@@ -314,7 +374,7 @@ def class_lines(metrics: ClassMetrics | MultiLabelMetrics, names: Sequence[str],
     for i, label in zip(shown, labels, strict=True):
         scores = [f"{100 * score[i]:.1f}" for score in (metrics.precision_C, metrics.recall_C, metrics.f1_C)]
         rows.append([label, *scores, f"{metrics.support_C[i]:,}"])
-    return [*_aligned(rows), *_more(len(names) - len(shown))]
+    return [*aligned(rows), *_more(len(names) - len(shown))]
 
 
 def confusion_lines(confusion_CC: Ints, names: Sequence[str], most: int = 10) -> list[str]:
@@ -329,7 +389,7 @@ def confusion_lines(confusion_CC: Ints, names: Sequence[str], most: int = 10) ->
     rows = [["true \\ predicted", *labels]]
     for label, down in zip(labels, groups, strict=True):
         rows.append([label, *(f"{confusion_CC[np.ix_(down, across)].sum():,}" for across in groups)])
-    return [*_aligned(rows), *_more(len(rest))]
+    return [*aligned(rows), *_more(len(rest))]
 
 
 def _largest(support_C: Ints, most: int) -> list[int]:
@@ -357,7 +417,7 @@ def _width(text: str) -> int:
     return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
 
 
-def _aligned(rows: list[list[str]]) -> list[str]:
+def aligned(rows: list[list[str]]) -> list[str]:
     """Columns two spaces apart, the first left-aligned, the others right-aligned."""
     widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
     lines = []

@@ -25,6 +25,7 @@ from lmtool.recipe.spec import BpeTokenizer, Classification, QuestionAnswering, 
 from lmtool.tables.columns import Columns
 from lmtool.tables.labels import SEPARATOR, Label, LabelKind, LabelMap
 from lmtool.tables.metrics import (
+    NO_LABEL,
     calibration,
     class_metrics,
     confusion_matrix,
@@ -48,9 +49,6 @@ DECIDING = 3
 
 LEFT_OUT = 20_000
 """Positions that are computed for these words, or as many as the measured rows have where that is more."""
-
-NO_LABEL = "(none of them)"
-"""The class of a generated text that is not a label."""
 
 ANSWERS_AT_ONCE = 64
 """Rows whose outputs are generated together."""

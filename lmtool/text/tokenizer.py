@@ -445,7 +445,7 @@ def _train_bpe(spec: BpeTokenizer, texts: Iterator[str]) -> Inner:
     inner.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=spec.vocab_size,
-        min_frequency=2,
+        min_frequency=spec.min_frequency,
         special_tokens=_added(names),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

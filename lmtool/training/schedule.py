@@ -2,7 +2,10 @@
 
 import math
 
-from lmtool.recipe.spec import Constant, Cosine, InverseSquareRoot, Linear, Schedule
+from lmtool.recipe.spec import Constant, Cosine, InverseSquareRoot, Linear, Recipe, Schedule
+
+LOW_FACTOR, LOW_RATE = 0.1, 1e-4
+"""An `lr` below the first is no factor of an inverse square root, where the highest rate is below the second."""
 
 
 def multiplier(spec: Schedule, step: int, steps: int, d_model: int) -> float:
@@ -24,3 +27,20 @@ def multiplier(spec: Schedule, step: int, steps: int, d_model: int) -> float:
             return 1 - (1 - final) * done
         case Cosine(final_fraction=final):
             return final + (1 - final) * (1 + math.cos(math.pi * done)) / 2
+
+
+def doubtful_rate(recipe: Recipe) -> str | None:
+    """A warning about an inverse-square-root schedule whose `lr` is meant as a rate, not as a factor; None for others.
+
+    The highest rate is lr (d_model warmup_steps)^-0.5, at the last step of the warm-up.
+    """
+    schedule, lr, d_model = recipe.schedule, recipe.optimizer.lr, recipe.model.d_model
+    if recipe.model.counts or not isinstance(schedule, InverseSquareRoot):
+        return None
+    highest = lr * multiplier(schedule, schedule.warmup_steps - 1, schedule.warmup_steps, d_model)
+    if lr >= LOW_FACTOR or highest >= LOW_RATE:
+        return None
+    return (
+        f"the inverse-square-root schedule multiplies optimizer.lr {lr:g} by d_model^-0.5 and more, to "
+        f"{highest:.2g} at most; take optimizer.lr 1 as in the paper ({highest / lr:.2g}), or another schedule"
+    )

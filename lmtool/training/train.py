@@ -31,6 +31,7 @@ from lmtool.training.events import Ended, EndReason, Event, Plan, Sampled, Stepp
 from lmtool.training.fit import Step, fit
 from lmtool.training.keeper import RunKeeper, TrainingState
 from lmtool.training.optimizer import Optimizers
+from lmtool.training.schedule import doubtful_rate
 from lmtool.training.teaching import distilled
 
 RISING = 2
@@ -213,8 +214,8 @@ class _Trainee:
                 like = carried.fresh(lm, recipe.training.batch_size, compute.device)
                 states = carried.from_tensors(tensors, like, str(checkpoint.path))
             first_step = checkpoint.step
-        elif notice:
-            warnings.append(notice)
+        else:
+            warnings += filter(None, (notice, doubtful_rate(recipe)))
         setup = _setup(recipe, compute, world)
         changed = [f"{k} {state.setup.get(k)} -> {v}" for k, v in setup.items() if state.setup.get(k) != v]
         if changed:

@@ -9,7 +9,7 @@ import torch
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.inference.load import Loaded, load_run
-from lmtool.inference.scoring import score
+from lmtool.inference.scoring import score, score_answers
 from tests.training.tiny import Work
 
 TEXTS = ["a cat sat on the mat", "the dog", "naïve ran", "a"]
@@ -108,3 +108,78 @@ def test_what_cannot_be_scored_is_refused(runs: dict[str, Path]) -> None:
         score(pairs, ["a", "a"], ["a"])
     with pytest.raises(UsageError, match="tokens, but the model reads"):
         score(decoder, ["a cat " * 100])
+
+
+PREFIX = ("model.context=64", "model.shape=prefix", "objective={kind: prefix}")
+
+
+@pytest.fixture(scope="module")
+def prefix_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    work = Work(tmp_path_factory.mktemp("prefix"))
+    work.pretrain(*PREFIX, "training.steps=2", name="prefix")
+    return work.run("prefix")
+
+
+PROMPTS = ["a cat sat on the", "the dog: ", "na"]
+ANSWERS = ["mat", "home", "a dog ran"]
+
+
+def after(prompt: str, answer: str) -> str:
+    return prompt.rstrip() + (prompt[len(prompt.rstrip()) :] or " ") + answer
+
+
+def test_an_answer_is_scored_after_its_prompt(runs: dict[str, Path]) -> None:
+    for name in ("decoder", "stream", "recurrent", "ngram"):
+        loaded = load_run(str(runs[name]), device="cpu")
+        found = score_answers(loaded, PROMPTS, ANSWERS, PROMPTS)
+        opening = [] if name == "stream" else [loaded.tokenizer.bos_id]
+        for p, prompt in enumerate(PROMPTS):
+            stem = [*opening, *loaded.tokenizer.encode(prompt.rstrip())]
+            for a, answer in enumerate(ANSWERS):
+                whole = [*opening, *loaded.tokenizer.encode(after(prompt, answer))]
+                wanted = sum(float(next_of(loaded, whole[:i])[whole[i]]) for i in range(len(stem), len(whole)))
+                assert found.total_PA[p, a] == pytest.approx(wanted, rel=1e-4)
+                assert found.tokens_PA[p, a] == len(whole) - len(stem)
+
+
+@pytest.mark.parametrize("name", ANSWERING)
+def test_an_answer_is_the_span_removed_at_the_end_of_its_prompt(name: str, runs: dict[str, Path]) -> None:
+    loaded = load_run(str(runs[name]), device="cpu")
+    t = loaded.tokenizer
+    found = score_answers(loaded, PROMPTS, ANSWERS, PROMPTS)
+    for p, prompt in enumerate(PROMPTS):
+        source = [*t.encode(prompt.rstrip()), t.sentinel_ids[0]]
+        for a, answer in enumerate(ANSWERS):
+            begun = [t.bos_id, t.sentinel_ids[0]]
+            ids = t.encode(after(prompt, answer)[len(prompt.rstrip()) :])
+            wanted = sum(float(next_of(loaded, [*begun, *ids[:i]], source)[token]) for i, token in enumerate(ids))
+            assert found.total_PA[p, a] == pytest.approx(wanted, rel=1e-4)
+
+
+def test_a_prefix_lm_reads_the_prompt_both_ways(prefix_run: Path) -> None:
+    loaded = load_run(str(prefix_run), device="cpu")
+    found = score_answers(loaded, PROMPTS, ANSWERS, PROMPTS)
+    for p, prompt in enumerate(PROMPTS):
+        known = loaded.framing.prompt(prompt.rstrip()).text
+        for a, answer in enumerate(ANSWERS):
+            whole = loaded.framing.prompt(after(prompt, answer)).text
+            wanted = sum(
+                float(next_of(loaded, list(whole[len(known) - 1 : i]), list(known[:-1]))[whole[i]])
+                for i in range(len(known), len(whole))
+            )
+            assert found.total_PA[p, a] == pytest.approx(wanted, rel=1e-4)
+
+
+def test_answers_of_one_token_are_read_in_one_row(runs: dict[str, Path]) -> None:
+    loaded = load_run(str(runs["stream"]), device="cpu")
+    (shorter,) = score_answers(loaded, ["a:"], ["cat", "dog"], ["row 1"]).total_PA
+    single = score_answers(loaded, ["a: c"], ["a", "o"], ["row 1"])
+    assert single.tokens_PA.tolist() == [[2, 2]], "a space and a letter"
+    assert shorter.shape == (2,)
+    with pytest.raises(UsageError, match="1 of 2 prompts do not fit the context of 64"):
+        score_answers(loaded, ["a", "a cat " * 30], ["a", "b"], ["row 1", "row 2"])
+
+
+def test_models_that_generate_no_text_answer_no_prompts(runs: dict[str, Path]) -> None:
+    with pytest.raises(UsageError, match="encoder with objective masked answers no prompts"):
+        score_answers(load_run(str(runs["encoder"]), device="cpu"), ["a"], ["a", "b"], ["row 1"])

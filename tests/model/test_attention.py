@@ -163,7 +163,7 @@ def test_dropout_of_attention_weights(kernel: str, mask: dict[str, Any]) -> None
 @pytest.mark.parametrize("n_kv_heads", [1, 2, 4])
 def test_self_attention_splits_its_heads_in_order(n_kv_heads: int) -> None:
     """Query head n reads columns n H to (n+1) H and uses key head n // (N / K)."""
-    layer = SelfAttention(Heads(N * H, N, n_kv_heads, H), 0.0).double()
+    layer = SelfAttention(Heads(N * H, N, n_kv_heads, H, H), 0.0).double()
     torch.manual_seed(0)
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter)
@@ -181,7 +181,7 @@ def test_self_attention_splits_its_heads_in_order(n_kv_heads: int) -> None:
 
 
 def test_self_attention_drops_only_in_training() -> None:
-    layer = SelfAttention(Heads(N * H, N, N, H), 0.5)
+    layer = SelfAttention(Heads(N * H, N, N, H, H), 0.5)
     x = torch.randn(1, S, N * H)
     attend = Attend(Mask(causal=True), S, S, CPU)
     assert not torch.equal(layer(x, attend, None)[0], layer(x, attend, None)[0])

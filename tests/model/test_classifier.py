@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from lmtool.batch import Batch
+from lmtool.errors import UsageError
 from lmtool.model.classifier import Classifier, Pool, pooling
 from lmtool.recipe.spec import Classification, objectives_of
 from tests.model import tiny
+from tests.reference.classifiers import scalar_mix, sigmoid_gradient
 
 KEEP = torch.tensor([[True] * 5, [True, True, True, False, False], [False, True, True, True, False]])
 
@@ -57,7 +59,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "one-hot words": {"kind": "averaging", "one_hot": True, "n_layers": 0},
 }
 CLASSIFIERS = [name for name, of in FAMILIES.items() if "classification" in objectives_of(tiny.any_spec(**of))]
-LAYERS = {name: ["last", "mix"] for name in CLASSIFIERS} | {"averaging": ["last"], "one-hot words": ["last"]}
+LAYERS = {name: ["last", "mix", "mix-hidden"] for name in CLASSIFIERS} | {
+    "averaging": ["last"],
+    "one-hot words": ["last"],
+}
 
 
 @pytest.mark.parametrize(("family", "layers"), [(name, way) for name in CLASSIFIERS for way in LAYERS[name]])
@@ -76,6 +81,52 @@ def test_neighbours_and_padding_do_not_change_the_scores_of_a_row(family: str, l
     for row, scores in zip(rows, together, strict=True):
         alone = model.answer(Batch(torch.tensor([row]))).scores_BC
         torch.testing.assert_close(scores, alone[0], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("layers", "first"), [("mix", 0), ("mix-hidden", 1)])
+def test_a_mix_is_of_all_layers_or_of_those_above_the_embeddings(layers: str, first: int) -> None:
+    head = {"kind": "classification", "task": "class", "labels": ["a", "b"], "layers": layers, "pool": "last"}
+    body, batch = tiny.model(**tiny.FAMILIES["elmo"]), Batch(tiny.tokens(1, 5))
+    model = (
+        Classifier(body, Classification.model_validate(head), tiny.any_spec(**tiny.FAMILIES["elmo"])).double().eval()
+    )
+    assert model.mix is not None
+    with torch.no_grad():
+        model.mix.scalars_L.copy_(torch.arange(len(model.mix.scalars_L)).double())
+        states = [layer[0].numpy() for layer in body.layers(batch)][first:]
+        mixed = scalar_mix(states, model.mix.scalars_L.tolist(), 1.0)
+        wanted = model.head.weight.numpy() @ mixed[-1] + model.head.bias.numpy()
+        np.testing.assert_allclose(model.answer(batch).scores_BC[0], wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "averaging"])
+def test_one_score_is_the_sigmoid_of_two_classes(family: str) -> None:
+    of = {"position": {"kind": "rotary"}} if family == "llama" else FAMILIES[family]
+    spec = {"kind": "classification", "task": "class", "labels": ["no", "yes"], "single_score": True, "dropout": 0.0}
+    head = Classification.model_validate(spec)
+    torch.manual_seed(0)
+    model = Classifier(tiny.model(**of), head, tiny.any_spec(**of)).double().eval()
+    assert len(model.head.weight) == 1
+    seen: list[torch.Tensor] = []
+    model.head.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].detach()))
+    batch = Batch(tiny.tokens(3, 6))
+    scores_BC = model.answer(batch).scores_BC
+    loss = torch.nn.functional.cross_entropy(scores_BC, torch.tensor([1, 0, 1]), reduction="sum")
+    (found,) = torch.autograd.grad(loss, [model.head.weight])
+    row = np.append(model.head.weight[0].detach().numpy(), model.head.bias.detach().numpy())
+    parts = [
+        sigmoid_gradient(row, np.append(x, 1.0), label) for x, label in zip(seen[0].numpy(), [1, 0, 1], strict=True)
+    ]
+    assert float(loss.detach()) == pytest.approx(sum(one for one, _ in parts), rel=1e-5)
+    np.testing.assert_allclose(found[0], sum(gradient for _, gradient in parts)[:-1], rtol=1e-5, atol=1e-7)
+
+
+def test_one_score_is_for_two_classes() -> None:
+    spec = {"kind": "classification", "task": "class", "labels": ["a", "b", "c"]}
+    with pytest.raises(UsageError, match="two classes, and this table has 3"):
+        Classifier(
+            tiny.model(), Classification.model_validate(spec).model_copy(update={"single_score": True}), tiny.spec()
+        )
 
 
 def test_auto_pooling_is_that_of_the_papers() -> None:

@@ -16,7 +16,7 @@ from lmtool.model import ngram as module
 from lmtool.recipe.spec import NGram
 from tests.model import tiny
 from tests.model.test_cache import chunkings, quick, read
-from tests.reference.ngram import KneserNey
+from tests.reference.ngram import KneserNey, relative_frequency
 
 EXACT: dict[str, float] = {"rtol": 1e-12, "atol": 1e-12}
 VOCAB, BOS = tiny.VOCAB, 1
@@ -44,8 +44,10 @@ def as_batches(documents: list[list[int]], cuts: list[int], n_before: int) -> li
     return batches
 
 
-def counted(documents: list[list[int]], order: int, vocab_size: int = VOCAB, cuts: tuple[int, ...] = ()) -> NGramModel:
-    built = build(NGram(kind="ngram", order=order), vocab_size)
+def counted(
+    documents: list[list[int]], order: int, vocab_size: int = VOCAB, cuts: tuple[int, ...] = (), **keys: Any
+) -> NGramModel:
+    built = build(NGram(kind="ngram", order=order, **keys), vocab_size)
     assert isinstance(built, NGramModel)
     batches = as_batches(documents, list(cuts), built.width)
     built.count(batches, sum(map(len, documents)))
@@ -65,6 +67,47 @@ def test_probabilities_equal_the_plain_ones(order: int, mark: bool) -> None:
         text = text[:8]
         expected = [[math.log(plain.probability(text[: t + 1], w)) for w in range(VOCAB)] for t in range(len(text))]
         torch.testing.assert_close(log_p(model, text), torch.tensor(expected, dtype=torch.float64), **EXACT)
+
+
+@orders
+@pytest.mark.parametrize("k", [0.0, 0.25, 1.0])
+def test_plain_and_add_k_probabilities_equal_the_formula(order: int, k: float) -> None:
+    documents = some_documents()
+    keys: dict[str, Any] = {"smoothing": "add-k", "k": k} if k else {"smoothing": "none"}
+    model = counted(documents, order, cuts=(20, 50), **keys)
+    for text in [*documents[:3], [BOS, 4, 4, 4, 12, 3], [12, 0, 2, 2]]:
+        text = text[:8]
+        plain = [
+            [relative_frequency(order, documents, VOCAB, text[: t + 1], w, k) for w in range(VOCAB)]
+            for t in range(len(text))
+        ]
+        with np.errstate(divide="ignore"):
+            wanted = torch.from_numpy(np.log(np.array(plain)))
+        found = log_p(model, text)
+        torch.testing.assert_close(found, wanted, **EXACT)
+        hidden_BTC = model(Batch(torch.tensor([text]))).hidden_BTD
+        for token in range(VOCAB):
+            targets_BT = torch.full((1, len(text)), token)
+            torch.testing.assert_close(model.log_p(hidden_BTC, targets_BT)[0], wanted[:, token], **EXACT)
+
+
+@orders
+@pytest.mark.parametrize("smoothing", ["kneser-ney", "none"])
+def test_n_grams_never_counted_are_known(order: int, smoothing: str) -> None:
+    documents = some_documents(20)
+    model = counted(documents, order, smoothing=smoothing)
+    seen = {
+        tuple(document[max(0, end - n + 1) : end + 1])
+        for document in documents
+        for end in range(1, len(document))
+        for n in range(1, order + 1)
+    }
+    for text in [*documents[:3], [BOS, 4, 4, 4, 12, 3], [12, 0, 2, 2]]:
+        inputs, targets = torch.tensor([text[:-1]]), torch.tensor([text[1:]])
+        if not inputs.numel():
+            continue
+        found = model.counted(model(Batch(inputs)).hidden_BTD, targets)[0].tolist()
+        assert found == [tuple(text[max(0, end - order + 1) : end + 1]) in seen for end in range(1, len(text))]
 
 
 @orders

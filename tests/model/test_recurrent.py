@@ -25,6 +25,12 @@ SELECTIONS = [
     {"select": "sum"},
     {"select": "mean"},
 ]
+PRESENT = [
+    {"select": "sum", "present": True},
+    {"select": "mean", "present": True},
+    {"select": "hard", "score": "additive", "score_width": 4, "present": True},
+    {"select": "soft", "score": "additive", "score_width": 9, "present": True},
+]
 
 
 def tokens(*shape: int, seed: int = 0) -> Tensor:
@@ -169,7 +175,7 @@ def test_hard_choices_take_the_gradient_of_the_softmax(select: str) -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("attention", SELECTIONS, ids=lambda a: "-".join(a.values()))
+@pytest.mark.parametrize("attention", [*SELECTIONS, *PRESENT], ids=lambda a: "-".join(map(str, a.values())))
 def test_a_memory_of_past_states_equals_the_loop(attention: dict[str, Any], tied: bool) -> None:
     of = spec(cell="gru", attention={"k": 3, **attention}, tie_embeddings=tied)
     model = built(of)
@@ -178,15 +184,17 @@ def test_a_memory_of_past_states_equals_the_loop(attention: dict[str, Any], tied
     logits = model.logits(model(Batch(tokens_BT)).hidden_BTD).detach()
     aligned = model.alignments(Batch(tokens_BT)).detach()
     score = weights.score()
+    last = int(attention.get("present", False))
     for row in range(2):
+        xs = weights.embed(tokens_BT[row])
         hidden, shares = reference.remembering(
-            weights.layers("rnn.cells"), weights.embed(tokens_BT[row]), score, attention["select"], 3
+            weights.layers("rnn.cells"), xs, score, attention["select"], 3, bool(last)
         )
-        assert not hidden[0][6:].any(), "the first memory is empty"
+        assert bool(hidden[0][6:].any()) == bool(last), "the first memory is empty but for the present state"
         np.testing.assert_allclose(logits[row], weights.logits(hidden), **EXACT)
         for t, share in enumerate(shares):
-            np.testing.assert_allclose(aligned[row, t, :t], share, **EXACT)
-            assert not aligned[row, t, t:].any()
+            np.testing.assert_allclose(aligned[row, t, : t + last], share, **EXACT)
+            assert not aligned[row, t, t + last :].any()
 
 
 @cells

@@ -17,10 +17,10 @@ def weights_of(score: Score, head: int) -> list[np.ndarray]:
     return [p[head].detach().numpy() for p in score.parameters()]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_scores_equal_loops(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "hidden"), [*((kind, H) for kind in KINDS), ("additive", 7), ("additive", 1)])
+def test_scores_equal_loops(kind: str, hidden: int) -> None:
     torch.manual_seed(0)
-    score = build_score(kind, N, H, R).double()  # type: ignore[arg-type]
+    score = build_score(kind, N, H, R, hidden).double()  # type: ignore[arg-type]
     q, k = torch.randn(B, N, T, H, dtype=torch.float64), torch.randn(B, N, S, H, dtype=torch.float64)
     found = score(q, score.keys(k)).detach()
     assert found.shape == (B, N, T, S)

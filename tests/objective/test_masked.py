@@ -61,6 +61,24 @@ def test_shares_are_exact_and_special_tokens_stay(n: int, n_special: int, rate: 
             assert row[t] == truth
 
 
+def test_independent_tokens_have_the_shares_on_average_and_short_rows_see_all_three() -> None:
+    own, n, rows = objective(independent=True), 4, 6000
+    tokens = np.arange(SPECIALS, SPECIALS + n)
+    batch = own.collate([example(tokens, seed) for seed in range(rows)])
+    assert batch.targets_BT is not None
+    chosen = batch.targets_BT != IGNORE
+    masked = chosen & (batch.tokens_BT == MASK)
+    changed = chosen & ~masked & (batch.tokens_BT != batch.targets_BT)
+    assert chosen.any(1).all()
+    # one token stands in for none, which happens with probability 0.85^4; a random token is the true one in 1 of V - 7
+    wanted = (n * 0.15 + 0.85**n) / n
+    assert float(chosen.sum()) / (rows * n) == pytest.approx(wanted, abs=0.01)
+    assert float(masked.sum()) / float(chosen.sum()) == pytest.approx(0.8, abs=0.02)
+    assert float(changed.sum()) / float(chosen.sum()) == pytest.approx(0.1 * (1 - 1 / (V - SPECIALS)), abs=0.015)
+    counts = np.bincount(chosen.sum(1).numpy(), minlength=3) / rows
+    assert counts[2] == pytest.approx(6 * 0.15**2 * 0.85**2, abs=0.015)
+
+
 def test_masks_differ_from_epoch_to_epoch_and_not_in_validation() -> None:
     tokens = np.arange(SPECIALS, SPECIALS + 40)
     one, two = (objective().collate([example(tokens, seed)]).tokens_BT for seed in (0, 1))

@@ -70,6 +70,37 @@ def test_pairs_are_those_of_the_windows(tokens: list[int], window: int, seed: in
     assert batch.n_targets == len(pairs_of(batch))
 
 
+@settings(max_examples=40, deadline=None)
+@given(tokens=texts, window=st.integers(1, 4), seed=st.integers(0, 99))
+def test_a_fixed_window_reaches_its_maximum(tokens: list[int], window: int, seed: int) -> None:
+    words = [t for t in tokens if t >= SPECIALS]
+    documents = [sum(t == BOS for t in tokens[: i + 1]) for i, t in enumerate(tokens) if t >= SPECIALS]
+    batch = objective(window=window, subsample=0.0, fixed=True).collate([example(tokens, seed)])
+    assert sorted(pairs_of(batch)) == sorted(reference.window_pairs(words, documents, [window] * len(words)))
+
+
+def test_noise_apart_is_that_of_the_other_words() -> None:
+    tokens = [7, 18, 12] * 700
+    batch = objective(negatives=40, subsample=0.0, window=1, fixed=True, apart=True).collate([example(tokens)])
+    assert batch.negatives_BK is not None
+    assert batch.targets_BT is not None
+    for centre, near in ((7, {18, 12}), (18, {7, 12}), (12, {7, 18})):
+        rows = (batch.tokens_BT[:, 0] == centre) & (batch.targets_BT != IGNORE).all(1)
+        found = np.bincount(batch.negatives_BK[rows].flatten(), minlength=V) / batch.negatives_BK[rows].numel()
+        mass = [0 if w < SPECIALS or w in near else COUNTS[w] ** 0.75 for w in range(V)]
+        np.testing.assert_allclose(found, np.array(mass) / sum(mass), atol=0.012)
+        assert not found[sorted(near)].any()
+
+
+def test_where_all_words_are_neighbours_noise_is_as_ever() -> None:
+    counts = np.where(np.isin(np.arange(V), (7, 8)), 5, 0)
+    keys = {"subsample": 0.0, "window": 2, "fixed": True, "negatives": 3}
+    tokens = [7, 8, 7, 8]
+    apart = objective(counts, apart=True, **keys).collate([example(tokens)])
+    plain = objective(counts, **keys).collate([example(tokens)])
+    assert torch.equal(apart.negatives_BK, plain.negatives_BK)  # type: ignore[arg-type]
+
+
 def test_reaches_are_drawn_evenly() -> None:
     tokens = [7, 8, 9, 10] * 3000
     batch = objective(window=3, subsample=0.0).collate([example(tokens)])

@@ -55,6 +55,19 @@ def test_source_and_target_reassemble(n: int, rate: float, mean: float, seed: in
     assert target.tolist()[0] == SENTINELS[0]
 
 
+@pytest.mark.parametrize(("end", "tail"), [("sentinel", [9]), ("eos", [EOS]), ("both", [9, EOS])])
+def test_targets_end_as_asked(end: str, tail: list[int]) -> None:
+    own, tokens = corruption(rate=0.4, mean_length=2, end=end), text(10)
+    source, target = own.corrupt(tokens, np.random.default_rng(0))
+    assert [t for t in source.tolist() if t < 27] == [7, 8]
+    assert target.tolist()[-len(tail) :] == tail
+    assert len(target) == 4 + 2 + len(tail)
+    length = own.cut(40).length
+    rows = [own.corrupt(text(length, seed), np.random.default_rng(seed)) for seed in range(5)]
+    assert all(len(source) <= 40 for source, _ in rows)
+    assert {len(target) for _, target in rows} == {own._target_length(length)}
+
+
 def test_lengths_are_t5s() -> None:
     """512 tokens of source come from 569, one more than in Raffel et al. 2020, whose source has an end token."""
     many = Vocabulary(400, 0, 1, 2, 4, 5, 6, (1,), tuple(range(7, 107)), frozenset(range(107)))

@@ -21,6 +21,21 @@ def macro_f1(true, predicted):
     return sum(precision_recall_f1(true, predicted, name)[2] for name in names) / len(names)
 
 
+def matthews(true, predicted):
+    """Gorodkin (2004): Pearson's correlation of the one-hot classes of all rows, 0 where it is undefined."""
+    n, names = len(true), sorted(set(true) | set(predicted))
+
+    def covariance(x, y):
+        total = 0.0
+        for name in names:
+            mean_x, mean_y = x.count(name) / n, y.count(name) / n
+            total += sum(((a == name) - mean_x) * ((b == name) - mean_y) for a, b in zip(x, y, strict=True))
+        return total
+
+    variances = covariance(true, true) * covariance(predicted, predicted)
+    return covariance(true, predicted) / math.sqrt(variances) if variances > 1e-9 else 0.0
+
+
 def pearson(x, y):
     mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
     covariance = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))

@@ -7,6 +7,24 @@ from collections.abc import Sequence
 Gram = tuple[int, ...]
 
 
+def relative_frequency(
+    order: int, documents: Sequence[Sequence[int]], vocab_size: int, history: Sequence[int], token: int, k: float
+) -> float:
+    """(c(hw) + k) / (c(h.) + k V), h being the last order - 1 tokens of the history, or all; 1 / V where that is 0 / 0.
+
+    The first token of each document is given, never predicted.
+    """
+    known = tuple(history)[-(order - 1) :] if order > 1 else ()
+    following = Counter(
+        document[end]
+        for document in documents
+        for end in range(max(1, len(known)), len(document))
+        if tuple(document[end - len(known) : end]) == known
+    )
+    below = sum(following.values()) + k * vocab_size
+    return (following[token] + k) / below if below else 1 / vocab_size
+
+
 class KneserNey:
     """documents: token ids; the first of each is given, never predicted."""
 

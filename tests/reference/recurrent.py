@@ -111,16 +111,16 @@ def recall(query: Vector, memory: Sequence[Vector], score: Score, select: str, k
 
 
 def remembering(
-    layers: Sequence[Layer], xs: Sequence[Vector], score: Score, select: str, k: int
+    layers: Sequence[Layer], xs: Sequence[Vector], score: Score, select: str, k: int, present: bool = False
 ) -> tuple[list[Vector], list[list[float]]]:
-    """[h_t; c_t] at each step, where c_t comes from M_t = {h_1, ..., h_{t-1}}; and the weights."""
-    memory: list[Vector] = []
+    """[h_t; c_t] at each step, where c_t comes from M_t = {h_1, ..., h_{t-1}}, or from {h_1, ..., h_t} with the present
+    state; and the weights."""
+    states = run_layers(layers, xs)[0][-1]
     found, aligned = [], []
-    for h in run_layers(layers, xs)[0][-1]:
-        context, weights = recall(h, memory, score, select, k)
+    for t, h in enumerate(states):
+        context, weights = recall(h, states[: t + 1] if present else states[:t], score, select, k)
         found.append(np.concatenate([h, context]))
         aligned.append(weights)
-        memory.append(h)
     return found, aligned
 
 

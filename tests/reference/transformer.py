@@ -271,12 +271,13 @@ def multi_head(
     scale: float | None = None,
     addend: Callable[[int, int, int], float] = lambda head, query, key: 0.0,
 ) -> Array:
-    """Concatenated heads. Query head n uses head n // (n_heads / n_kv_heads) of keys and values.
+    """Concatenated heads, of the width of the values. Query head n uses head n // (n_heads / n_kv_heads) of keys and
+    values.
 
     scale: of the products; 1 / sqrt(H) when None. addend: of a score, by head, query and key.
     """
-    width = queries_TD.shape[1] // n_heads
-    out = np.zeros_like(queries_TD)
+    width = values_SD.shape[1] // n_kv_heads
+    out = np.zeros((len(queries_TD), n_heads * width))
     weights = attention_weights(queries_TD, keys_SD, n_heads, n_kv_heads, may_see, scale, addend)
     for n in range(n_heads):
         own = slice(n * width, (n + 1) * width)

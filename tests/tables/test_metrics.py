@@ -10,14 +10,17 @@ from scipy import stats
 from sklearn import metrics as sklearn
 
 from lmtool.tables.metrics import (
+    NO_LABEL,
     calibration,
     class_lines,
     class_metrics,
     confusion_lines,
     confusion_matrix,
     multi_label_metrics,
+    positive,
     regression_metrics,
     repeats_phrase,
+    rouge,
     sentence_scores,
     translation_metrics,
 )
@@ -38,6 +41,9 @@ def classes(seed):
 def test_classes_equal_scikit_learn_and_the_reference(seed):
     true, predicted, n_classes = classes(seed)
     found = class_metrics(confusion_matrix(true, predicted, n_classes))
+    if len(set(true) | set(predicted)) > 1:  # scikit-learn warns of a single class
+        assert found.matthews == pytest.approx(sklearn.matthews_corrcoef(true, predicted), abs=1e-12)
+    assert found.matthews == pytest.approx(reference.matthews(true.tolist(), predicted.tolist()), abs=1e-12)
     labels = list(range(n_classes))
     assert (found.confusion_CC == sklearn.confusion_matrix(true, predicted, labels=labels)).all()
     assert found.accuracy == pytest.approx(sklearn.accuracy_score(true, predicted))
@@ -49,6 +55,28 @@ def test_classes_equal_scikit_learn_and_the_reference(seed):
     for i in labels:
         expected = reference.precision_recall_f1(true.tolist(), predicted.tolist(), i)
         assert (found.precision_C[i], found.recall_C[i], found.f1_C[i]) == pytest.approx(expected)
+
+
+def test_the_positive_class_is_the_second_unless_it_denies_the_first():
+    assert positive(["0", "1"]) == 1
+    assert positive(["negative", "positive"]) == 1
+    assert positive(["entailment", "not_entailment"]) == 0
+    assert positive(["equivalent", "non-equivalent"]) == 0
+    assert positive(["no", "yes", NO_LABEL]) == 1
+    assert positive(["a", "b", "c"]) is None
+    value = class_metrics(confusion_matrix(np.array([0, 1, 1]), np.array([0, 1, 0]), 2)).to_json(["no", "yes"])
+    assert (value["f1"], value["positive"]) == (pytest.approx(2 / 3), "yes")
+
+
+def test_rouge_of_the_examples_of_its_paper():
+    # Lin (2004), section 3: the sentences share as many bigrams, and only the first has the order of the reference
+    reference_text = "police killed the gunman"
+    assert rouge(["Police kill the gunman."], [reference_text]) == pytest.approx((75, 100 / 3, 75))
+    assert rouge(["the gunman kill police"], [reference_text]) == pytest.approx((75, 100 / 3, 50))
+    both = rouge(["police kill the gunman", "the gunman kill police"], [reference_text] * 2)
+    assert both == pytest.approx((75, 100 / 3, 62.5))
+    assert rouge(["быстрая лиса"], ["Быстрая лиса"]) == (100, 100, 100)
+    assert translation_metrics(["a b c d e"], ["a b c d f"]).rouge1 == pytest.approx(80)
 
 
 def test_a_class_never_predicted_and_one_that_never_occurs():

@@ -28,11 +28,11 @@ from lmtool.tables import tasks
 from lmtool.tables.columns import Columns
 from lmtool.tables.data import open_tables, task_names
 from lmtool.tables.labels import Label
+from lmtool.tables.metrics import NO_LABEL
 from lmtool.tables.reading import LabelledText
 from lmtool.tables.rows import EncodedRow
 from lmtool.tables.tasks import (
     MISTAKES,
-    NO_LABEL,
     AnsweringModel,
     AnswerTask,
     Task,

@@ -97,6 +97,15 @@ def test_bpe_merges_the_most_frequent_pair_first() -> None:
     assert learnt[:2] == ["lo", "low"]
 
 
+def test_bpe_merges_no_pair_that_is_too_rare() -> None:
+    for fewest, learnt in ((1, {"ab", "cd"}), (2, {"ab"}), (4, set())):
+        spec = BpeTokenizer(vocab_size=300, min_frequency=fewest)
+        tokenizer = Tokenizer.train(spec, ["ab.ab.ab.cd"])
+        assert {tokenizer.piece(i) for i in range(7 + 256, tokenizer.vocab_size)} >= learnt
+        assert (tokenizer.vocab_size == 7 + 256) == (not learnt)
+        assert ("cd" in {tokenizer.piece(i) for i in range(tokenizer.vocab_size)}) == (fewest == 1)
+
+
 @pytest.mark.parametrize("name", SPECS)
 def test_training_is_reproducible(name: str) -> None:
     again = Tokenizer.train(SPECS[name], [prose(4000)])

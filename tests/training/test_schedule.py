@@ -7,14 +7,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from lmtool.recipe.load import load
 from lmtool.recipe.spec import Schedule
-from lmtool.training.schedule import multiplier
+from lmtool.training.schedule import doubtful_rate, multiplier
 from tests.reference import schedules as reference
 
 
 def rates(steps: int, d_model: int = 64, **fields: Any) -> list[float]:
     spec: Schedule = TypeAdapter(Schedule).validate_python(fields)
     return [multiplier(spec, step, steps, d_model) for step in range(steps)]
+
+
+def test_a_rate_of_another_schedule_is_doubted() -> None:
+    def told(lr: float, kind: str = "inverse-square-root") -> str | None:
+        overrides = [f"optimizer.lr={lr}", f"schedule={{kind: {kind}, warmup_steps: 400}}", "model.d_model=64"]
+        return doubtful_rate(load("transformer-tiny", overrides).recipe)
+
+    said = told(1e-3)
+    assert said is not None
+    assert "optimizer.lr 0.001" in said
+    assert f"{1e-3 * reference.inverse_square_root(400, 64, 400):.2g} at most; take" in said
+    assert told(1.0) is None
+    assert told(1e-3, "cosine") is None
 
 
 SIZES = [(1, 0), (2, 0), (7, 0), (7, 1), (20, 5), (20, 19), (100, 10)]

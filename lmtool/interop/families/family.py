@@ -155,6 +155,7 @@ def _meaning(model: Transformer, unread: Collection[str]) -> dict[str, Any]:
     """Values of the keys that change the logits, with all defaults filled in."""
     values = model.model_dump(exclude={*IN_TRAINING, *unread})
     values["head_width"] = model.head_width or model.d_model // model.n_heads
+    values["value_width"] = model.value_width or values["head_width"]
     values["n_kv_heads"] = model.n_kv_heads or model.n_heads
     values["d_ff"] = model.inner_width
     values["qkv_bias"] = model.bias if model.qkv_bias is None else model.qkv_bias
@@ -177,6 +178,7 @@ def _meaning_of_head(model: Transformer, objective: AnyObjective) -> dict[str, A
         "kind": objective.kind,
         "task": objective.task,
         "layers": objective.layers,
+        "single_score": objective.single_score,
         "pool": pooling(objective, model),
         "dense": objective.dense,
         "dense_norm": objective.dense_norm,

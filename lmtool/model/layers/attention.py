@@ -385,12 +385,13 @@ class JoinedLinear(nn.Linear):
 
 
 class Heads(NamedTuple):
-    """Sizes of the heads of an attention: `n` of queries, `n_kv` of keys and values, each of `width`."""
+    """Sizes of an attention: `n` heads of queries and `n_kv` of keys of `width`, and of values of `value_width`."""
 
     d_model: int
     n: int
     n_kv: int
     width: int
+    value_width: int
     bias: bool = True
     qkv_bias: bool = True
 
@@ -400,9 +401,19 @@ class Heads(NamedTuple):
         return self.n * self.width
 
     @property
-    def kv_width(self) -> int:
-        """Width of all keys, and of all values."""
+    def k_width(self) -> int:
+        """Width of all keys."""
         return self.n_kv * self.width
+
+    @property
+    def v_width(self) -> int:
+        """Width of all values."""
+        return self.n_kv * self.value_width
+
+    @property
+    def mixed_width(self) -> int:
+        """Width of the weighted sums of values of all heads."""
+        return self.n * self.value_width
 
 
 class HeadNorm(nn.RMSNorm):
@@ -422,19 +433,19 @@ class SelfAttention(Attending, Mixer):
     ) -> None:
         """norms: of queries and of keys."""
         super().__init__()
-        self.head_width = sizes.width
+        self.head_width, self.value_width = sizes.width, sizes.value_width
         self.n_kv_heads = sizes.n_kv
         self.dropout = dropout
-        self.qkv = JoinedLinear(sizes.d_model, (sizes.q_width, sizes.kv_width, sizes.kv_width), sizes.qkv_bias)
+        self.qkv = JoinedLinear(sizes.d_model, (sizes.q_width, sizes.k_width, sizes.v_width), sizes.qkv_bias)
         self.score = score or Score(self.head_width**-0.5)
-        self.out = nn.Linear(sizes.q_width, sizes.d_model, bias=sizes.bias)
+        self.out = nn.Linear(sizes.mixed_width, sizes.d_model, bias=sizes.bias)
         self.q_norm, self.k_norm = norms or (nn.Identity(), nn.Identity())
         self._norms = norms is not None
 
     def start(self, n_rows: int) -> KeyValue:
         """An empty KV cache."""
         none = self.qkv.weight.new_empty(n_rows, self.n_kv_heads, 0, self.head_width)
-        return KeyValue(self.score.keys(none), none)
+        return KeyValue(self.score.keys(none), none.new_empty(n_rows, self.n_kv_heads, 0, self.value_width))
 
     def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> Mixed:
         B, T, _ = x_BTD.shape
@@ -442,8 +453,10 @@ class SelfAttention(Attending, Mixer):
         if self._norms:
             q, k, v = torch.split(qkv, list(self.qkv.widths), -1)
             qkv = torch.cat((self.q_norm(q), self.k_norm(k), v), -1)
-        heads = qkv.view(B, T, -1, self.head_width).transpose(1, 2)
-        qk, v = torch.split(heads, [heads.shape[1] - self.n_kv_heads, self.n_kv_heads], 1)
+        n_values = self.qkv.widths[-1]
+        qk, v = torch.split(qkv, [qkv.shape[-1] - n_values, n_values], -1)
+        qk = qk.view(B, T, -1, self.head_width).transpose(1, 2)
+        v = v.view(B, T, -1, self.value_width).transpose(1, 2)
         q, k = torch.split(attend.rotate(qk), [qk.shape[1] - self.n_kv_heads, self.n_kv_heads], 1)
         k = self.score.keys(k)
         now: LayerState | None = None
@@ -462,12 +475,12 @@ class CrossAttention(Attending, Mixer):
 
     def __init__(self, sizes: Heads, dropout: float, score: Score | None = None) -> None:
         super().__init__()
-        self.head_width = sizes.width
+        self.head_width, self.value_width = sizes.width, sizes.value_width
         self.dropout = dropout
         self.q = nn.Linear(sizes.d_model, sizes.q_width, bias=sizes.qkv_bias)
-        self.kv = JoinedLinear(sizes.d_model, (sizes.kv_width, sizes.kv_width), sizes.qkv_bias)
+        self.kv = JoinedLinear(sizes.d_model, (sizes.k_width, sizes.v_width), sizes.qkv_bias)
         self.score = score or Score(self.head_width**-0.5)
-        self.out = nn.Linear(sizes.q_width, sizes.d_model, bias=sizes.bias)
+        self.out = nn.Linear(sizes.mixed_width, sizes.d_model, bias=sizes.bias)
 
     def start(self, n_rows: int) -> LayerState:
         raise RuntimeError("cross-attention starts by reading a source")
@@ -475,8 +488,9 @@ class CrossAttention(Attending, Mixer):
     def read(self, source_BSD: Tensor) -> Memory:
         """Keys and values of a source."""
         B, S, _ = source_BSD.shape
-        k, v = (part.view(B, S, -1, self.head_width).transpose(1, 2) for part in self.kv.parts(source_BSD))
-        return Memory(self.score.keys(k), v)
+        k, v = self.kv.parts(source_BSD)
+        k_BNSH = k.view(B, S, -1, self.head_width).transpose(1, 2)
+        return Memory(self.score.keys(k_BNSH), v.view(B, S, -1, self.value_width).transpose(1, 2))
 
     def forward(self, x_BTD: Tensor, attend: Attend, past: LayerState | None) -> Mixed:
         assert isinstance(past, Memory)

@@ -23,7 +23,9 @@ class MemoryAttention(Attending):
         self.select = spec.select
         self.k = spec.k
         rank = spec.rank or max(1, width // 4)
-        self.score = None if spec.select in ("sum", "mean") else build_score(spec.score, 1, width, rank)
+        self.score = None
+        if spec.select not in ("sum", "mean"):
+            self.score = build_score(spec.score, 1, width, rank, spec.score_width or width)
 
     def keys(self, states_BSD: Tensor) -> Tensor:
         """The states as transformed by the score, computed once: (B, 1, S, ...)."""
@@ -66,14 +68,20 @@ def choose(score_BTS: Tensor, allowed_BTS: Tensor, select: str, k: int) -> Tenso
 
 
 def earlier(
-    n_queries: int, n_states: int, keep_BS: Tensor | None, documents_BS: Tensor | None, device: torch.device
+    n_queries: int,
+    n_states: int,
+    keep_BS: Tensor | None,
+    documents_BS: Tensor | None,
+    device: torch.device,
+    present: bool = False,
 ) -> Tensor:
     """Strictly causal mask of the last `n_queries` positions, which excludes the position itself: (1 or B, T, S).
 
-    keep_BS: False at padding. documents_BS: restricts each position to its own document.
+    keep_BS: False at padding. documents_BS: restricts each position to its own document. present: includes the
+    position itself.
     """
     slots_S = torch.arange(n_states, device=device)
-    allowed = (slots_S < slots_S[n_states - n_queries :, None])[None]
+    allowed = (slots_S < slots_S[n_states - n_queries :, None] + int(present))[None]
     if keep_BS is not None:
         allowed = allowed & keep_BS[:, None]
     if documents_BS is not None:

@@ -67,13 +67,13 @@ class ReducedRank(Score):
 
 
 class Additive(Score):
-    """v' tanh(W q + U k) (Bahdanau et al. 2015)."""
+    """v' tanh(W q + U k), with v of the width of a hidden layer (Bahdanau et al. 2015)."""
 
-    def __init__(self, n_heads: int, width: int) -> None:
+    def __init__(self, n_heads: int, width: int, hidden: int) -> None:
         super().__init__(None)
-        self.query_NHH = nn.Parameter(_normal(n_heads, width, width))
-        self.key_NHH = nn.Parameter(_normal(n_heads, width, width))
-        self.out_NH1 = nn.Parameter(_normal(n_heads, width, 1))
+        self.query_NHH = nn.Parameter(_normal(n_heads, width, hidden))
+        self.key_NHH = nn.Parameter(_normal(n_heads, width, hidden))
+        self.out_NH1 = nn.Parameter(_normal(n_heads, hidden, 1))
 
     def queries(self, q_BNTH: Tensor) -> Tensor:
         return q_BNTH @ self.query_NHH
@@ -87,8 +87,8 @@ class Additive(Score):
         return scores
 
 
-def build_score(kind: ScoreName, n_heads: int, width: int, rank: int) -> Score:
-    """The score of `n_heads` heads of `width`. rank: of the reduced-rank score."""
+def build_score(kind: ScoreName, n_heads: int, width: int, rank: int, hidden: int) -> Score:
+    """The score of `n_heads` heads of `width`. rank: of the reduced-rank score. hidden: width of the additive v."""
     match kind:
         case "dot":
             return Score(1.0)
@@ -99,7 +99,7 @@ def build_score(kind: ScoreName, n_heads: int, width: int, rank: int) -> Score:
         case "reduced-rank":
             return ReducedRank(n_heads, width, rank)
         case "additive":
-            return Additive(n_heads, width)
+            return Additive(n_heads, width, hidden)
 
 
 def _normal(n_heads: int, n_rows: int, n_columns: int) -> Tensor:

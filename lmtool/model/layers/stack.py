@@ -224,12 +224,13 @@ def build_feed_forward(spec: Transformer) -> Mixer:
 def _heads(spec: Transformer) -> Heads:
     width = spec.head_width or spec.d_model // spec.n_heads
     qkv_bias = spec.bias if spec.qkv_bias is None else spec.qkv_bias
-    return Heads(spec.d_model, spec.n_heads, spec.n_kv_heads or spec.n_heads, width, spec.bias, qkv_bias)
+    n_kv, value_width = spec.n_kv_heads or spec.n_heads, spec.value_width or width
+    return Heads(spec.d_model, spec.n_heads, n_kv, width, value_width, spec.bias, qkv_bias)
 
 
 def _score(spec: Transformer) -> Score:
     width = _heads(spec).width
-    return build_score(spec.score, spec.n_heads, width, spec.rank or width)
+    return build_score(spec.score, spec.n_heads, width, spec.rank or width, spec.score_width or width)
 
 
 def _qk_norms(spec: Transformer) -> tuple[HeadNorm, HeadNorm] | None:
@@ -241,6 +242,6 @@ def _qk_norms(spec: Transformer) -> tuple[HeadNorm, HeadNorm] | None:
         case "head":
             widths = heads.width, heads.width
         case "joint":
-            widths = heads.q_width, heads.kv_width
+            widths = heads.q_width, heads.k_width
     of_queries, of_keys = (HeadNorm(width, eps=spec.norm.eps) for width in widths)
     return of_queries, of_keys
