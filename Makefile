@@ -9,7 +9,7 @@ TEXT ?= data/stories.txt
 PROMPT ?= One
 VALID ?= $(if $(filter data/stories.txt,$(TEXT)),data/stories.valid.txt,$(TEXT))
 
-.PHONY: help quickstart test test-slow test-browser test-real test-gpu check data pictures bench clean
+.PHONY: help quickstart test test-slow test-browser test-real test-gpu check data pictures course bench clean
 
 help:
 	@echo 'make quickstart   install, then train on $(TEXT), write some text, measure; TEXT=my.txt trains on yours'
@@ -21,6 +21,7 @@ help:
 	@echo 'make check        the same as make test'
 	@echo 'make data         write the bundled texts again'
 	@echo 'make pictures     train some small models, and draw the pictures of the documentation again'
+	@echo 'make course       run the commands of docs/course.md, and write what they print onto the page'
 	@echo 'make bench        the measurements in benchmarks/'
 	@echo 'make clean        remove the environment and caches; runs stay'
 
@@ -50,6 +51,9 @@ data: $(VENV)/.made
 
 pictures: $(VENV)/.runtime
 	$(BIN)/python scripts/pictures.py
+
+course: $(VENV)/.runtime
+	$(BIN)/python scripts/course.py
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/training.py

@@ -68,9 +68,19 @@ def main(names: list[str]) -> None:
         "alignment": alignment_of_a_translation,
         "gradients": gradients_of_recurrent_models,
     }
-    PICTURES.mkdir(exist_ok=True)
     for name in names or drawn:
-        (PICTURES / f"{name}.svg").write_text(standalone(drawn[name](name)), encoding="utf-8")
+        write(name, drawn[name](name))
+
+
+def write(name: str, picture: str, folder: Path = PICTURES) -> None:
+    """Write a picture of a page as NAME.svg of a folder."""
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.svg").write_text(standalone(picture), encoding="utf-8")
+
+
+def pictures_of(page: Path) -> list[str]:
+    """The pictures of a page that lmtool wrote, in their order."""
+    return re.findall(r'<svg class="picture.*?</svg>', page.read_text(encoding="utf-8"), re.DOTALL)
 
 
 def on_page(name: str) -> str:
@@ -80,7 +90,7 @@ def on_page(name: str) -> str:
     with TemporaryDirectory() as folder:
         page = Path(folder) / "page.html"
         lmtool(command.format(runs=RUNS), str(page))
-        return re.findall(r'<svg class="picture.*?</svg>', page.read_text(encoding="utf-8"), re.DOTALL)[number]
+        return pictures_of(page)[number]
 
 
 def attention_of_a_story(name: str) -> str:

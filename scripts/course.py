@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""Runs the commands of docs/course.md in their order, and writes what they print and draw onto the page.
+
+    scripts/course.py [TOPIC...]
+
+TOPIC: headings of topics to run; all by default, in an empty folder. The folder is build/course/; runs and tokenized
+texts stay there, so a topic can be run again that needs the runs of earlier ones. Below a ```sh block the page says what
+is shown of its output:
+
+    <!-- output: last 2 -->                        the last two lines
+    <!-- output: lines ^loss|^bits -->              the lines in which the pattern is found
+    <!-- picture: course-NAME 0 of page.html -->    docs/pictures/course-NAME.svg: the first picture of a page
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from time import monotonic
+
+from pictures import PICTURES, pictures_of, write
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "course.md"
+FOLDER = ROOT / "build" / "course"
+ELEMENT = re.compile(
+    r"^### (?P<topic>[^\n]+)$"
+    r"|^```sh\n(?P<commands>.*?)^```$"
+    r"|^(?P<marker><!-- output: (?P<how>last|lines) (?P<which>[^\n]+) -->)\n(?:```text\n.*?^```\n)?"
+    r"|^<!-- picture: (?P<name>\S+) (?P<number>-?\d+) of (?P<file>\S+) -->$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+def main(topics: list[str]) -> None:
+    if not topics:
+        shutil.rmtree(FOLDER, ignore_errors=True)
+    PAGE.write_text(Course(FOLDER, PICTURES, topics).run(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+class Course:
+    """The commands of a page in a folder with the bundled data.
+
+    folder: where they run. pictures: where pictures are written. topics: headings to run, all if there are none.
+    """
+
+    def __init__(self, folder: Path, pictures: Path, topics: list[str]) -> None:
+        self.folder = folder
+        self.pictures = pictures
+        self.topics = topics
+        self.is_run = False
+        self.printed: list[str] = []
+        self.seconds = 0.0
+
+    def run(self, page: str) -> str:
+        """Run the commands of the page, and return it with their output. SystemExit where a command fails."""
+        headings = re.findall(r"^### (.+)$", page, flags=re.MULTILINE)
+        for topic in self.topics:
+            if topic not in headings:
+                raise SystemExit(f"{topic}: no such topic; there are: {', '.join(headings)}")
+        if not (self.folder / "data").exists():
+            shutil.copytree(ROOT / "data", self.folder / "data", ignore=shutil.ignore_patterns("__pycache__"))
+        filled = ELEMENT.sub(self._element, page)
+        print(f"{self.seconds:7.1f} s  all commands", file=sys.stderr)
+        return filled
+
+    def _element(self, found: re.Match[str]) -> str:
+        if found["topic"]:
+            self.is_run = not self.topics or found["topic"] in self.topics
+        elif self.is_run and found["commands"]:
+            self.printed = []
+            for command in found["commands"].replace("\\\n", "").splitlines():
+                self.printed += self._command(command)
+        elif self.is_run and found["marker"]:
+            lines = "".join(f"{line}\n" for line in self._chosen(found["how"], found["which"]))
+            return f"{found['marker']}\n```text\n{lines}```\n"
+        elif self.is_run and found["name"]:
+            write(found["name"], pictures_of(self.folder / found["file"])[int(found["number"])], self.pictures)
+        return found[0]
+
+    def _command(self, command: str) -> list[str]:
+        """Run a command, and return the lines that it prints. What it wrote before is removed."""
+        words = shlex.split(command)
+        for option, value in zip(words, words[1:], strict=False):
+            path = self.folder / value
+            if option in ("-o", "--html"):
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        env = {**os.environ, "LMTOOL_CACHE": str(self.folder / "cache"), "LMTOOL_RUNS": "runs", "NO_COLOR": "1"}
+        env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
+        begun = monotonic()
+        ended = subprocess.run(
+            ["sh", "-c", command],
+            cwd=self.folder,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+        )
+        took = monotonic() - begun
+        self.seconds += took
+        print(f"{took:7.1f} s  {command}", file=sys.stderr, flush=True)
+        if ended.returncode:
+            raise SystemExit(f"{command}: exit code {ended.returncode}\n{ended.stdout}")
+        return [line.rstrip() for line in ended.stdout.splitlines()]
+
+    def _chosen(self, how: str, which: str) -> list[str]:
+        lines = self.printed[-int(which) :] if how == "last" else [x for x in self.printed if re.search(which, x)]
+        if not any(lines):
+            raise SystemExit(f"{how} {which}: nothing is chosen of\n" + "\n".join(self.printed))
+        return lines
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
