@@ -4,24 +4,32 @@
     scripts/course.py [TOPIC...]
 
 TOPIC: headings of topics to run; all by default, in an empty folder. The folder is build/course/; runs and tokenized
-texts stay there, so a topic can be run again that needs the runs of earlier ones. Below a ```sh block the page says what
-is shown of its output:
+texts stay there, so a topic can be run again that needs the runs of earlier ones. Below a ```sh block the page says
+what is shown of its output:
 
-    <!-- output: last 2 -->                        the last two lines
-    <!-- output: lines ^loss|^bits -->              the lines in which the pattern is found
-    <!-- picture: course-NAME 0 of page.html -->    docs/pictures/course-NAME.svg: the first picture of a page
+    <!-- output: last 2 -->             the last two lines
+    <!-- output: lines ^loss|^bits -->   the lines in which the pattern is found
+    <!-- picture: course-NAME 0 of page.html: WHAT IT SHOWS -->
+        docs/pictures/course-NAME.svg: the first picture of a page that a command wrote
+    <!-- picture: course-NAME cross of attention.json: WHAT IT SHOWS -->
+        the same of `lmtool attention --json`: the weights of the last layer, as the mean of its heads
 """
 
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from time import monotonic
 
 from pictures import PICTURES, pictures_of, write
+
+from lmtool.report.charts import heat_map
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "course.md"
@@ -30,7 +38,8 @@ ELEMENT = re.compile(
     r"^### (?P<topic>[^\n]+)$"
     r"|^```sh\n(?P<commands>.*?)^```$"
     r"|^(?P<marker><!-- output: (?P<how>last|lines) (?P<which>[^\n]+) -->)\n(?:```text\n.*?^```\n)?"
-    r"|^<!-- picture: (?P<name>\S+) (?P<number>-?\d+) of (?P<file>\S+) -->$",
+    r"|^(?P<drawn><!-- picture: (?P<name>\S+) (?P<part>\S+) of (?P<file>\S+): (?P<shows>[^\n]+) -->)\n"
+    r"(?:!\[[^\n]*\n)?",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -78,13 +87,14 @@ class Course:
             lines = "".join(f"{line}\n" for line in self._chosen(found["how"], found["which"]))
             return f"{found['marker']}\n```text\n{lines}```\n"
         elif self.is_run and found["name"]:
-            write(found["name"], pictures_of(self.folder / found["file"])[int(found["number"])], self.pictures)
+            write(found["name"], self._picture(found["part"], found["file"], found["shows"]), self.pictures)
+            return f"{found['drawn']}\n![{found['shows']}](pictures/{found['name']}.svg)\n"
         return found[0]
 
     def _command(self, command: str) -> list[str]:
         """Run a command, and return the lines that it prints. What it wrote before is removed."""
         words = shlex.split(command)
-        for option, value in zip(words, words[1:], strict=False):
+        for option, value in pairwise(words):
             path = self.folder / value
             if option in ("-o", "--html"):
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
@@ -105,6 +115,16 @@ class Course:
         if ended.returncode:
             raise SystemExit(f"{command}: exit code {ended.returncode}\n{ended.stdout}")
         return [line.rstrip() for line in ended.stdout.splitlines()]
+
+    def _picture(self, part: str, file: str, shows: str) -> str:
+        """A picture of a page, or the heat map of attention that was written as JSON."""
+        path = self.folder / file
+        if path.suffix == ".html":
+            return pictures_of(path)[int(part)]
+        kinds = json.loads(path.read_text(encoding="utf-8"))["attention"]
+        (kind,) = [kind for kind in kinds if kind["kind"] == part]
+        mean = [[fmean(heads) for heads in zip(*rows, strict=True)] for rows in zip(*kind["weights"][-1], strict=True)]
+        return heat_map(mean, kind["queries"], kind["keys"], label=shows, high=1.0)
 
     def _chosen(self, how: str, which: str) -> list[str]:
         lines = self.printed[-int(which) :] if how == "last" else [x for x in self.printed if re.search(which, x)]

@@ -29,7 +29,8 @@ class MemoryAttention(Attending):
 
     def keys(self, states_BSD: Tensor) -> Tensor:
         """The states as transformed by the score, computed once: (B, 1, S, ...)."""
-        return states_BSD[:, None] if self.score is None else self.score.keys(states_BSD[:, None])
+        with torch.autocast(states_BSD.device.type, enabled=False):
+            return states_BSD[:, None] if self.score is None else self.score.keys(states_BSD[:, None])
 
     def forward(self, query_BTD: Tensor, memory: KeyValue | Memory, allowed_BTS: Tensor) -> Tensor:
         """The context vectors (B, T, D), zeros where all states are masked."""

@@ -1,0 +1,105 @@
+"""docs/course.md: each topic has all its parts, what it names exists, and its commands run in a fresh folder."""
+
+import ast
+import re
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "course.md").read_text(encoding="utf-8")
+TOPICS = {
+    part.partition("\n")[0]: re.sub(r"^## .*", "", part.partition("\n")[2], flags=re.MULTILINE)
+    for part in re.split(r"^### ", PAGE, flags=re.MULTILINE)[1:]
+}
+PARTS = {
+    "rows and idea": r"\A(?:`[A-Z]\d+` )+\w",
+    "formula": r"^    \S",
+    "commands": r"^```sh\n\S",
+    "output": r"^```\n<!-- output: (?:last \d+|lines .+) -->\n```text\n\S",
+    "code": r"\bCode:\s+\[`",
+    "test": r"\bTest:\s+\[`",
+    "exercise": r"^Exercise: ",
+    "answer": r"^<details><summary>Answer</summary>\n\n(?:.+\n)+(?:.*\n)*\n?</details>$",
+}
+SIZES = {"K": 3, "M": 22, "O": 14, "F": 7, "D": 8, "E": 4, "S": 21}
+ROWS = {f"{letter}{number}" for letter, size in SIZES.items() for number in range(1, size + 1)}
+ABSENT = {"S2", "S4", "S5", "S6", "S9", "S10", "S11", "S12", "S13", "S14", "S15", "S17", "S18", "S20", "S21"}
+"""Rows that lmtool does not have, or not in the form of the lectures."""
+
+OTHERS = {"F1", "D1", "D2", "D3"}
+"""Rows whose ids mean something else on other pages: the F-measure, the discounts of Kneser and Ney."""
+
+
+@cache
+def names_in(path: Path) -> set[str]:
+    """The functions, classes and methods of a file, methods as Class.method too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{part.name}" for part in node.body if isinstance(part, ast.FunctionDef)}
+    return found
+
+
+def linked(topic: str) -> list[tuple[str, Path]]:
+    """What the links of a topic name in code, and the files that they lead to."""
+    links = re.findall(r"\[`([^`]+)`\]\((\S+\.py)\)", TOPICS[topic])
+    return [(name, (ROOT / "docs" / target).resolve()) for name, target in links]
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_a_topic_has_all_parts(topic: str) -> None:
+    lacking = [name for name, part in PARTS.items() if not re.search(part, TOPICS[topic], flags=re.MULTILINE)]
+    assert not lacking
+    assert TOPICS[topic].count("<!-- output: ") == TOPICS[topic].count("```sh\n") == 1
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_functions_and_tests_exist(topic: str) -> None:
+    folders = Counter()
+    for name, path in linked(topic):
+        file, _, test = name.rpartition("::")
+        assert test in names_in(path), f"{path.relative_to(ROOT)} has no {test}"
+        assert not file or file == str(path.relative_to(ROOT))
+        folders[path.relative_to(ROOT).parts[0]] += 1
+    assert set(folders) == {"lmtool", "tests"}
+
+
+def test_pictures_are_those_that_commands_draw() -> None:
+    drawn = re.findall(r"^<!-- picture: (course-\S+) \S+ of (\S+): .+ -->$", PAGE, flags=re.MULTILINE)
+    assert re.findall(r"\(pictures/([\w-]+)\.svg\)", PAGE) == [name for name, _ in drawn]
+    assert len(drawn) == PAGE.count("<!-- picture: ")
+    for name, file in drawn:
+        (topic,) = [text for text in TOPICS.values() if f"picture: {name} " in text]
+        assert re.search(rf"(?:-o|--html|>) {re.escape(file)}$", topic, flags=re.MULTILINE)
+
+
+def test_every_row_stands_once() -> None:
+    beginnings = [re.match(r"(?:`[A-Z]\d+` )+", text) for text in TOPICS.values()]
+    found = [row for start in beginnings if start for row in re.findall(r"[A-Z]\d+", start[0])]
+    assert Counter(found) == Counter(ROWS - ABSENT)
+
+
+def test_rows_stand_nowhere_else() -> None:
+    row = re.compile(rf"\b(?:{'|'.join(sorted(ROWS - OTHERS))})\b")
+    files = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "lmtool").rglob("*.py"), ROOT / "README.md"]
+    assert [
+        f"{path.relative_to(ROOT)}: {found[0]}"
+        for path in files
+        if path.name != "course.md" and (found := row.search(path.read_text(encoding="utf-8")))
+    ] == []
+
+
+@pytest.mark.slow
+def test_the_commands_run_in_a_fresh_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from course import Course  # here, as only now its folder is on the path
+
+    filled = Course(tmp_path / "course", tmp_path / "pictures", []).run(PAGE)
+    assert filled.count("```text\n") == len(TOPICS)
+    drawn = {path.stem for path in (tmp_path / "pictures").iterdir()}
+    assert drawn == set(re.findall(r"^<!-- picture: (\S+)", PAGE, flags=re.MULTILINE))
