@@ -12,7 +12,7 @@ from torch import Tensor
 from lmtool.batch import Batch
 from lmtool.model import DecodeState, KeyValue, build
 from lmtool.model.layers.cells import Cell, Texts, build_cell
-from lmtool.model.layers.memory_attention import choose
+from lmtool.model.layers.memory_attention import MemoryAttention, choose, earlier
 from lmtool.model.recurrent import RecurrentDecoder
 from tests.model.recurrent_weights import CELLS, VOCAB, Weights, built, spec
 from tests.reference import recurrent as reference
@@ -172,6 +172,18 @@ def test_hard_choices_take_the_gradient_of_the_softmax(select: str) -> None:
         gradients.append(score.grad)
     torch.testing.assert_close(*gradients)
     assert gradients[0].any()
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_a_memory_is_read_in_float32_under_autocast(score: str) -> None:
+    torch.manual_seed(0)
+    memory = MemoryAttention(spec(attention={"score": score}).attention, 8)
+    h_BTD, contexts = torch.randn(2, 5, 8), []
+    for enabled in (True, False):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            states = KeyValue(memory.keys(h_BTD), h_BTD[:, None])
+            contexts.append(memory(h_BTD, states, earlier(5, 5, None, None, h_BTD.device)))
+    assert torch.equal(*contexts)
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
