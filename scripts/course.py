@@ -60,7 +60,7 @@ class Course:
         self.folder = folder
         self.pictures = pictures
         self.topics = topics
-        self.is_run = False
+        self.is_run = not topics
         self.printed: list[str] = []
         self.seconds = 0.0
 

@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,12 +95,40 @@ def test_rows_stand_nowhere_else() -> None:
     ] == []
 
 
-@pytest.mark.slow
-def test_the_commands_run_in_a_fresh_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs the commands of a page, or of some of its topics, in a fresh folder."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     from course import Course  # here, as only now its folder is on the path
 
-    filled = Course(tmp_path / "course", tmp_path / "pictures", []).run(PAGE)
-    assert filled.count("```text\n") == len(TOPICS)
+    return lambda page, *topics: Course(tmp_path / "course", tmp_path / "pictures", list(topics)).run(page)
+
+
+def test_output_is_written_below_its_marker(course: Any) -> None:
+    marker = "<!-- output: lines ^b|^c$ -->\n"
+    page = f"### One\n\n```sh\nprintf 'a\\nb 1\\n' > file\ncat file \\\n  file\n```\n{marker}\nText.\n"
+    after = f"### Two\n```sh\ncat file; echo c\n```\n{marker}"
+    filled = course(page + after)
+    assert filled == page.replace(marker, f"{marker}```text\nb 1\nb 1\n```\n") + f"{after}```text\nb 1\nc\n```\n"
+    assert course(filled) == filled
+    other = filled.replace("echo c", "echo b")
+    assert course(other, "Two") == other.replace("b 1\nc\n", "b 1\nb\n"), "only the second one is run"
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        ("```sh\necho out; exit 3\n```\n", "exit code 3\nout"),
+        ("```sh\necho out\n```\n<!-- output: lines ^in -->\n", "nothing is chosen of\nout"),
+    ],
+)
+def test_a_command_that_fails_ends_the_course(course: Any, page: str, words: str) -> None:
+    with pytest.raises(SystemExit, match=words):
+        course(page)
+
+
+@pytest.mark.slow
+def test_the_commands_run_in_a_fresh_folder(course: Any, tmp_path: Path) -> None:
+    assert course(PAGE).count("```text\n") == len(TOPICS)
     drawn = {path.stem for path in (tmp_path / "pictures").iterdir()}
     assert drawn == set(re.findall(r"^<!-- picture: (\S+)", PAGE, flags=re.MULTILINE))
