@@ -19,7 +19,7 @@ PARTS = {
     "rows and idea": r"\A(?:`[A-Z]\d+` )+\w",
     "formula": r"^    \S",
     "commands": r"^```sh\n\S",
-    "output": r"^```\n<!-- output: (?:last \d+|lines .+) -->\n```text\n\S",
+    "output": r"^```\n<!-- output: (?:last \d+|lines .+) -->$",
     "code": r"\bCode:\s+\[`",
     "test": r"\bTest:\s+\[`",
     "exercise": r"^Exercise: ",
