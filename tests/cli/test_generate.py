@@ -52,6 +52,7 @@ def load(monkeypatch):
                 checkpoint_hash=HASH,
                 newer=None,
                 warnings=warnings,
+                refuse_unpredictive=lambda: None,
             )
 
         monkeypatch.setattr(build, "load_packed", load_packed)

@@ -13,7 +13,8 @@ from lmtool.recipe.spec import Averaging, Classification
 from tests.model import tiny
 
 SHARED = [name for name, family in tiny.FAMILIES.items() if family.get("share_layers")]
-LAYERS = {name: tiny.FAMILIES[name] for name in tiny.FAMILIES if "gram" not in name and name not in SHARED}
+FLAT = {name for name in tiny.FAMILIES if "gram" in name or name == "glove"}
+LAYERS = {name: tiny.FAMILIES[name] for name in tiny.FAMILIES if name not in {*FLAT, *SHARED}}
 """Families that have layers of their own weights; each has two, and as many in an encoder."""
 
 

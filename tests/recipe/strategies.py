@@ -136,6 +136,8 @@ def transformers(draw: st.DrawFn) -> Transformer:
         drawn["pattern"] = drawn["pattern"].model_copy(update={"full_layers": tuple(full)})
     small = {
         "head_width": draw(st.none() | st.integers(1, 8)),
+        "value_width": draw(st.none() | st.integers(1, 8)),
+        "score_width": draw(st.none() | st.integers(1, 8)) if drawn["score"] == "additive" else None,
         "embedding_width": draw(st.none() | st.integers(1, 8)),
         "n_kv_heads": draw(st.sampled_from([None, kv_heads])),
         "d_ff": draw(st.none() | st.integers(1, 30)),
