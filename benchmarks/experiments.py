@@ -1,4 +1,4 @@
-"""Experiments that the literature of each choice reports, on the bundled data; docs/experiments.md has the results.
+"""What the literature reports of single choices, tried on the bundled data: masking, decoding, length, memory.
 
     python benchmarks/experiments.py forgetting [--folder DIR] [--quick]
 
