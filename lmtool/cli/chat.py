@@ -178,7 +178,7 @@ def _terminal() -> "TextIO | None":
     """Where to prompt for messages; None when nobody types them."""
     import sys
 
-    if sys.stdin is None or not sys.stdin.isatty():
+    if not sys.stdin.isatty():
         return None
     return next((stream for stream in (sys.stderr, sys.stdout) if stream.isatty()), None)
 

@@ -133,7 +133,7 @@ def expressed(base: Base, preferred: str | None) -> Exportable:
     if isinstance(recipe.objective, Tagging | QuestionAnswering):
         raise UsageError(
             f"a head for {recipe.objective.kind} is not exported",
-            where=str(base.run.path),
+            where="objective.kind",
             fix="export the run that it was fine-tuned from",
         )
     if isinstance(recipe.model, Transformer):

@@ -26,6 +26,7 @@ def _listed(value: object) -> object:
 
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+LearningRate = Annotated[float, Field(gt=0, le=1_000_000)]
 DeviceName = Literal["auto", "cpu", "cuda", "mps"]
 PrecisionName = Literal["auto", "float32", "bfloat16", "float16"]
 Strings = Annotated[
@@ -1209,7 +1210,7 @@ class Training(Spec):
     minutes: PositiveFloat | None = None
     """Wall-clock time of a run on text, which then determines the steps, by the speed that is measured at the start; of
     epochs, tokens and minutes the one that ends first."""
-    batch_size: PositiveInt
+    batch_size: Annotated[int, Field(gt=0, le=2**24)]
     """Sequences in one optimizer step, over all devices."""
     micro_batch: PositiveInt | Literal["auto"] = "auto"
     """Sequences per micro-batch on one device; auto starts at the whole share and halves when out of memory."""
@@ -1300,7 +1301,7 @@ class Distillation(Spec):
 class AdamMoments(Spec):
     """Base of Adam and AdamW."""
 
-    lr: PositiveFloat = 1e-3
+    lr: LearningRate = 1e-3
     """Peak learning rate."""
     beta1: Fraction = 0.9
     """Decay of the first moment."""
@@ -1334,7 +1335,7 @@ class Sgd(Spec):
     """Stochastic gradient descent, with momentum v = m v + lr g when `momentum` is above 0."""
 
     kind: Literal["sgd"]
-    lr: PositiveFloat
+    lr: LearningRate
     """Peak learning rate."""
     momentum: Fraction = 0.0
     """Momentum coefficient."""
@@ -1349,7 +1350,7 @@ class Muon(Spec):
     """Muon for the matrices of the layers, AdamW for all else (Jordan et al. 2024)."""
 
     kind: Literal["muon"]
-    lr: PositiveFloat = 0.02
+    lr: LearningRate = 0.02
     """Peak learning rate of the matrices."""
     momentum: Fraction = 0.95
     """Nesterov momentum of the matrices."""

@@ -210,6 +210,7 @@ def test_nothing_in_nothing_out(chat, talker, monkeypatch, lmtool):
     assert chat("", talker, "-q").out == ""
     monkeypatch.setattr(sys, "stdin", None)
     assert lmtool.succeeds("chat", talker, "-q").out == ""
+    sys.stdin.close()
 
 
 class Screen(io.StringIO):

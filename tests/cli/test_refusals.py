@@ -479,3 +479,9 @@ def test_weights_that_are_not_finite(lmtool, run, corpus, value):
     ):
         lmtool.refuses(NOT_FINITE, *command, words=words)
     lmtool.succeeds("eval", f"{run}@4", corpus)
+
+
+@pytest.mark.parametrize("setting", ["training.batch_size=1000000000000000000000", "optimizer.lr=1e308"])
+def test_numbers_that_no_training_has(lmtool, home, corpus, setting):
+    words = [setting.split("=")[0], "above 0 and at most"]
+    lmtool.refuses(USAGE, "pretrain", corpus, *SMALL, "-s", setting, words=words)

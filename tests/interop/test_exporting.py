@@ -411,7 +411,11 @@ SHIPPED: dict[str, str] = {
     "transformer-small": "pegasus",
     "tiny": "mpt",
     "gpt1": "gpt2: model.norm.place (post, where gpt2 has pre)",
-    **dict.fromkeys(("bert-tiny", "roberta-tiny", "longformer-tiny"), "model.position.kind (alibi)"),
+    "distil-tiny": "mpt",
+    **dict.fromkeys(
+        ("bert-tiny", "roberta-tiny", "longformer-tiny", "albert-tiny", "electra-tiny"), "model.position.kind (alibi)"
+    ),
+    "tagger": "objective.kind",
     **dict.fromkeys(("prefix-lm", "prefix-tiny"), "model.shape"),
 }
 """The family of each shipped recipe, or the key that stands in the way; model.kind for all others."""

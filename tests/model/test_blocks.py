@@ -87,7 +87,7 @@ def test_blocks_equal_the_dense_mask(
     q, k, v = (heads(length, seed + i)[:, : 1 if shared and i else N].clone().requires_grad_() for i in range(3))
     positions = torch.randint(0, 30, (B, length), generator=generator)
     position_rule = rules()[rule]
-    score = build_score(kind, N, H, 3).double()
+    score = build_score(kind, N, H, 3, H).double()
     with pytest.MonkeyPatch.context() as patch:
         if not plain:
             patch.setattr(attention, "PLAIN_LIMIT", 0)

@@ -59,7 +59,7 @@ def test_equal_those_of_the_plain_model(changes: dict[str, Any], monkeypatch: py
 @pytest.mark.parametrize("kind", ["dot", "scaled-dot", *LEARNED])
 def test_each_score_equals_loops(kind: ScoreName) -> None:
     torch.manual_seed(0)
-    score = build_score(kind, 2, 4, 3).double()
+    score = build_score(kind, 2, 4, 3, 5).double()
     q, k, v = torch.randn(3, 1, 2, 5, 4, dtype=torch.float64)
     found: list[Tensor] = []
     with torch.no_grad():

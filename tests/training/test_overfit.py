@@ -58,7 +58,7 @@ def test_a_small_recipe_learns_one_batch_by_heart(name: str, work: Work, one_bat
     def learned() -> bool:
         begun = (work.run() / "metrics.jsonl").exists()
         losses = [line["loss"] for line in metrics(work.run())] if begun else []
-        return bool(losses) and losses[-1] < HARD.get(name, 0.2) * losses[0]
+        return bool(losses) and min(losses) < HARD.get(name, 0.2) * losses[0]  # replaced tokens are drawn in each step
 
     if kind_of_objective(name) in TABLES:
         events = work.learn_table(name, table_for(name, work.folder), *settings, "training.epochs=null", stop=learned)

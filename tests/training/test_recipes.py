@@ -145,6 +145,7 @@ def test_a_shipped_recipe_trains_measures_and_writes(
         "context",
         "stride",
         "limit_bits_per_byte",
+        *(["unseen_ngrams"] if resolved.recipe.model.kind == "ngram" else []),
     ]
     # bidirectional models fill masks
     wanted = "--length" if model.reads == "both" else "--max-new-tokens"
