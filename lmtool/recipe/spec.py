@@ -26,7 +26,7 @@ def _listed(value: object) -> object:
 
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-LearningRate = Annotated[float, Field(gt=0, le=1_000_000)]
+LearningRate = Annotated[float, Field(gt=0, le=1e30)]
 DeviceName = Literal["auto", "cpu", "cuda", "mps"]
 PrecisionName = Literal["auto", "float32", "bfloat16", "float16"]
 Strings = Annotated[

@@ -197,7 +197,7 @@ def test_a_value_inside_a_mapping_from_the_command_line_has_its_origin(file):
         ("optimizer.momentum=0.9", "optimizer.momentum: unknown key for kind adamw; sgd and muon have it"),
         ("tokenizer.lowercase=true", "tokenizer.lowercase: unknown key for kind bpe; wordpiece and word have it"),
         ("tokenizer.kind=file", "tokenizer.path: missing; text"),
-        ("optimizer={kind: sgd}", "optimizer.lr: missing; a number above 0"),
+        ("optimizer={kind: sgd}", "optimizer.lr: missing; a number above 0 and at most 1e+30"),
         ("model.norm={knd: rms}", "model.norm.knd: unknown key; did you mean kind?"),
         ("training.steps=[1", "not YAML: a list that [ opened is not closed"),
         ("model.n_heads=5", "model.n_heads: 5 does not divide d_model 32"),
