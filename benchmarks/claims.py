@@ -54,15 +54,27 @@ class Bench:
     def seeds(self, n: int) -> range:
         return range(1, 2 if self.quick else n + 1)
 
-    def run(self, name: str, *arguments: str, settings: Iterable[str] = ()) -> str:
-        """The output of a command, cached under this name."""
+    def run(self, name: str, *arguments: str, settings: Iterable[str] = (), made: Path | None = None) -> str:
+        """The output of a command, cached under this name. made: the run it trains, resumed if it was interrupted."""
         command = [*arguments, *(word for setting in settings for word in ("-s", setting))]
-        kept = self.folder / f"{name}.json"
+        kept, cut = self.folder / f"{name}.json", self.folder / f"{name}.cut.json"
         if not kept.exists():
-            print("lmtool", shlex.join(command), file=sys.stderr, flush=True)
+            asked, before = command, 0.0
+            if made is not None:
+                was = json.loads(cut.read_text()) if cut.exists() else {"command": None}
+                if was["command"] == command and any(made.glob("checkpoints/*/MANIFEST.json")):
+                    asked, before = ["resume", str(made), "--quiet"], was["seconds"]
+                else:
+                    shutil.rmtree(made, ignore_errors=True)
+            print("lmtool", shlex.join(asked), file=sys.stderr, flush=True)
             began = time.process_time()
-            output = lmtool(*command)
-            kept.write_text(json.dumps({"command": command, "printed": output, "seconds": time.process_time() - began}))
+            try:
+                output = lmtool(*asked)
+            finally:
+                done = {"command": command, "seconds": before + time.process_time() - began}
+                cut.write_text(json.dumps(done))
+            kept.write_text(json.dumps({**done, "printed": output}))
+            cut.unlink()
         found = json.loads(kept.read_text())
         if found["command"] != command:
             raise SystemExit(f"{kept} is of another command: {shlex.join(found['command'])}")
@@ -73,9 +85,7 @@ class Bench:
     def train(self, verb: str, name: str, *arguments: str, settings: Iterable[str] = ()) -> Path:
         """The run directory of a training command."""
         run = self.folder / name
-        if not run.with_suffix(".json").exists():
-            shutil.rmtree(run, ignore_errors=True)
-        self.run(name, verb, *arguments, "-o", str(run), "--quiet", settings=settings)
+        self.run(name, verb, *arguments, "-o", str(run), "--quiet", settings=settings, made=run)
         return run
 
     def evaluate(self, name: str, run: Path, text: Path, *options: str) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def trained(recipe: str, *settings: str) -> tuple[float, float]:
     run = Path(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip())
     seconds = loads((run / "metrics.jsonl").read_text().splitlines()[-1])["seconds"]
     loaded = load_run(str(run))
-    return seconds, quality(lambda word: [near.word for near in nearest(loaded, word, K)])
+    return seconds, quality(lambda word: [near.word for near in nearest(loaded, word, K).nearest])
 
 
 def compare_families(cores: int) -> None:

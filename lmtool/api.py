@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from lmtool.compute.device import InferenceName
 from lmtool.compute.processes import World
-from lmtool.decoding.settings import Settings
+from lmtool.decoding.settings import DRAFT_TOKENS, Settings
 from lmtool.errors import UsageError
 from lmtool.inference import load as build
 from lmtool.inference.chatting import Conversation
 from lmtool.inference.embedding import PoolName, embed
 from lmtool.inference.scoring import Scored, score
-from lmtool.inference.writing import Writer
+from lmtool.inference.writing import NGRAM, Writer, open_drafter
 from lmtool.interop.reference import run_of
 from lmtool.recipe.spec import Classification, DeviceName, HeadSpec, Recipe, Seq2Seq, Tagging
 from lmtool.tables.columns import Columns
@@ -106,13 +106,26 @@ class TrainedModel(Writer):
         return "".join(Conversation(self, settings).answer(messages))
 
 
-def load(run: str = "last", *, device: DeviceName = "auto", precision: InferenceName = "float32") -> TrainedModel:
+def load(
+    run: str = "last",
+    *,
+    device: DeviceName = "auto",
+    precision: InferenceName = "float32",
+    draft: str | None = None,
+    draft_tokens: int = DRAFT_TOKENS,
+) -> TrainedModel:
     """The best checkpoint of a run, ready for use.
 
     run: the name or directory of a run or checkpoint, `last`, hf:ORG/NAME[@REVISION], a Hugging Face directory, or a
     .gguf file. Raises CheckpointError when it is none of them.
+    draft: a smaller run with the same tokenizer, or "ngram", that proposes `draft_tokens` tokens at once when text is
+    generated. Raises UsageError when it cannot.
     """
-    return TrainedModel(build.load_packed(run_of(run), device=device, precision=precision))
+    loaded = build.load_packed(run_of(run), device=device, precision=precision)
+    if draft is None:
+        return TrainedModel(loaded)
+    reference = draft if draft == NGRAM else run_of(draft)
+    return TrainedModel(loaded, open_drafter(reference, draft_tokens, loaded, device=device, precision=precision))
 
 
 def _listed(texts: str | Sequence[str]) -> list[str]:

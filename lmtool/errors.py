@@ -32,8 +32,12 @@ class UsageError(LmtoolError):
     exit_code = 2
 
 
+MOST_MISTAKES = 20
+"""Mistakes of a recipe that are printed; a file with more is not one that someone mends line by line."""
+
+
 class RecipeError(LmtoolError):
-    """A recipe is not valid. Has one line per mistake, so that all can be fixed at once."""
+    """A recipe is not valid. Has one line per mistake, so that all can be fixed at once; of very many the first two."""
 
     exit_code = 2
 
@@ -42,7 +46,9 @@ class RecipeError(LmtoolError):
         self.mistakes = mistakes
 
     def lines(self) -> list[str]:
-        return self.mistakes
+        if len(self.mistakes) <= MOST_MISTAKES:
+            return self.mistakes
+        return [*self.mistakes[:2], f"and {len(self.mistakes) - 2:,} more mistakes: is this a recipe?"]
 
 
 class DataError(LmtoolError):

@@ -2,10 +2,11 @@
 """Runs the commands of docs/course.md in their order, and writes what they print and draw onto the page.
 
     scripts/course.py [TOPIC...]
+    scripts/course.py --from TOPIC
 
 TOPIC: headings of topics to run; all by default, in an empty folder. The folder is build/course/; runs and tokenized
-texts stay there, so a topic can be run again that needs the runs of earlier ones. Below a ```sh block the page says
-what is shown of its output:
+texts stay there, so a topic can be run again that needs the runs of earlier ones. The page is written after each topic:
+where one fails, --from goes on with it. Below a ```sh block the page says what is shown of its output:
 
     <!-- output: last 2 -->             the last two lines
     <!-- output: lines ^loss|^bits -->   the lines in which the pattern is found
@@ -44,10 +45,25 @@ ELEMENT = re.compile(
 )
 
 
-def main(topics: list[str]) -> None:
-    if not topics:
+def main(asked: list[str]) -> None:
+    topics = asked
+    if not asked:
         shutil.rmtree(FOLDER, ignore_errors=True)
-    PAGE.write_text(Course(FOLDER, PICTURES, topics).run(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    if not asked or asked[0] == "--from":
+        topics = topics_of(PAGE.read_text(encoding="utf-8"), *asked[1:])
+    begun = monotonic()
+    for topic in topics:
+        filled = Course(FOLDER, PICTURES, [topic]).run(PAGE.read_text(encoding="utf-8"))
+        PAGE.write_text(filled, encoding="utf-8")
+    print(f"{monotonic() - begun:7.1f} s  all", file=sys.stderr)
+
+
+def topics_of(page: str, first: str | None = None) -> list[str]:
+    """The headings of a page, in their order, from one on. SystemExit when there is no such heading."""
+    headings = re.findall(r"^### (.+)$", page, flags=re.MULTILINE)
+    if first is not None and first not in headings:
+        raise SystemExit(f"{first}: no such topic; there are: {', '.join(headings)}")
+    return headings[headings.index(first) if first else 0 :]
 
 
 class Course:
@@ -66,14 +82,12 @@ class Course:
 
     def run(self, page: str) -> str:
         """Run the commands of the page, and return it with their output. SystemExit where a command fails."""
-        headings = re.findall(r"^### (.+)$", page, flags=re.MULTILINE)
         for topic in self.topics:
-            if topic not in headings:
-                raise SystemExit(f"{topic}: no such topic; there are: {', '.join(headings)}")
+            topics_of(page, topic)  # ends where there is none
         if not (self.folder / "data").exists():
             shutil.copytree(ROOT / "data", self.folder / "data", ignore=shutil.ignore_patterns("__pycache__"))
         filled = ELEMENT.sub(self._element, page)
-        print(f"{self.seconds:7.1f} s  all commands", file=sys.stderr)
+        print(f"{self.seconds:7.1f} s  {', '.join(self.topics) or 'all commands'}", file=sys.stderr)
         return filled
 
     def _element(self, found: re.Match[str]) -> str:

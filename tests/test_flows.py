@@ -12,10 +12,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("cli", "training", "tables", "inference", "decoding")
 TRACE = """
-import inspect, json, sys
+import inspect, json, os, sys
+import torch, sklearn.metrics  # which take longest, once for all commands
 from lmtool import cli
 
-root, folders, entered = sys.argv.pop(1), tuple(sys.argv.pop(1).split()), {}
+root, folders, commands, entered = sys.argv[1], tuple(sys.argv[2].split()), json.loads(sys.argv[3]), {}
 
 def place(frame):
     while frame and not frame.f_code.co_filename.startswith(root):
@@ -35,14 +36,27 @@ def trace(frame, event, argument):
         if not is_generator and (not method or method in ("__init__", "of")):
             callers.setdefault(caller, door)
 
-sys.argv[0] = "lmtool"
-sys.setprofile(trace)
-try:
-    cli.main()
-finally:
-    sys.setprofile(None)
-    with open("trace.json", "w") as file:
-        json.dump(entered, file)
+def traced(words):
+    sys.argv = ["lmtool", *words]
+    sys.setprofile(trace)
+    try:
+        cli.main()
+    except SystemExit as end:
+        if end.code:
+            raise
+    finally:
+        sys.setprofile(None)
+        sys.stdout.flush()
+        with open(f"{words[0]}.json", "w") as file:
+            json.dump(entered, file)
+
+for words in commands:  # each in a process of its own, which has imported nothing of the others
+    pid = os.fork()
+    if pid == 0:
+        traced(words)
+        os._exit(0)
+    if os.waitpid(pid, 0)[1]:
+        sys.exit(1)
 """
 
 
@@ -69,13 +83,11 @@ def entered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     (path / "text.txt").write_text("\n\n".join(f"the cat {n} sat on the mat and ran away" for n in range(60)))
     rows = [f"the film was {label} and long {n},{label}" for n in range(30) for label in ("good", "bad")]
     (path / "table.csv").write_text("\n".join(["text,label", *rows]))
-    found = {}
-    for command, arguments in COMMANDS.items():
-        python = [sys.executable, "-c", TRACE, f"{ROOT / 'lmtool'}/", " ".join(f"{name}/" for name in FOLDERS)]
-        done = subprocess.run([*python, command, *arguments, "-q"], cwd=path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        found[command] = json.loads((path / "trace.json").read_text())
-    return found
+    python = [sys.executable, "-c", TRACE, f"{ROOT / 'lmtool'}/", " ".join(f"{name}/" for name in FOLDERS)]
+    commands = json.dumps([[command, *arguments, "-q"] for command, arguments in COMMANDS.items()])
+    done = subprocess.run([*python, commands], cwd=path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return {command: json.loads((path / f"{command}.json").read_text()) for command in COMMANDS}
 
 
 SMALL = (

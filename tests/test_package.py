@@ -45,7 +45,7 @@ def run_installed(wheel, tmp_path_factory):
 def test_the_wheel_holds_package_recipes_and_data(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "lmtool").rglob("*.py")}
-    templates = {str(path.relative_to(ROOT)) for path in (ROOT / "lmtool/report/templates").iterdir()}
+    templates = {str(path.relative_to(ROOT)) for path in (ROOT / "lmtool").glob("*/templates/*")}
     shipped = {
         f"lmtool/_bundled/{path.relative_to(ROOT)}"
         for folder in ("recipes", "data")

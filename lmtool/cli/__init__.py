@@ -13,6 +13,7 @@ from lmtool import __version__
 from lmtool.cli import recipes, runs
 from lmtool.cli.attention import attention
 from lmtool.cli.chat import chat
+from lmtool.cli.check import check
 from lmtool.cli.embed import embed
 from lmtool.cli.evaluate import evaluate
 from lmtool.cli.exchange import export_run, import_model
@@ -22,10 +23,12 @@ from lmtool.cli.gradients import gradients
 from lmtool.cli.help import Command, Group, examples
 from lmtool.cli.neighbors import neighbors
 from lmtool.cli.output import prepare_streams
+from lmtool.cli.plan import plan
 from lmtool.cli.predict import predict
 from lmtool.cli.pretrain import pretrain
 from lmtool.cli.report import report
 from lmtool.cli.resume import resume
+from lmtool.cli.serve import serve
 from lmtool.cli.signals import leave_on_signals
 from lmtool.cli.tokenize import tokenize
 from lmtool.errors import LmtoolError, ResourceError, UsageError
@@ -53,6 +56,15 @@ COMMANDS: list[tuple[str, Callable[..., None], str]] = [
         ),
     ),
     (
+        "plan",
+        plan,
+        examples(
+            "lmtool plan tiny",
+            "lmtool plan gpt2-124m --devices 8 --device-kind h100 -s training.tokens=10000000000",
+            "lmtool plan default --text book.txt",
+        ),
+    ),
+    (
         "resume",
         resume,
         examples("lmtool resume", "lmtool resume last -s training.steps=+500", "lmtool resume last@500"),
@@ -71,6 +83,15 @@ COMMANDS: list[tuple[str, Callable[..., None], str]] = [
         "chat",
         chat,
         examples('lmtool chat last --system "Answer briefly."', "lmtool chat hf:HuggingFaceTB/SmolLM2-135M-Instruct"),
+    ),
+    (
+        "serve",
+        serve,
+        examples(
+            "lmtool serve last --port 8000",
+            "lmtool serve hf:HuggingFaceTB/SmolLM2-135M-Instruct --precision int8",
+            "lmtool serve last --host 0.0.0.0 --api-key-file key.txt",
+        ),
     ),
     (
         "finetune",
@@ -149,6 +170,15 @@ COMMANDS: list[tuple[str, Callable[..., None], str]] = [
         examples("lmtool export last exported", "lmtool export last model.gguf --gguf q8_0"),
     ),
     (
+        "check",
+        check,
+        examples(
+            "lmtool check last",
+            "lmtool check reviews.csv --test test.csv",
+            "lmtool check book.txt --tokenizer last --json",
+        ),
+    ),
+    (
         "tokenize",
         tokenize,
         examples(
@@ -194,9 +224,18 @@ def main() -> None:
             raise
         explained = explain(error)
         for line in filter(None, explained.lines()):
-            typer.echo(plain(line), err=True)
+            typer.echo(_shortened(plain(line)), err=True)
         code = explained.exit_code
     sys.exit(code)
+
+
+LONGEST_LINE = 600
+"""Characters of a line of an error message. Paths have at most 255 for each folder; what is longer is an attack."""
+
+
+def _shortened(line: str) -> str:
+    """The line without its middle, if it is very long."""
+    return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE // 2]} ... {line[-LONGEST_LINE // 2 :]}"
 
 
 def _take_debug(argv: list[str]) -> bool:

@@ -9,9 +9,13 @@ if TYPE_CHECKING:
     from lmtool.recipe.load import Setting
 
 DEFAULT_RECIPE = "default"
-TEXT_HELP = "Files, folders or globs (.txt .jsonl .csv .parquet, also .gz), or hf:NAME."
+TEXT_HELP = "Files, folders or globs (.txt .jsonl .csv .parquet, also .gz or .zst), or hf:NAME."
 
 Text = Annotated[list[str], typer.Argument(metavar="TEXT", help=TEXT_HELP, show_default=False)]
+MixedText = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="TEXT", help=f"{TEXT_HELP} Omit it for a recipe with data.mixture.", show_default=False),
+]
 TypedText = Annotated[
     list[str] | None,
     typer.Option("--text", metavar="TEXT", help="A text itself. May be repeated.", show_default=False),
@@ -57,6 +61,7 @@ OutputDir = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="DIR", help="Run directory; a new one in runs/ by default."),
 ]
+START_OR_RESUME_HELP = "Continue the run in -o DIR, if there is one; do nothing if it is finished."
 HtmlFile = Annotated[
     Path | None,
     typer.Option(

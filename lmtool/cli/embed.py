@@ -14,8 +14,8 @@ def embed(
         list[str] | None,
         typer.Argument(
             metavar="TEXT",
-            help="Files, folders or globs (.txt .jsonl .csv .parquet, also .gz), or hf:NAME; - is standard input, "
-            "the default.",
+            help="Files, folders or globs (.txt .jsonl .csv .parquet, also .gz or .zst), or hf:NAME; - is standard "
+            "input, the default.",
             show_default=False,
         ),
     ] = None,

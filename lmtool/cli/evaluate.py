@@ -1,6 +1,6 @@
 """`lmtool eval`: evaluate a model on text, or on labelled tables."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,12 @@ from lmtool.cli.arguments import (
     TaskName,
     TypedText,
 )
+
+if TYPE_CHECKING:
+    from lmtool.inference.perplexity import Measured
+    from lmtool.tables.prompting import Prompted
+    from lmtool.tables.results import Results
+    from lmtool.tables.suite import Suite
 
 
 def evaluate(
@@ -93,8 +99,6 @@ def evaluate(
     The text is divided into documents as the training text was. A stride below the context gives every token a longer
     left context, at the cost of overlapping windows.
     """
-    import json
-
     from lmtool.cli.output import describe
     from lmtool.cli.progress import Display
     from lmtool.compute.processes import is_main
@@ -102,7 +106,6 @@ def evaluate(
     from lmtool.inference.load import load_packed
     from lmtool.inference.perplexity import measure
     from lmtool.interop.reference import run_of
-    from lmtool.printable import plain
     from lmtool.tables.predict import answers_tables, measure_tables
     from lmtool.tables.prompting import measure_prompts
     from lmtool.tables.suite import measure_folder, runs_in, tables_in
@@ -135,9 +138,8 @@ def evaluate(
                 )
                 if is_main() and not number:
                     describe(model, quiet)
-                for line in [json.dumps(asked.record())] if as_json else asked.lines():
-                    if is_main():
-                        typer.echo(plain(line))
+                if is_main():
+                    _tell(asked, as_json)
         return
     runs = runs_in(run)
     if runs or answers_tables(run):
@@ -150,9 +152,10 @@ def evaluate(
                 runs or {"": run},
                 lambda name: load_packed(name, device=device, precision=precision).with_beams(num_beams),
             )
-            for line in [json.dumps(suite.record())] if as_json else suite.lines():
-                if is_main():
-                    typer.echo(plain(line))
+            if is_main():
+                _tell(suite, as_json)
+            for results in suite.results.values():
+                _refuse_undefined(results.loss, run)
             return
         if given:
             raise UsageError(
@@ -165,9 +168,9 @@ def evaluate(
             describe(model, quiet)
         with table_files(text or ()) as sources:
             for results in measure_tables(model, sources, task):
-                for line in [json.dumps(results.record())] if as_json else results.lines():
-                    if is_main():
-                        typer.echo(plain(line))
+                if is_main():
+                    _tell(results, as_json)
+                _refuse_undefined(results.loss, run)
         return
     with Display(shown=is_main(), quiet=quiet) as display, text_files(text or (), given or ()) as sources:
         measured = measure(
@@ -183,5 +186,30 @@ def evaluate(
         )
     if is_main():
         describe(measured.loaded, quiet)
-        for line in [json.dumps(measured.record())] if as_json else measured.lines():
-            typer.echo(plain(line))
+        _tell(measured, as_json)
+    _refuse_undefined(measured.perplexity.loss, run)
+
+
+def _tell(found: "Measured | Prompted | Results | Suite", as_json: bool) -> None:
+    """Print results; in JSON, NaN and infinities are null."""
+    import json
+
+    from lmtool.printable import plain
+    from lmtool.records import finite
+
+    for line in [json.dumps(finite(found.record()), allow_nan=False)] if as_json else found.lines():
+        typer.echo(plain(line))
+
+
+def _refuse_undefined(loss: float, run: str) -> None:
+    """Raise NumericalError, after the results are printed, for a model whose outputs are no numbers."""
+    import math
+
+    from lmtool.errors import NumericalError
+
+    if math.isnan(loss):
+        raise NumericalError(
+            "the loss is NaN: the weights of this model are useless",
+            where=run,
+            fix="name an earlier checkpoint, RUN@STEP, or train anew with a lower optimizer.lr",
+        )

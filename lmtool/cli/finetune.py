@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from lmtool.cli.arguments import Overrides, Quiet, teacher_setting
+from lmtool.cli.arguments import START_OR_RESUME_HELP, Overrides, Quiet, teacher_setting
 
 _data, _training, _evaluation, _output = (
     partial(typer.Option, rich_help_panel=panel) for panel in ("Data", "Training", "Evaluation", "Output")
@@ -131,6 +131,7 @@ def finetune(
         Path | None,
         _output("--output", "-o", metavar="DIR", help="Run directory; a new one in runs/ by default."),
     ] = None,
+    start_or_resume: Annotated[bool, _output("--start-or-resume", metavar="", help=START_OR_RESUME_HELP)] = False,
     quiet: Quiet = False,
 ) -> None:
     """Fine-tune a model on a table with labels or target texts, tagged sentences, or questions, and evaluate it.
@@ -142,6 +143,16 @@ def finetune(
     from lmtool.errors import UsageError
     from lmtool.recipe.load import Setting, load
 
+    if start_or_resume and (merge or seeds > 1):
+        raise UsageError(
+            "--start-or-resume is for one run",
+            fix="lmtool runs merge merges its adapters" if merge else "start one for each seed: -s seed=N -o DIR",
+        )
+    if start_or_resume:
+        from lmtool.cli.training import continued
+
+        if continued(output, quiet):
+            return
     given: list[tuple[str, object, str]] = [
         ("data.train", table and [table], "TABLE"),
         ("data.valid", valid and [valid], "--valid"),
@@ -197,7 +208,9 @@ def finetune(
     measured = []
     for seed in range(first, first + seeds):
         folder = output / f"seed-{seed}" if output is not None and seeds > 1 else output
-        run, results = follow(partial(plan.with_seed(seed).run, output=folder), quiet, brief=seeds > 1)
+        run, results = follow(
+            partial(plan.with_seed(seed).run, output=folder, retry=start_or_resume), quiet, brief=seeds > 1
+        )
         if run is not None:
             measured.append(results)
             if merge:

@@ -8,7 +8,7 @@ import typer
 
 from lmtool.cli.arguments import RUN_HELP, Device, Json, Precision, Quiet
 from lmtool.cli.strategies import with_settings
-from lmtool.decoding.settings import STRATEGIES, Common, MaskPredict, StrategyName
+from lmtool.decoding.settings import DRAFT_TOKENS, STRATEGIES, Common, MaskPredict, StrategyName
 from lmtool.errors import UsageError
 from lmtool.printable import plain
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from lmtool.decoding.text import Completion
     from lmtool.inference.writing import Writer
 
-_input, _choice, _masks, _output = (
+_input, _choice, _draft, _masks, _output = (
     partial(typer.Option, rich_help_panel=panel)
-    for panel in ("Prompts and model", Common.panel, MaskPredict.panel, "Output")
+    for panel in ("Prompts and model", Common.panel, "Speculative decoding", MaskPredict.panel, "Output")
 )
 DIFFERENT = 1
 """Exit code of a replay whose output differs."""
@@ -57,6 +57,13 @@ def generate(
     n: Annotated[int, _choice("-n", metavar="N", min=1, help="Samples per prompt.")] = 1,
     logit_bias: Annotated[
         list[str] | None, _choice(metavar="TEXT=X", help="Add X to the logit of this text; may be repeated.")
+    ] = None,
+    draft: Annotated[
+        str | None,
+        _draft(metavar="RUN|ngram", help="Proposes tokens that the model verifies at once; ngram looks them up."),
+    ] = None,
+    draft_tokens: Annotated[
+        int | None, _draft(metavar="N", min=1, help="Tokens proposed at once.", show_default=str(DRAFT_TOKENS))
     ] = None,
     mask: Annotated[
         str | None, _masks(metavar="TEXT", help="This text in a prompt is one masked token to predict.")
@@ -103,14 +110,15 @@ def generate(
     from lmtool.decoding.prompts import gather_prompts
     from lmtool.decoding.settings import Options, to_record
     from lmtool.inference.replay import record
-    from lmtool.inference.writing import load_for
+    from lmtool.inference.writing import NGRAM, load_for
     from lmtool.interop.reference import run_of
 
     if greedy and strategy not in (None, "greedy"):
         raise UsageError(f"greedy contradicts strategy {strategy}", fix="give only one of them")
     strategy = "greedy" if greedy else strategy
     if replay is not None:
-        beside = [prompt, prompt_file, run, strategy, stop, logit_bias, mask, length, html, *asked.values()]
+        beside = [prompt, prompt_file, run, strategy, stop, logit_bias, mask, length, html, draft, draft_tokens]
+        beside += asked.values()
         if prefix or n > 1 or any(value is not None for value in beside):
             raise UsageError("a replay repeats records as they are", fix="omit prompts, runs and settings")
         _replay(replay, as_json)
@@ -135,21 +143,24 @@ def generate(
         n=n,
         device=device,
         precision=precision,
+        draft=draft if draft in (None, NGRAM) else run_of(draft),
+        draft_tokens=draft_tokens,
         **asked,
     )
     comes_in_pieces = len(prompts) * n == 1 and settings.name in ("greedy", "sample")
     streams = sys.stdout.isatty() and comes_in_pieces and not (as_json or options.details)
     pieces = writer.generate(prompts, settings, options) if streams else ()
     completions = () if streams else writer.completions(prompts, settings, options)
-    for warning in writer.loaded.warnings:
+    for warning in writer.warnings:
         print(plain(f"warning: {warning}", lines=True), file=sys.stderr)
+    drafting = [] if writer.drafter is None else [writer.drafter.describe()]
     if not quiet:
         loaded = writer.loaded
         where = f"{loaded.run_path}, step {loaded.step}, {loaded.compute.describe()}, seed {settings.seed}"
-        for line in (where, *newer_weights(loaded)):
+        for line in (where, *newer_weights(loaded), *drafting):
             print(plain(line, lines=True), file=sys.stderr)
     shown = partial(plain, lines=True) if sys.stdout.isatty() else str
-    n_tokens = 0
+    n_tokens = n_proposed = n_accepted = 0
     drawn: list[tuple[str, Completion]] = []
     began = time.perf_counter()
     if streams:
@@ -157,9 +168,12 @@ def generate(
         for piece in pieces:
             print(shown(piece.text), end="" if piece.completion is None else "\n", flush=True)
             n_tokens += 1
+            if piece.completion is not None:
+                n_proposed, n_accepted = piece.completion.proposed, piece.completion.accepted
     else:
         for i, completion in enumerate(completions):
             n_tokens += len(completion.tokens)
+            n_proposed, n_accepted = n_proposed + completion.proposed, n_accepted + completion.accepted
             if html is not None:
                 filled = completion.finish_reason == "filled"
                 before = f"{completion.text}\n" if filled else writer.echoed(completion.prompt, settings, True)
@@ -179,13 +193,14 @@ def generate(
 
         loaded = writer.loaded
         chosen = [f"{name} {value}" for name, value in to_record(settings).items() if value not in (None, ())]
-        facts = ", ".join((str(loaded.run_path), f"step {loaded.step}", *chosen))
+        facts = ", ".join((str(loaded.run_path), f"step {loaded.step}", *drafting, *chosen))
         write_page(html, as_page(drawn, loaded.tokenizer, facts))
         if not quiet:
             print(plain(f"page {html}"), file=sys.stderr)
     if not quiet:
         seconds = time.perf_counter() - began
-        print(f"{n_tokens} tokens in {seconds:.1f} s, {n_tokens / seconds:.0f} tokens/s", file=sys.stderr)
+        accepted = f", {n_accepted} of {n_proposed} proposed tokens accepted" if drafting else ""
+        print(f"{n_tokens} tokens in {seconds:.1f} s, {n_tokens / seconds:.0f} tokens/s{accepted}", file=sys.stderr)
 
 
 def _parse_bias(given: str) -> tuple[str, float]:

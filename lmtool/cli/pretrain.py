@@ -8,17 +8,18 @@ import typer
 from lmtool.cli.arguments import (
     DEFAULT_RECIPE,
     RECIPE_OPTION,
+    START_OR_RESUME_HELP,
     Column,
+    MixedText,
     OutputDir,
     Overrides,
     Quiet,
-    Text,
     teacher_setting,
 )
 
 
 def pretrain(
-    text: Text,
+    text: MixedText = None,
     recipe: Annotated[str | None, RECIPE_OPTION] = None,
     overrides: Overrides = None,
     valid: Annotated[
@@ -48,6 +49,7 @@ def pretrain(
         typer.Option(metavar="RUN", help="Learn this run's probabilities beside the targets.", show_default=False),
     ] = None,
     output: OutputDir = None,
+    start_or_resume: Annotated[bool, typer.Option("--start-or-resume", metavar="", help=START_OR_RESUME_HELP)] = False,
     quiet: Quiet = False,
 ) -> None:
     """Train a model on text, from scratch or from a run.
@@ -57,7 +59,12 @@ def pretrain(
     from lmtool.recipe.load import Resolved, Setting, load
     from lmtool.recipe.pretraining import DefaultRecipe
 
-    flags = [Setting("data.train", text, "TEXT")]
+    if start_or_resume:
+        from lmtool.cli.training import continued
+
+        if continued(output, quiet):
+            return
+    flags = [Setting("data.train", text, "TEXT")] if text else []
     if valid:
         flags.append(Setting("data.valid", valid, "--valid"))
     for key, value in (
@@ -86,4 +93,4 @@ def pretrain(
     from lmtool.cli.training import follow
     from lmtool.training.start import pretrain as start
 
-    follow(partial(start, resolved, base, output=output), quiet)
+    follow(partial(start, resolved, base, output=output, retry=start_or_resume), quiet)

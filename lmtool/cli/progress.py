@@ -1,6 +1,5 @@
 """Progress display: a bar on a terminal, lines elsewhere; all on stderr."""
 
-import os
 import shlex
 import sys
 import time
@@ -91,6 +90,10 @@ class Display:
                 self._say(_sampled(event))
             case events.Warned():
                 self._warn(f"warning: {event.text}")
+            case events.Resized():
+                self._steps = event.steps
+                self._update(total=event.steps)
+                self._say(f"length: {event.steps:,} steps, by the speed so far")
             case events.Ended():
                 self._close_bar()
                 self._say(_ended(event, time.monotonic() - self._began))
@@ -106,18 +109,13 @@ class Display:
             self._print(*lines)
 
     def _print(self, *lines: str) -> None:
-        try:
-            for line in lines:
-                if self._bar is None:
-                    typer.echo(plain(line), err=True)
-                else:
-                    from rich.text import Text
+        for line in lines:
+            if self._bar is None:
+                typer.echo(plain(line), err=True)
+            else:
+                from rich.text import Text
 
-                    self._bar.console.print(Text(plain(line)))
-        except OSError:
-            # A closed stderr must not end the training.
-            self._shown, self._quiet, self._console = False, True, None
-            sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - it stays open as long as the process
+                self._bar.console.print(Text(plain(line)))
 
     def _open_bar(self, bar: "Progress", total: int | None = None, completed: int = 0) -> None:
         self._bar = bar

@@ -68,7 +68,7 @@ def show_run(
     found = find(run_of(run)).run
     summary = summarise(found.path)
     if json:
-        _print_json(_as_dict(summary) | found.info)
+        _print_json(_as_dict(summary) | found.info.model_dump(exclude_unset=True))
         return
     facts = [
         ("name", summary.name),
@@ -83,19 +83,18 @@ def show_run(
         ("size", _size(summary.bytes)),
     ]
     facts += [(f"{name} fingerprint", str(value)) for name, value in found.fingerprints.items() if value]
-    if base := found.info.get("base"):
-        facts.append(("initialized from", f"{base['checkpoint']} of {base['run']}"))
-    if teacher := found.info.get("teacher"):
-        facts.append(("distilled from", f"{teacher['checkpoint']} of {teacher['run']}"))
-    if found.origin is not None:
-        revision = f", revision {found.origin['revision']}" if found.origin["revision"] else ""
-        facts.append(("imported from", f"{found.origin['reference']} ({found.origin['model_type']}{revision})"))
-        facts += [("", f"{file} SHA-256 {sha}") for file, sha in found.origin["sha256"].items()]
-    for session in found.info["sessions"]:
-        began = "started" if session["step"] == 0 else f"resumed at step {session['step']}"
-        command = shlex.join(map(str, session["command"]))
-        facts.append(("session", f"{_time(session['started'])} {began}: {command}"))
-        facts.append(("", ", ".join(f"{k} {v}" for k, v in session["environment"].items() if v is not None)))
+    if base := found.info.base:
+        facts.append(("initialized from", f"{base.checkpoint} of {base.run}"))
+    if teacher := found.info.teacher:
+        facts.append(("distilled from", f"{teacher.checkpoint} of {teacher.run}"))
+    if origin := found.origin:
+        revision = f", revision {origin.revision}" if origin.revision else ""
+        facts.append(("imported from", f"{origin.reference} ({origin.model_type}{revision})"))
+        facts += [("", f"{file} SHA-256 {sha}") for file, sha in origin.sha256.items()]
+    for session in found.info.sessions:
+        began = "started" if session.step == 0 else f"resumed at step {session.step}"
+        facts.append(("session", f"{_time(session.started)} {began}: {shlex.join(session.command)}"))
+        facts.append(("", ", ".join(f"{k} {v}" for k, v in session.environment.items() if v is not None)))
     for checkpoint in summary.checkpoints:
         notes = [_size(checkpoint.bytes), *(["best"] if checkpoint.best else []), checkpoint.problem]
         facts.append(("checkpoint", f"{checkpoint.name}: {', '.join(note for note in notes if note)}"))

@@ -65,6 +65,26 @@ def follow(
     return display.run, measured
 
 
+def continued(output: Path | None, quiet: bool) -> bool:
+    """Continue the run in a directory, for `--start-or-resume`; whether there is one to continue.
+
+    Raises UsageError without a directory.
+    """
+    from functools import partial
+
+    from lmtool.errors import UsageError
+    from lmtool.run.directory import is_begun
+
+    if output is None:
+        raise UsageError("--start-or-resume has no run directory to look into", fix="name it: -o DIR")
+    if not is_begun(output):
+        return False
+    from lmtool.training.start import go_on
+
+    follow(partial(go_on, output), quiet)
+    return True
+
+
 @contextmanager
 def _closing(loggers: "Loggers", display: Display) -> Iterator[None]:
     """Close the loggers at the end, however it comes."""

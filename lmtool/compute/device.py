@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from lmtool.compute.cores import n_cores, threads_are_given
+from lmtool.compute.memory import machine_memory
 from lmtool.errors import ResourceError
 from lmtool.recipe.spec import DeviceName, PrecisionName
 
@@ -73,6 +74,13 @@ def resolve(device: DeviceName, precision: InferenceName, local_rank: int = 0) -
     if precision == "auto":
         return Compute(found, _auto_precision(found))
     return Compute(found, "bfloat16" if precision == "bf16" else precision)
+
+
+def device_memory(device: torch.device) -> int | None:
+    """Memory of a device in bytes: a GPU's own, or else that of the process; None if unknown."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return machine_memory()
 
 
 def _resolve_device(device: DeviceName) -> str:

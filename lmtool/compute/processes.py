@@ -5,11 +5,12 @@ by DistributedDataParallel (Li et al. 2020), over nccl between GPUs and gloo bet
 """
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +21,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lmtool.compute.device import Compute
 from lmtool.errors import ResourceError, UsageError
+from lmtool.printable import plain
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 Made = TypeVar("Made")
 
@@ -46,8 +51,15 @@ class World:
         return DistributedDataParallel(module, device_ids=devices, gradient_as_bucket_view=True)
 
     def alone(self, module: nn.Module) -> AbstractContextManager[None]:
-        """A context in which the backward pass of a wrapped module accumulates local gradients, without all-reduce."""
-        return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
+        """A context in which a backward pass accumulates the gradients of this process, without exchanging them.
+
+        module: wrapped, or sharded by `fully_shard`.
+        """
+        if isinstance(module, DistributedDataParallel):
+            return module.no_sync()
+        # importing it takes a second, which only programs that shard have spent
+        fsdp = sys.modules.get("torch.distributed.fsdp")
+        return _unsynced(module) if fsdp is not None and isinstance(module, fsdp.FSDPModule) else nullcontext()
 
     def sum(self, values: Sequence[float], compute: Compute) -> list[float]:
         """All-reduced sum of each value."""
@@ -104,6 +116,15 @@ class World:
                 dist.barrier()
 
 
+@contextmanager
+def _unsynced(module: "FSDPModule") -> Iterator[None]:
+    module.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        module.set_requires_gradient_sync(True)
+
+
 def _all_reduced(tensor: torch.Tensor) -> torch.Tensor:
     """All-reduce a tensor to its sum, in place."""
     with peers_may_end():
@@ -116,6 +137,11 @@ def local_rank() -> int:
     return _number("LOCAL_RANK", 0)
 
 
+def local_size() -> int:
+    """Number of processes on this machine."""
+    return _number("LOCAL_WORLD_SIZE", 1)
+
+
 def is_main() -> bool:
     """True in rank 0, also before the processes have joined."""
     return os.environ.get("RANK", "0") == "0"
@@ -124,7 +150,7 @@ def is_main() -> bool:
 def _number(name: str, default: int) -> int:
     """A number that torchrun sets in the environment. Raises UsageError."""
     text = os.environ.get(name, str(default))
-    lowest = int(name == "WORLD_SIZE")
+    lowest = int(name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) >= lowest):
         raise UsageError(
             f"{text!r:.40} is not a number of processes" if lowest else f"{text!r:.40} is not the rank of a process",
@@ -149,7 +175,15 @@ def joined(compute: Compute) -> Iterator[World]:
             where="WORLD_SIZE",
             fix="start them with torchrun, or unset WORLD_SIZE",
         )
-    dist.init_process_group("nccl" if compute.device.type == "cuda" else "gloo", timeout=PATIENCE)
+    try:
+        dist.init_process_group("nccl" if compute.device.type == "cuda" else "gloo", timeout=PATIENCE)
+    except (dist.DistError, ValueError) as error:
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise ResourceError(
+            f"the {size} processes cannot meet: {plain(str(error).splitlines()[0])[:200]}",
+            where=f"MASTER_ADDR:MASTER_PORT {plain(place)[:100]}",
+            fix="choose a free port (torchrun --master-port), the same for all, and see that all are started",
+        ) from error
     try:
         yield World(dist.get_rank(), dist.get_world_size())
     finally:

@@ -70,10 +70,10 @@ class BeamSearch(Strategy):
         settings: Beam,
         end_ids: Collection[int],
         banned: Tensor,
-        details: bool,
+        n_alternatives: int,
         ends: Callable[[int, Sequence[int]], bool] | None,
     ) -> None:
-        super().__init__(settings, end_ids, banned, details)
+        super().__init__(settings, end_ids, banned, n_alternatives)
         self._settings = settings
         self._ends = ends
         self._groups: dict[tuple[int, int], list[_Group]] = {}
@@ -93,8 +93,9 @@ class BeamSearch(Strategy):
         check_finite(logits_BV)
         logprobs_BV = logits_BV.log_softmax(-1)
         steered_BV = self._steered(logprobs_BV, [one for request in requests for one in request.hypotheses])
-        removed = mass_removed(logprobs_BV, steered_BV) if self._details else None
-        best = best_tokens(logprobs_BV, steered_BV) if self._details else None
+        n_best = self.n_alternatives
+        removed = mass_removed(logprobs_BV, steered_BV) if n_best else None
+        best = best_tokens(logprobs_BV, steered_BV, n_best) if n_best else None
         parents, events, first = [], [], 0
         for request in requests:
             rows = slice(first, first + len(request.hypotheses))
@@ -168,7 +169,7 @@ class BeamSearch(Strategy):
 
     def _record(self, tree: list[BeamNode], node: BeamNode) -> int | None:
         """The index of a new node in the tree; None without details, which keep no tree."""
-        if not self._details:
+        if not self.n_alternatives:
             return None
         tree.append(node)
         return len(tree) - 1
@@ -236,6 +237,6 @@ class BeamSearch(Strategy):
                 tree[one.node] = replace(tree[one.node], rank=rank)
         for rank, one in enumerate(returned):
             events += [replace(event, sample=rank) for event in one.events]
-            kept = tuple(tree) if self._details and not rank else None
+            kept = tuple(tree) if self.n_alternatives and not rank else None
             events[-1] = replace(events[-1], finish=one.finish, score=one.score, steps=request.n_steps, tree=kept)
         return events

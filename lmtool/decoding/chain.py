@@ -31,26 +31,48 @@ class Chain(Strategy):
     def begin(self, request: Request) -> None:
         request.hypotheses = [Hypothesis(request.start, request.start.text)]
 
+    @property
+    def samples(self) -> bool:
+        """Whether tokens are drawn, by uniform numbers."""
+        return isinstance(self._limits, Sample)
+
     @torch.inference_mode()
     def step(self, logits_BV: Tensor, requests: Sequence[Request]) -> tuple[list[list[int]], list[TokenEvent]]:
+        filtered_BV = self.filtered(logits_BV, [request.hypotheses[0] for request in requests])
+        ids = self.choose(filtered_BV, [uniform(request.key, request.n_steps) for request in requests])
+        return [[0]] * len(requests), self.extend(requests, ids, logits_BV, filtered_BV)
+
+    def filtered(self, logits_BV: Tensor, hypotheses: Sequence[Hypothesis]) -> Tensor:
+        """The logits of the token after each hypothesis, after all filters.
+
+        Raises NumericalError when they are not finite, and UsageError when the filters exclude all tokens.
+        """
         check_finite(logits_BV)
-        logprobs_BV = logits_BV.log_softmax(-1)
-        filtered_BV = self._steered(logits_BV, [request.hypotheses[0] for request in requests])
+        filtered_BV = self._steered(logits_BV, hypotheses)
         if (filtered_BV.amax(-1) == -torch.inf).any():
             raise nothing_left()
-        if isinstance(self._limits, Sample):
-            numbers = [uniform(request.key, request.n_steps) for request in requests]
-            uniform_B = torch.tensor(numbers, dtype=torch.float64, device=logits_BV.device)
-            filtered_BV = filters.apply(filtered_BV, self._limits)
-            ids_B = filters.draw(filtered_BV, uniform_B)
-        else:
-            ids_B = filtered_BV.argmax(-1)
-        rank = ranks(logprobs_BV, ids_B) if self._details else None
-        removed = mass_removed(logprobs_BV, filtered_BV) if self._details else None
-        best = best_tokens(logprobs_BV, filtered_BV) if self._details else None
+        return filters.apply(filtered_BV, self._limits) if isinstance(self._limits, Sample) else filtered_BV
+
+    def choose(self, filtered_BV: Tensor, uniforms: Sequence[float]) -> list[int]:
+        """The token of each row: the most probable one, or the one drawn by its uniform number in [0, 1)."""
+        if not self.samples:
+            return filtered_BV.argmax(-1).tolist()
+        uniform_B = torch.tensor(uniforms, dtype=torch.float64, device=filtered_BV.device)
+        return filters.draw(filtered_BV, uniform_B).tolist()
+
+    def extend(
+        self, requests: Sequence[Request], ids: Sequence[int], logits_BV: Tensor, filtered_BV: Tensor
+    ) -> list[TokenEvent]:
+        """Add a token to the hypothesis of each request, which was chosen among these logits; returns the events."""
+        logprobs_BV = logits_BV.log_softmax(-1)
+        ids_B = torch.tensor(ids, device=logits_BV.device)
+        n_best = self.n_alternatives
+        rank = ranks(logprobs_BV, ids_B) if n_best else None
+        removed = mass_removed(logprobs_BV, filtered_BV) if n_best else None
+        best = best_tokens(logprobs_BV, filtered_BV, n_best) if n_best else None
         logprob = logprobs_BV.gather(-1, ids_B[:, None])[:, 0].tolist()
         events = []
-        for i, (request, token) in enumerate(zip(requests, ids_B.tolist(), strict=True)):
+        for i, (request, token) in enumerate(zip(requests, ids, strict=True)):
             request.n_steps += 1
             finish = self._finish(request, token)
             request.hypotheses = [] if finish else [request.hypotheses[0].plus(token)]
@@ -68,11 +90,15 @@ class Chain(Strategy):
                     alternatives=best[i] if best else None,
                 )
             )
-        return [[0]] * len(requests), events
+        return events
+
+    def ends(self, token: int) -> bool:
+        """Whether the text ends with this token."""
+        return token in self._end_ids
 
     def _finish(self, request: Request, token: int) -> Finish | None:
-        if token in self._end_ids:
+        if self.ends(token):
             return "end"
-        if request.n_steps == self._limits.max_new_tokens:
+        if request.n_steps == request.max_new_tokens:
             return "length"
         return "time" if request.is_late(self._limits.max_time) else None

@@ -158,7 +158,12 @@ class Framing:
             return self.answer_to(source, self._encode(prefix))
         if self.answers:
             return self.answer_to(self._complete(self._encode(text)), self._encode(prefix))
-        ids = [*self.opening, *self._encode(text + prefix)] or [self.tokenizer.bos_id]
+        return self.given([*self.opening, *self._encode(text + prefix)] or [self.tokenizer.bos_id])
+
+    def given(self, ids: Sequence[int]) -> Prompt:
+        """The model's input before generation for complete ids, at least one, with all special tokens."""
+        if self.answers or self.chat is not None:
+            return self.answer_to(ids)
         if self.reads != "source":
             return Prompt(tuple(ids))
         return Prompt((ids[-1],), tuple(ids[:-1]), joined=True)

@@ -1,12 +1,7 @@
-"""Token ids in, one event per generated token out: prefill, cached decoding steps, continuous batching.
+"""Token ids in, one event per generated token out: requests in a running batch."""
 
-Shapes: B rows, V vocabulary.
-"""
-
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
 from itertools import filterfalse, islice
 
 import torch
@@ -14,10 +9,12 @@ import torch
 from lmtool.decoding.beam import BeamSearch
 from lmtool.decoding.chain import Chain
 from lmtool.decoding.reader import Prompt, Reader
-from lmtool.decoding.request import Request, Strategy, TokenEvent, random_key
-from lmtool.decoding.settings import Beam, Greedy, Overflow, Sample
+from lmtool.decoding.request import ALTERNATIVES, Request, Strategy, TokenEvent, random_key
+from lmtool.decoding.running import RunningBatch
+from lmtool.decoding.settings import Beam, Greedy, Overflow, Sample, refuse_draft
+from lmtool.decoding.speculative import Draft, SpeculativeBatch
 from lmtool.errors import UsageError
-from lmtool.model.language_model import DecodeState, LanguageModel
+from lmtool.model.language_model import LanguageModel
 
 __all__ = ["Generation", "Prompt", "TokenEvent", "generate"]
 
@@ -35,6 +32,7 @@ def generate(
     overflow: Overflow = "refuse",
     max_rows: int = 16,
     details: bool = False,
+    draft: Draft | None = None,
 ) -> "Generation":
     """Continue each prompt `n` times; an iterator of events, interleaved over requests.
 
@@ -53,10 +51,13 @@ def generate(
     ends: of a beam search, the stopping criterion, given the prompt's index and the generated ids.
     overflow: how to treat prompts longer than the context; see `Reader.fit`.
     details: add ranks and the probability removed by filters to events.
+    draft: proposes tokens, which the model verifies several at once: speculative decoding. Requests are then computed
+        one at a time. What is sampled is a function of the draft too, if it is a model.
 
     The model is in evaluation mode while the iterator runs.
 
-    Raises UsageError when the model has no next token, and as `Reader.fit` does. Iterating raises NumericalError when
+    Raises UsageError when the model has no next token, when the draft cannot propose tokens for it or for the settings,
+    and as `Reader.fit` does. Iterating raises NumericalError when
     the model's logits are not finite, and UsageError when the filters exclude all tokens.
     """
     if model.reads == "both":
@@ -66,6 +67,9 @@ def generate(
         )
     if n < 1 or max_rows < 1:
         raise UsageError(f"{n} samples of each prompt, {max_rows} at once", fix="ask for at least 1 of each")
+    if draft is not None:
+        refuse_draft(settings)
+        draft.check(model, 1 + max(set(range(model.vocab_size)) - set(banned_ids), default=-1))
     reader = Reader(model)
     places = [f"prompt {i} of {len(prompts)}" if len(prompts) > 1 else "" for i in range(1, len(prompts) + 1)]
     fitting = [
@@ -73,22 +77,28 @@ def generate(
         for prompt, where in zip(prompts, places, strict=True)
     ]
     banned = torch.tensor(sorted(banned_ids), dtype=torch.long, device=reader.device)
+    n_alternatives = ALTERNATIVES if details else 0
     strategy: Strategy
     if isinstance(settings, Beam):
-        strategy = BeamSearch(settings, end_ids, banned, details, ends)
+        strategy = BeamSearch(settings, end_ids, banned, n_alternatives, ends)
     else:
-        strategy = Chain(settings, end_ids, banned, details)
-    return Generation(model, reader, strategy, _requests(fitting, settings.seed, n, first), max_rows)
+        strategy = Chain(settings, end_ids, banned, n_alternatives)
+    requests = requests_of(fitting, strategy, settings.seed, settings.max_new_tokens, n, first)
+    if draft is not None:
+        return Generation(model, SpeculativeBatch(reader, draft), requests, 1)
+    return Generation(model, RunningBatch(reader), requests, max(1, max_rows // strategy.n_hypotheses))
 
 
-def _requests(prompts: list[Prompt], seed: int, n: int, first: int) -> Iterator[Request]:
-    """All requests in order; sample numbers continue over equal prompts."""
+def requests_of(
+    prompts: Sequence[Prompt], strategy: Strategy, seed: int, max_new_tokens: int, n: int = 1, first: int = 0
+) -> Iterator[Request]:
+    """The n requests of each prompt, in order; sample numbers continue over equal prompts."""
     seen: Counter[tuple[int, ...]] = Counter()
     for i, prompt in enumerate(prompts):
         ids = (*(prompt.source or ()), *prompt.tokens)
         for sample in range(n):
             number = first + seen[ids] + sample
-            yield Request(i, sample, number, prompt, random_key(seed, number, ids))
+            yield Request(i, sample, number, prompt, random_key(seed, number, ids), strategy, max_new_tokens)
         seen[ids] += n
 
 
@@ -96,13 +106,12 @@ class Generation(Iterator[TokenEvent]):
     """The events of `generate`, in the order of generation."""
 
     def __init__(
-        self, model: LanguageModel, reader: Reader, strategy: Strategy, requests: Iterator[Request], max_rows: int
+        self, model: LanguageModel, batch: RunningBatch | SpeculativeBatch, requests: Iterator[Request], at_once: int
     ) -> None:
         self._model = model
-        self._reader = reader
-        self._strategy = strategy
+        self._batch = batch
         self._stopped: set[tuple[int, int]] = set()
-        self._events = self._run(requests, max(1, max_rows // strategy.n_hypotheses))
+        self._events = self._run(requests, at_once)
 
     def __next__(self) -> TokenEvent:
         return next(self._events)
@@ -118,51 +127,14 @@ class Generation(Iterator[TokenEvent]):
         was_training = self._model.training
         self._model.eval()
         try:
-            reading: list[Request] = []  # their hypotheses are the rows of `state`, without the last token of each
-            unread: list[Request] = []  # their hypotheses need a new prefill
-            state: DecodeState | None = None
             while True:
-                for request in islice(filterfalse(self._is_stopped, waiting), at_once - len(reading) - len(unread)):
-                    request.began = time.perf_counter()
-                    self._strategy.begin(request)
-                    unread.append(request)
-                if not reading and not unread:
+                n_free = at_once - len(self._batch.requests)
+                for request in islice(filterfalse(self._is_stopped, waiting), n_free):
+                    self._batch.join(request)
+                if not self._batch.requests:
                     return
-                last = [one.window.tokens[-1] for request in reading for one in request.hypotheses]
-                windows = [one.window for request in unread for one in request.hypotheses]
-                logits_BV, states = self._reader.read(last, state, windows)
-                requests = reading + unread
-                counts = [len(request.hypotheses) for request in requests]
-                parents, events = self._strategy.step(logits_BV, requests)
-                yield from filterfalse(self._is_stopped, events)
-                reading, unread, kept, start = [], [], [], 0
-                for request, own, count in zip(requests, parents, counts, strict=True):
-                    if request.hypotheses and not self._is_stopped(request):
-                        if self._reader.has_room(request.hypotheses[0].window):
-                            reading.append(request)
-                            kept += [start + parent for parent in own]
-                        else:
-                            self._slide(request)
-                            unread.append(request)
-                    start += count
-                state = _chosen(states, kept)
+                yield from filterfalse(self._is_stopped, self._batch.step())
+                for request in filter(self._is_stopped, self._batch.requests):
+                    self._batch.leave(request)
         finally:
             self._model.train(was_training)
-
-    def _slide(self, request: Request) -> None:
-        request.hypotheses = [replace(one, window=self._reader.slid(one.window)) for one in request.hypotheses]
-
-
-def _chosen(states: Sequence[DecodeState], rows: Sequence[int]) -> DecodeState | None:
-    """The state of these rows, numbered through all states, in that order; None for no rows.
-
-    Rows are selected before states are joined, so that hypotheses of a beam search share a cache line from the first
-    step.
-    """
-    chosen, first = [], 0
-    for state in states:
-        own = [row - first for row in rows if first <= row < first + state.n_rows]
-        first += state.n_rows
-        if own:
-            chosen.append(state if own == list(range(state.n_rows)) else state.pick(own))
-    return DecodeState.join(chosen).trimmed() if chosen else None

@@ -6,7 +6,7 @@ Shapes: B rows, T positions of a window, S positions of a source, D model width,
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, groupby
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -50,20 +50,32 @@ class Prompt:
 
 
 class Reader:
-    """A model as used by decoding: prefill of whole windows, or one more token per row."""
+    """A model as used by decoding: windows that fit its context, and states that advance.
+
+    vocab_size: number of logits.
+    """
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
+        self.vocab_size = model.vocab_size
         self.device = next(chain(model.parameters(), model.buffers())).device
 
     @cached_property
     @torch.inference_mode()
+    def _smallest(self) -> DecodeState:
+        """The state of one row before its tokens; after a source of one token, if the model has sources."""
+        one_11 = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+        return self._model.start(Batch(one_11, source_BS=one_11 if self._model.reads == "source" else None))
+
+    @property
     def _source_counts(self) -> bool:
         """Whether source and tokens share the context, as in a prefix LM."""
-        if self._model.reads != "source":
-            return False
-        one_11 = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
-        return self._model.start(Batch(one_11, source_BS=one_11)).length > 0
+        return self._model.reads == "source" and self._smallest.length > 0
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether a state can be had again after more tokens were read; see `DecodeState.upto`."""
+        return self._smallest.goes_back
 
     def room(self, window: Prompt) -> int | None:
         """Maximum length of `tokens`, or of `text` if joined; None for no limit."""
@@ -71,10 +83,15 @@ class Reader:
             return self._model.context
         return self._model.context - len(window.source or ())
 
+    def left(self, window: Prompt) -> int | None:
+        """How many more tokens fit the context, below 0 for a window that does not; None for no limit."""
+        room = self.room(window)
+        return None if room is None else room - len(window.text if self._source_counts else window.tokens)
+
     def has_room(self, window: Prompt) -> bool:
         """Whether the window fits the context."""
-        room = self.room(window)
-        return room is None or len(window.text if self._source_counts else window.tokens) <= room
+        left = self.left(window)
+        return left is None or left >= 0
 
     def slid(self, window: Prompt) -> Prompt:
         """The last half of the available context."""
@@ -122,49 +139,22 @@ class Reader:
         return self.slid(prompt) if overflow == "slide" else prompt.end(room)
 
     @torch.inference_mode()
-    def read(
-        self, last: Sequence[int], state: DecodeState | None, windows: Sequence[Prompt]
-    ) -> tuple[Tensor, list[DecodeState]]:
-        """Next-token logits (B, V) of the rows of `state`, then of `windows`, and the new state of each of both.
+    def start(self, windows: Sequence[Prompt]) -> DecodeState:
+        """The state before the tokens of windows of equal lengths; reads their sources."""
+        tokens_BT = torch.tensor([window.tokens for window in windows], device=self.device)
+        sources = [window.source for window in windows if window.source is not None]
+        source_BS = torch.tensor(sources, dtype=torch.int64, device=self.device) if sources else None
+        return self._model.start(Batch(tokens_BT, source_BS=source_BS))
 
-        last: input token of each row of `state`. Windows are prefilled.
-        """
-        hiddens, states = [], []
-        if state is not None:
-            hidden_B1D, state = self._model.advance(torch.tensor(last, device=self.device)[:, None], state)
-            hiddens.append(hidden_B1D[:, -1])
-            states.append(state)
-        if windows:
-            hidden_BD, state = self._prefill(windows)
-            hiddens.append(hidden_BD)
-            states.append(state)
+    @torch.inference_mode()
+    def advance(self, tokens: Sequence[Sequence[int]], state: DecodeState) -> tuple[Tensor, DecodeState]:
+        """Hidden states (B, T, D) of T more tokens of each row, and the new state."""
+        return self._model.advance(torch.tensor(tokens, device=self.device), state)
+
+    @torch.inference_mode()
+    def logits(self, hidden_BD: Tensor) -> Tensor:
+        """Next-token logits (B, V)."""
         # In bfloat16 many logits would tie, and rounding would choose among them.
         with torch.autocast(self.device.type, enabled=False):
-            logits_BV = self._model.logits(torch.cat(hiddens)).float()
-        return logits_BV.cpu() if logits_BV.device.type == "mps" else logits_BV, states  # no float64
-
-    def _prefill(self, windows: Sequence[Prompt]) -> tuple[Tensor, DecodeState]:
-        """Prefill windows: equal ones once, batched by length without padding."""
-        distinct = sorted(dict.fromkeys(windows), key=_lengths)
-        hiddens, states = [], []
-        for _, equal in groupby(distinct, key=_lengths):
-            group = list(equal)
-            tokens_BT = torch.tensor([window.tokens for window in group], device=self.device)
-            sources = [window.source for window in group if window.source is not None]
-            source_BS = torch.tensor(sources, dtype=torch.int64, device=self.device) if sources else None
-            state = self._model.start(Batch(tokens_BT, source_BS=source_BS))
-            hidden_BTD, state = self._model.advance(tokens_BT, state)
-            hiddens.append(hidden_BTD[:, -1])
-            states.append(state)
-        if len(states) == 1 and len(distinct) == len(windows):
-            return hiddens[0], states[0]
-        index = {window: i for i, window in enumerate(distinct)}
-        rows = [index[window] for window in windows]
-        # samples of one prompt soon diverge, so they do not share a cache line
-        return torch.cat(hiddens)[torch.tensor(rows, device=self.device)], DecodeState.join(states).pick(
-            rows, apart=True
-        )
-
-
-def _lengths(window: Prompt) -> tuple[int, int]:
-    return len(window.source or ()), len(window.tokens)
+            logits_BV = self._model.logits(hidden_BD).float()
+        return logits_BV.cpu() if logits_BV.device.type == "mps" else logits_BV  # no float64

@@ -7,7 +7,7 @@ import hashlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
 import torch
@@ -31,6 +31,16 @@ class Alternative:
     token: int
     logprob: float
     kept: bool
+
+
+@dataclass(frozen=True)
+class PromptToken:
+    """A token of a prompt. logprob, rank, alternatives: as in `TokenEvent`, without filters."""
+
+    token: int
+    logprob: float
+    rank: int
+    alternatives: tuple[Alternative, ...]
 
 
 @dataclass(frozen=True)
@@ -64,6 +74,7 @@ class TokenEvent:
     score: of a finished hypothesis of a beam search, with its last token.
     steps: number of decoding steps so far; of a beam search, in total, with the last token of a hypothesis.
     tree: the hypotheses of the whole search, with the last token of the best one, if requested.
+    proposed, accepted: with a draft, tokens of the text so far that it proposed, and that were accepted; else 0.
     draw: sample number used to seed randomness, which continues over equal prompts.
     """
 
@@ -79,6 +90,8 @@ class TokenEvent:
     draw: int = 0
     alternatives: tuple[Alternative, ...] | None = None
     tree: tuple[BeamNode, ...] | None = None
+    proposed: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True)
@@ -103,7 +116,9 @@ class Hypothesis:
 class Request:
     """An active request: one hypothesis, or several of one length in beam search.
 
-    draw: sample number used to seed randomness. key: the seed.
+    draw: sample number used to seed randomness. key: the seed. strategy: how its tokens are chosen.
+    max_new_tokens: after these it ends. wants_prompt: the probabilities of the tokens of its prompt are collected in
+    `read`, from the second one on; for models without a source.
     """
 
     prompt: int
@@ -111,6 +126,10 @@ class Request:
     draw: int
     start: Prompt
     key: bytes
+    strategy: "Strategy"
+    max_new_tokens: int
+    wants_prompt: bool = False
+    read: list[PromptToken] = field(default_factory=list)
     hypotheses: Sequence[Hypothesis] = ()
     n_steps: int = 0
     began: float = 0.0
@@ -132,15 +151,19 @@ def uniform(key: bytes, number: int) -> float:
 
 
 class Strategy(ABC):
-    """A decoding strategy. n_hypotheses: maximum hypotheses of one request."""
+    """A decoding strategy, of requests with the same settings but for the seed and the maximum number of tokens.
+
+    n_hypotheses: maximum hypotheses of one request. n_alternatives: how many of the most probable tokens events list,
+    with the rank of the token and the probability removed by filters; 0 for events without these details.
+    """
 
     n_hypotheses = 1
 
-    def __init__(self, settings: Limits, end_ids: Collection[int], banned: Tensor, details: bool) -> None:
+    def __init__(self, settings: Limits, end_ids: Collection[int], banned: Tensor, n_alternatives: int) -> None:
         self._limits = settings
         self._end_ids = frozenset(end_ids)
         self._banned = banned
-        self._details = details
+        self.n_alternatives = n_alternatives
 
     @abstractmethod
     def begin(self, request: Request) -> None:
@@ -178,9 +201,18 @@ def ranks(logprobs_BV: Tensor, ids_B: Tensor) -> list[int]:
     return [1 + n for n in (logprobs_BV > chosen_B1).sum(-1).tolist()]
 
 
-def best_tokens(logprobs_BV: Tensor, filtered_BV: Tensor) -> list[tuple[Alternative, ...]]:
-    """The most probable tokens of each row, and whether filters kept them."""
-    best = logprobs_BV.topk(min(ALTERNATIVES, logprobs_BV.shape[-1]))
+def read_probabilities(logits_TV: Tensor, following: Sequence[int], n_alternatives: int) -> list[PromptToken]:
+    """The probability of each token of a text after those before it, and the most probable ones in its place."""
+    logprobs_TV = logits_TV.log_softmax(-1)
+    ids_T = torch.tensor(following, device=logits_TV.device)
+    logprob = logprobs_TV.gather(-1, ids_T[:, None])[:, 0].tolist()
+    best = best_tokens(logprobs_TV, logprobs_TV, n_alternatives)
+    return [PromptToken(*parts) for parts in zip(following, logprob, ranks(logprobs_TV, ids_T), best, strict=True)]
+
+
+def best_tokens(logprobs_BV: Tensor, filtered_BV: Tensor, n: int = ALTERNATIVES) -> list[tuple[Alternative, ...]]:
+    """The n most probable tokens of each row, and whether filters kept them."""
+    best = logprobs_BV.topk(min(n, logprobs_BV.shape[-1]))
     kept_BK = filtered_BV.gather(-1, best.indices) > -torch.inf
     rows = zip(best.indices.tolist(), best.values.tolist(), kept_BK.tolist(), strict=True)
     return [tuple(Alternative(*parts) for parts in zip(*row, strict=True)) for row in rows]

@@ -8,7 +8,7 @@ import math
 import secrets
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 from lmtool.errors import UsageError
 
@@ -20,6 +20,10 @@ Overflow = Literal["refuse", "cut", "slide"]
 exceeds the context during generation. See `Reader.fit`."""
 LogitBias = tuple[tuple[tuple[int, ...], float], ...]
 """Sequences of ids, with the bias added to the logit of the last id where the others directly precede it."""
+
+
+DRAFT_TOKENS = 4
+"""How many tokens a draft proposes at once, by default."""
 
 
 @dataclass(frozen=True)
@@ -353,6 +357,12 @@ def _has_chance(settings: Settings) -> bool:
             return False
 
 
+def refuse_draft(settings: Settings) -> None:
+    """Raise UsageError for a strategy whose tokens no draft can propose."""
+    if not isinstance(settings, Greedy | Sample):
+        raise UsageError(f"{settings.name} contradicts draft", fix="leave out one or the other")
+
+
 def to_record(settings: Settings) -> dict[str, Any]:
     """The settings as plain data, with the name of the strategy."""
     return {"strategy": settings.name, **asdict(settings)}
@@ -364,9 +374,29 @@ def from_record(record: Mapping[str, Any]) -> Settings:
     try:
         kind = STRATEGIES[options.pop("strategy")]
         options["logit_bias"] = tuple((tuple(ids), float(bias)) for ids, bias in options.pop("logit_bias"))
-        return kind(**options)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"these are not settings of this version: {error}") from None
+        return _typed(kind, options)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        what = " ".join(str(error).split())[:200]
+        raise UsageError(f"these are not settings of this version: {what}") from None
+
+
+def options_from_record(record: Mapping[str, Any]) -> Options:
+    """Options from their JSON values. Raises UsageError when they are invalid."""
+    try:
+        return _typed(Options, record)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UsageError(f"these are not options of this version: {' '.join(str(error).split())[:200]}") from None
+
+
+T = TypeVar("T")
+
+
+def _typed(kind: type[T], values: Mapping[str, Any]) -> T:
+    """A dataclass with values of the types of its fields. Raises TypeError and ValueError."""
+    from pydantic import TypeAdapter  # the command line describes settings without it
+
+    kind(**values)  # refuses unknown names
+    return TypeAdapter(kind).validate_python(values)
 
 
 def within(settings: Settings, steps: int) -> Settings:

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Self
 
 from lmtool.decoding.framing import Framing
 from lmtool.decoding.generate import Generation, TokenEvent, generate
 from lmtool.decoding.maskpredict import Filled, fill
 from lmtool.decoding.reader import Prompt
 from lmtool.decoding.request import Alternative, BeamNode
-from lmtool.decoding.settings import Beam, Greedy, MaskPredict, Options, Sample, Settings
+from lmtool.decoding.settings import Beam, Greedy, MaskPredict, Options, Sample, Settings, refuse_draft
+from lmtool.decoding.speculative import Draft
 from lmtool.errors import UsageError
 from lmtool.model.language_model import LanguageModel
 from lmtool.text.decoder import StreamDecoder
@@ -33,6 +34,7 @@ class Completion:
     score: for beam search, the score of the hypothesis; else None.
     steps: number of decoding steps, or of forward passes for mask-predict.
     seed: as in the settings.
+    proposed, accepted: with a draft, tokens that it proposed, and those of them in the text; else 0.
     finish_reason: "end" for an end token, "stop" for a stop string, "length" for max_new_tokens, "time" for max_time,
         "filled" for masks.
     """
@@ -51,6 +53,8 @@ class Completion:
     finish_reason: FinishReason
     alternatives: tuple[tuple[Alternative, ...], ...] | None = None
     tree: tuple[BeamNode, ...] | None = None
+    proposed: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,22 +75,29 @@ def write(
     prompts: Sequence[str | Prompt],
     settings: Settings,
     options: Options | None = None,
+    draft: Draft | None = None,
 ) -> Iterator[Piece]:
     """Continue each prompt, generate its target or fill its masks; streams text, interleaved over requests.
 
     Pieces hold whole characters, and never part of a possible stop string. Special tokens other than end tokens are
     never generated, nor ids that the tokenizer does not have. Beam search and mask-predict return whole texts.
 
-    prompts: texts; or inputs built by `framing`, whose text is not in completions.
+    prompts: texts; or inputs built by `framing`, whose text is not in completions. draft: as in `generate`.
 
     Raises UsageError as `generate` and `fill` do, and when options contradict the strategy.
     """
     options = options or Options()
-    tokenizer = framing.tokenizer
-    without_text = {*tokenizer.special_ids, *range(tokenizer.vocab_size, model.vocab_size)}
+    if draft is not None:
+        refuse_draft(settings)
     if isinstance(settings, MaskPredict):
-        return _fill(model, framing, prompts, settings, options, without_text)
-    return _write(model, framing, prompts, settings, options, without_text)
+        return _fill(model, framing, prompts, settings, options)
+    return _write(model, framing, prompts, settings, options, draft)
+
+
+def without_text(framing: Framing, vocab_size: int) -> set[int]:
+    """The ids that no generated text holds: special tokens, and what the tokenizer does not have of a vocabulary."""
+    tokenizer = framing.tokenizer
+    return {*tokenizer.special_ids, *range(tokenizer.vocab_size, vocab_size)}
 
 
 def _write(
@@ -95,7 +106,7 @@ def _write(
     prompts: Sequence[str | Prompt],
     settings: Greedy | Sample | Beam,
     options: Options,
-    without_text: set[int],
+    draft: Draft | None,
 ) -> Iterator[Piece]:
     if options.mask is not None or options.length:
         raise UsageError(
@@ -105,15 +116,8 @@ def _write(
     framed = [p if isinstance(p, Prompt) else framing.prompt(p, options.prefix) for p in prompts]
     end_ids = framing.end_ids
 
-    def stream_after(prompt: Prompt) -> StreamDecoder:
-        stream = framing.tokenizer.stream()
-        for token in prompt.begun:  # so that a space between prompt and text becomes part of the text
-            stream.push(token)
-        stream.flush()
-        return stream
-
     def ends(prompt: int, written: Sequence[int]) -> bool:
-        stream, stop = stream_after(framed[prompt]), StopStrings(options.stop)
+        stream, stop = _stream_after(framing, framed[prompt]), StopStrings(options.stop)
         for token in written:
             stop.push(stream.push(token))
         return stop.stopped
@@ -125,17 +129,17 @@ def _write(
         n=options.n,
         first=options.first,
         end_ids=end_ids,
-        banned_ids=without_text - end_ids,
+        banned_ids=without_text(framing, model.vocab_size) - end_ids,
         ends=ends if options.stop else None,
         overflow=options.overflow,
         max_rows=options.max_rows,
         details=options.details,
+        draft=draft,
     )
 
-    def begin(event: TokenEvent) -> _Writer:
-        stop = StopStrings(options.stop)
-        stream = stream_after(framed[event.prompt])
-        return _Writer(_shown(prompts[event.prompt]), settings.seed, options.prefix, stream, stop)
+    def begin(event: TokenEvent) -> Transcript:
+        shown = _shown(prompts[event.prompt])
+        return Transcript.of(framing, framed[event.prompt], settings.seed, options.stop, options.prefix, shown)
 
     return _pieces(generation, begin, settings.num_return if isinstance(settings, Beam) else options.n)
 
@@ -146,7 +150,6 @@ def _fill(
     prompts: Sequence[str | Prompt],
     settings: MaskPredict,
     options: Options,
-    without_text: set[int],
 ) -> Iterator[Piece]:
     if options.stop or options.prefix:
         raise UsageError(
@@ -168,7 +171,7 @@ def _fill(
         settings,
         n=options.n,
         first=options.first,
-        banned_ids=without_text,
+        banned_ids=without_text(framing, model.vocab_size),
         max_rows=options.max_rows,
     )
 
@@ -252,9 +255,18 @@ class StopStrings:
         return next((k for k in range(longest, 0, -1) if self._held.endswith(stop[:k])), 0)
 
 
+def _stream_after(framing: Framing, prompt: Prompt) -> StreamDecoder:
+    """A decoder of what follows a prompt, so that a space between prompt and text becomes part of the text."""
+    stream = framing.tokenizer.stream()
+    for token in prompt.begun:
+        stream.push(token)
+    stream.flush()
+    return stream
+
+
 @dataclass
-class _Writer:
-    """One request during generation."""
+class Transcript:
+    """The text of one request during generation. text: what was shown so far. events: one per token."""
 
     prompt: str
     seed: int
@@ -263,6 +275,13 @@ class _Writer:
     stop: StopStrings
     text: str = ""
     events: list[TokenEvent] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls, framing: Framing, prompt: Prompt, seed: int, stop: Sequence[str], prefix: str = "", shown: str = ""
+    ) -> Self:
+        """The empty text after a prompt, whose own text is `shown`."""
+        return cls(shown, seed, prefix, _stream_after(framing, prompt), StopStrings(stop))
 
     def push(self, event: TokenEvent) -> str:
         """The text to show after one more token."""
@@ -299,11 +318,13 @@ class _Writer:
             finish_reason=reason,
             alternatives=alternatives or None,
             tree=last.tree,
+            proposed=last.proposed,
+            accepted=last.accepted,
         )
 
 
-def _pieces(generation: Generation, begin: Callable[[TokenEvent], _Writer], n: int) -> Iterator[Piece]:
-    writers: dict[int, _Writer] = {}
+def _pieces(generation: Generation, begin: Callable[[TokenEvent], Transcript], n: int) -> Iterator[Piece]:
+    writers: dict[int, Transcript] = {}
     for event in generation:
         request = event.prompt * n + event.sample
         writer = writers[request] if request in writers else writers.setdefault(request, begin(event))

@@ -1,6 +1,5 @@
 """Base checkpoints: those that other runs are initialized from, and that runs of adapters need again."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from lmtool.recipe.load import load
 from lmtool.recipe.spec import Recipe
 from lmtool.run.checkpoint import MODEL, Checkpoint, verify
 from lmtool.run.directory import CHECKPOINTS, RECIPE, Run
+from lmtool.run.files import OtherRun, saved_state
 from lmtool.run.find import Found, find
 from lmtool.text.tokenizer import Tokenizer
 
@@ -29,7 +29,7 @@ class Base:
     @property
     def is_published(self) -> bool:
         """Whether the weights are those of a published model, or were trained further from these."""
-        return self.run.origin is not None or bool((self.run.info.get("base") or {}).get("is_published"))
+        return self.run.origin is not None or (self.run.info.base is not None and self.run.info.base.is_published)
 
     def record(self) -> dict[str, object]:
         """Its path and the SHA-256 of its weights, by which `base_of` finds it."""
@@ -55,7 +55,7 @@ def base_of(run: Run) -> Base:
 
     Raises CheckpointError when it is missing, or when its weights have changed.
     """
-    info = run.info.get("base")
+    info = run.info.base
     if info is None:
         raise CheckpointError("the run does not name the base of its adapters", where=str(run.path), fix="train anew")
     return _reopen(info, f"{run.name} holds adapters only, to", "`lmtool runs merge` makes a run that needs no base")
@@ -63,23 +63,21 @@ def base_of(run: Run) -> Base:
 
 def teacher_of(run: Run) -> Base:
     """The checkpoint that a run is distilled from, found as `base_of` does. Raises CheckpointError likewise."""
-    info = run.info.get("teacher")
+    info = run.info.teacher
     if info is None:
         raise CheckpointError("the run does not name its teacher", where=str(run.path), fix="train anew")
     return _reopen(info, f"{run.name} learns from", "only with it training goes on")
 
 
-def _reopen(record: Mapping[str, str], need: str, note: str) -> Base:
+def _reopen(record: OtherRun, need: str, note: str) -> Base:
     """The checkpoint of a `Base.record`. need, note: why it is needed, and what to know, for errors."""
-    wanted, place = f"{need} {record['checkpoint']} of {record['run']}", Path(record["path"])
+    wanted, place = f"{need} {record.checkpoint} of {record.run}", Path(record.path)
     try:
-        found = find(str(place) if place.exists() else record["run"])
-        checkpoint = verify(found.run.path / CHECKPOINTS / record["checkpoint"], optimizer=False)
+        found = find(str(place) if place.exists() else record.run)
+        checkpoint = verify(found.run.path / CHECKPOINTS / record.checkpoint, optimizer=False)
     except CheckpointError as error:
-        raise CheckpointError(
-            f"{wanted}: {error.what}", where=record["path"], fix=f"restore that run; {note}"
-        ) from error
-    if checkpoint.files[MODEL].sha256 != record["sha256"]:
+        raise CheckpointError(f"{wanted}: {error.what}", where=record.path, fix=f"restore that run; {note}") from error
+    if checkpoint.files[MODEL].sha256 != record.sha256:
         raise CheckpointError(
             f"{wanted}, which has changed since",
             where=str(checkpoint.path),
@@ -148,7 +146,7 @@ def written_recipe(found: Found) -> tuple[Recipe, list[str]]:
 def recipe_of(checkpoint: Checkpoint) -> Recipe:
     """The recipe that a checkpoint was trained by. Raises CheckpointError."""
     try:
-        return Recipe.model_validate(checkpoint.state().get("recipe"))
+        return Recipe.model_validate(saved_state(checkpoint).recipe)
     except ValidationError as error:
         raise CheckpointError(
             "state.json holds no recipe of this version of lmtool", where=str(checkpoint.path), fix="train anew"

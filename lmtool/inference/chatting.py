@@ -88,7 +88,7 @@ class Conversation:
             raise UsageError(f"{settings.name} is not for conversations", fix="choose greedy or sample")
         self._settings, self._stop = settings, tuple(stop)
         self._writer = writer
-        self._chat = _format(writer.loaded)
+        self._chat = format_of(writer.loaded)
         self._framing = replace(writer.loaded.framing, chat=self._chat)
         self._model = _Remembering(writer.loaded.model)
         self._asked: Counter[tuple[int, ...]] = Counter()
@@ -109,7 +109,7 @@ class Conversation:
     def system(self, text: str) -> None:
         if text:
             asked = [Message(role="system", content=text), Message(role="user", content="?")]
-            self._chat.check(_checked(asked))
+            self._chat.check(checked(asked))
         self._system = text
 
     def reset(self) -> None:
@@ -127,7 +127,7 @@ class Conversation:
         Raises UsageError when the messages are none, have no text, or are longer than the context; and RefusedMessages
         and CheckpointError as `ChatFormat.prompt` does.
         """
-        messages = _checked(messages)
+        messages = checked(messages)
         if messages[0]["role"] == "system":
             self.system = messages[0]["content"]
             messages = messages[1:]
@@ -233,7 +233,8 @@ def _n_shared(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (one, other) in enumerate(pairs) if one != other), min(len(a), len(b)))
 
 
-def _format(loaded: Loaded) -> ChatFormat:
+def format_of(loaded: Loaded) -> ChatFormat:
+    """How a decoder reads conversations. Raises UsageError and CheckpointError as `Conversation` does."""
     framing, where = loaded.framing, plain(str(loaded.run_path))
     if framing.reads != "past":
         answers = framing.reads == "source"
@@ -258,9 +259,9 @@ def _message(said: Said) -> Message:
     return Message(role=said.role, content=said.content)
 
 
-def _checked(messages: Sequence[Message]) -> list[Message]:
+def checked(messages: Sequence[Message]) -> list[Message]:
     """The messages, as role and content alone. Raises UsageError."""
-    checked = []
+    found = []
     for number, message in enumerate(messages, 1):
         role, content = message.get("role"), message.get("content")
         if role not in ROLES or not isinstance(content, str):
@@ -274,7 +275,7 @@ def _checked(messages: Sequence[Message]) -> list[Message]:
                 f"the message is not UTF-8 at character {error.start}",
                 fix="write it in UTF-8, or fix the terminal's locale",
             ) from None
-        checked.append(Message(role=role, content=content))
-    if not checked:
+        found.append(Message(role=role, content=content))
+    if not found:
         raise UsageError("there is no message to answer", fix="end with a message of the user")
-    return checked
+    return found

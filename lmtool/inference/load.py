@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lmtool import model
 from lmtool.compute.device import Compute, InferenceName, resolve
 from lmtool.compute.processes import local_rank
+from lmtool.compute.shards import is_sharded, own_part, own_rows
 from lmtool.decoding.framing import Framing
 from lmtool.errors import CheckpointError, NumericalError
 from lmtool.inference.base import Base, base_of, open_base, read_run
@@ -229,7 +230,10 @@ def _copy(lm: LanguageModel, tensors: dict[str, Tensor], checkpoint: Checkpoint)
                 fix="name an earlier checkpoint, RUN@STEP, or train anew",
             )
     # all saved weights are present; others stay
-    lm.load_state_dict(tensors, strict=False)
+    sharded = {name for name in tensors if is_sharded(own[name])}
+    for name in sharded:
+        own_rows(own[name]).copy_(own_part(tensors[name], own[name]))
+    lm.load_state_dict({name: tensor for name, tensor in tensors.items() if name not in sharded}, strict=False)
 
 
 def _tune(lm: LanguageModel, recipe: Recipe) -> None:

@@ -9,6 +9,7 @@ from lmtool.inference.base import open_base
 from lmtool.inference.load import weights_of
 from lmtool.recipe.dump import dump
 from lmtool.run.directory import RESULTS, SPLIT, Run, describe_environment
+from lmtool.run.files import saved_state
 
 
 def merge(reference: str, output: Path | None, command: Sequence[str]) -> Path:
@@ -27,11 +28,11 @@ def merge(reference: str, output: Path | None, command: Sequence[str]) -> Path:
             fix="name a run that was trained with tuning.lora",
         )
     plain = recipe.model_copy(update={"tuning": recipe.tuning.model_copy(update={"lora": None})})
-    weights, state = weights_of(adapted), adapted.checkpoint.state()
+    weights, state = weights_of(adapted), saved_state(adapted.checkpoint)
     run = Run.create(
         output,
-        name=f"{old.info['recipe']}-merged",
-        summary=old.info["summary"],
+        name=f"{old.info.recipe}-merged",
+        summary=old.info.summary,
         recipe=dump(plain),
         tokenizer=adapted.tokenizer.files(),
         fingerprints=old.fingerprints,
@@ -42,7 +43,9 @@ def merge(reference: str, output: Path | None, command: Sequence[str]) -> Path:
         for name in (SPLIT, RESULTS):
             if (old.path / name).exists():
                 shutil.copyfile(old.path / name, run.path / name)
-        state |= {"stale": 0, "pending": None, "recipe": plain.model_dump(mode="json")}
-        run.save(step, weights, {}, state, best_step=step, keep_last=1)
+        changed = {"stale": 0, "pending": None, "recipe": plain.model_dump(mode="json")}
+        kept = state.model_copy(update=changed).model_dump(exclude_unset=True)
+        run.save(step, weights, {}, kept, best_step=step, keep_last=1)
         run.end("finished")
+        run.drop_optimizers()
     return run.path

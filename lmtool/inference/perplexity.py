@@ -83,7 +83,7 @@ class Perplexity:
     def record(self) -> dict[str, float | int | None]:
         """The JSON record; None for values that are not finite."""
         if self.unit == "pair":
-            return {"loss": self.loss, "pairs": self.tokens, "context": self.context}
+            return {"loss": _finite(self.loss), "pairs": self.tokens, "context": self.context}
         return {
             "loss": _finite(self.loss),
             "perplexity": _finite(self.perplexity),

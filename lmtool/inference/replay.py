@@ -3,33 +3,62 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 import lmtool
-from lmtool.decoding.settings import Options, Settings, from_record, to_record, within
+from lmtool.compute.device import InferenceName
+from lmtool.decoding.settings import Options, Settings, from_record, options_from_record, to_record, within
 from lmtool.decoding.text import Completion
-from lmtool.errors import CheckpointError, DataError
-from lmtool.inference.writing import Writer, writer_of
+from lmtool.errors import CheckpointError, DataError, UsageError
+from lmtool.inference.load import Loaded
+from lmtool.inference.writing import NGRAM, Writer, open_drafter, writer_of
+from lmtool.records import FileModel, check
 from lmtool.run.directory import CHECKPOINTS
 
 _OPTIONS = ("stop", "prefix", "overflow", "mask", "length", "max_rows")
 """The options in a record: `n` and `first` determine the draw, and details do not change the text."""
 
-_NEEDED = (
-    *("prompt", "sample", "tokens", "text", "draw", "steps", "settings", "options"),
-    *("run", "step", "checkpoint", "device", "precision", "threads"),
-)
-"""The keys of a record that a replay reads."""
+
+class _RecordedDraft(FileModel, extra="ignore"):
+    """run: None for n-gram look-up."""
+
+    run: str | None
+    step: NonNegativeInt = 0
+    checkpoint: str = ""
+    tokens: PositiveInt
+
+
+class _Recorded(FileModel, extra="ignore"):
+    """The values of a record that a replay reads."""
+
+    prompt: str
+    sample: NonNegativeInt
+    tokens: list[int]
+    text: str
+    draw: NonNegativeInt
+    steps: NonNegativeInt
+    settings: dict[str, Any]
+    options: dict[str, Any]
+    run: str
+    step: NonNegativeInt
+    checkpoint: str
+    device: Literal["cpu", "cuda", "mps"]
+    precision: InferenceName
+    threads: Annotated[int, Field(ge=1, le=4096)]
+    draft: _RecordedDraft | None = None
 
 
 def record(writer: Writer, completion: Completion, settings: Settings, options: Options) -> dict[str, Any]:
     """All that is needed to reproduce a completion, as JSON values."""
     loaded = writer.loaded
     details = {"ranks": completion.ranks, "removed": completion.removed} if options.details else {}
+    drafted: dict[str, Any] = {}
+    if writer.drafter is not None:
+        drafted = {"draft": writer.drafter.record(), "proposed": completion.proposed, "accepted": completion.accepted}
     return {
         "prompt": completion.prompt,
         "sample": completion.sample,
@@ -52,6 +81,7 @@ def record(writer: Writer, completion: Completion, settings: Settings, options: 
         "threads": writer.threads or torch.get_num_threads(),
         "version": lmtool.__version__,
         "torch": torch.__version__,
+        **drafted,
     }
 
 
@@ -83,11 +113,11 @@ def read_records(path: str) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-            itemgetter(*_NEEDED)(record)
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                "not a record of generate --json", where=f"{path}:{number}", fix="write one with --json"
-            ) from error
+            check(_Recorded, record)
+            _asked(record)
+        except (ValueError, RecursionError, UsageError) as error:
+            what = f"not a record of generate --json: {' '.join(str(error).split())[:120]}"
+            raise DataError(what, where=f"{path}:{number}", fix="write one with --json") from error
         records.append(record)
     if not records:
         raise DataError("the file holds no record", where=path, fix="write one with --json")
@@ -105,7 +135,8 @@ def replay(records: Sequence[Mapping[str, Any]]) -> Iterator[Replayed]:
     threads = torch.get_num_threads()
     try:
         for record in records:
-            key = tuple(str(record[name]) for name in ("run", "step", "checkpoint", "device", "precision"))
+            names = ("run", "step", "checkpoint", "device", "precision", "draft")
+            key = tuple(str(record.get(name)) for name in names)
             if key not in writers:
                 writers[key] = _load_recorded(record)
             yield _repeat(writers[key], record)
@@ -114,27 +145,46 @@ def replay(records: Sequence[Mapping[str, Any]]) -> Iterator[Replayed]:
 
 
 def _load_recorded(record: Mapping[str, Any]) -> Writer:
-    checkpoint = Path(record["run"]) / CHECKPOINTS / f"step-{record['step']:06d}"
-    writer = writer_of(str(checkpoint), device=record["device"], precision=record["precision"])
-    if writer.loaded.checkpoint_hash != record["checkpoint"]:
-        raise CheckpointError(
-            "the checkpoint is not the one of the record", where=str(checkpoint), fix="restore that one"
-        )
+    compute = {"device": record["device"], "precision": record["precision"]}
+    writer = writer_of(_checkpoint(record), **compute)
+    _check_same(writer.loaded, record)
+    draft = record.get("draft")
+    if draft is not None:
+        reference = NGRAM if draft["run"] is None else _checkpoint(draft)
+        writer.drafter = open_drafter(reference, draft["tokens"], writer.loaded, **compute)
+        if writer.drafter.loaded is not None:
+            _check_same(writer.drafter.loaded, draft)
     writer.threads = None  # those of the record, which `_repeat` sets
     return writer
 
 
+def _checkpoint(record: Mapping[str, Any]) -> str:
+    return str(Path(record["run"]) / CHECKPOINTS / f"step-{record.get('step', 0):06d}")
+
+
+def _check_same(loaded: Loaded, record: Mapping[str, Any]) -> None:
+    if loaded.checkpoint_hash != record.get("checkpoint"):
+        raise CheckpointError(
+            "the checkpoint is not the one of the record", where=_checkpoint(record), fix="restore that one"
+        )
+
+
 def _repeat(writer: Writer, record: Mapping[str, Any]) -> Replayed:
     torch.set_num_threads(record["threads"])
-    settings = within(from_record(record["settings"]), record["steps"])
-    kept = {name: record["options"][name] for name in _OPTIONS}
-    options = Options(**{**kept, "stop": tuple(kept["stop"]), "first": record["draw"], "max_rows": 1})
+    settings, options = _asked(record)
     completions = {c.sample: c for c in writer.completions([record["prompt"]], settings, options)}
     # A beam search returns several texts of one sample; other strategies return one, whatever its number.
     completion = completions[record["sample"] if settings.name == "beam" else 0]
     now = {"version": lmtool.__version__, "torch": torch.__version__}
     changed = tuple(f"{name} {record[name]} -> {value}" for name, value in now.items() if record.get(name) != value)
     return Replayed(record, completion.text, _first_difference(record["tokens"], completion.tokens), changed)
+
+
+def _asked(record: Mapping[str, Any]) -> tuple[Settings, Options]:
+    """What a replay asks for. Raises UsageError where the record is not one."""
+    kept = {name: value for name, value in record["options"].items() if name in _OPTIONS}
+    options = options_from_record({**kept, "first": record["draw"], "max_rows": 1})
+    return within(from_record(record["settings"]), record["steps"]), options
 
 
 def _first_difference(before: Sequence[int], now: Sequence[int]) -> int | None:

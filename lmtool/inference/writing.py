@@ -2,22 +2,36 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from lmtool.compute.cores import threads_are_given
 from lmtool.compute.device import InferenceName
-from lmtool.decoding.settings import MaskPredict, Options, Sample, Settings, StrategyName, choose
+from lmtool.decoding.settings import (
+    DRAFT_TOKENS,
+    MaskPredict,
+    Options,
+    Sample,
+    Settings,
+    StrategyName,
+    choose,
+    refuse_draft,
+)
+from lmtool.decoding.speculative import Draft, ModelDraft, NGramDraft
 from lmtool.decoding.text import Completion, Piece, complete, write
 from lmtool.errors import UsageError
 from lmtool.inference import load as build
 from lmtool.model import LanguageModel
+from lmtool.printable import plain
 from lmtool.recipe.spec import DeviceName, Embedding
 
 ONE_THREAD = 4_000_000
 """Largest number of parameters of models that a CPU decodes with one thread."""
+
+NGRAM = "ngram"
+"""The name of n-gram look-up, in place of the run of a draft."""
 
 
 def decoding_threads(model: LanguageModel) -> int | None:
@@ -31,14 +45,41 @@ def decoding_threads(model: LanguageModel) -> int | None:
     return 1 if sum(parameter.numel() for parameter in model.parameters()) <= ONE_THREAD else None
 
 
+@dataclass(frozen=True)
+class Drafter:
+    """A draft, and the run of its model; None for n-gram look-up."""
+
+    draft: Draft
+    loaded: build.Loaded | None
+
+    def record(self) -> dict[str, Any]:
+        """What it is, as JSON values. run: null for n-gram look-up."""
+        if self.loaded is None:
+            return {"run": None, "tokens": self.draft.n_tokens}
+        loaded = self.loaded
+        return {
+            "run": str(loaded.run_path),
+            "step": loaded.step,
+            "checkpoint": loaded.checkpoint_hash,
+            "tokens": self.draft.n_tokens,
+        }
+
+    def describe(self) -> str:
+        """In a few words."""
+        source = "n-gram look-up" if self.loaded is None else f"{self.loaded.run_path}, step {self.loaded.step}"
+        return f"draft {source}, {self.draft.n_tokens} tokens at once"
+
+
 class Writer:
     """A trained model that generates text: continuations, targets of sources, and filled masks.
 
+    drafter: what proposes its tokens; None for decoding without a draft.
     threads: of a CPU, while it generates; None for all, see `decoding_threads`.
     """
 
-    def __init__(self, loaded: build.Loaded) -> None:
+    def __init__(self, loaded: build.Loaded, drafter: Drafter | None = None) -> None:
         self.loaded = loaded
+        self.drafter = drafter
         self.threads = decoding_threads(loaded.model)
 
     def generate(
@@ -55,6 +96,30 @@ class Writer:
 
         Raises UsageError as `write` does, and for a model that only embeds texts.
         """
+        self.refuse_silent()
+        prompts = [prompts] if isinstance(prompts, str) else prompts
+        settings = settings or (MaskPredict() if self.loaded.model.reads == "both" else Sample())
+        options = replace(options or Options(), **changes)
+        draft = None if self.drafter is None else self.drafter.draft
+        return self.computed(write(self.loaded.model, self.loaded.framing, prompts, settings, options, draft))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Those of its run, and of its draft's."""
+        drafts = () if self.drafter is None or self.drafter.loaded is None else self.drafter.loaded.warnings
+        return (*self.loaded.warnings, *drafts)
+
+    @property
+    def writes(self) -> bool:
+        """Whether the model generates from left to right."""
+        try:
+            self.refuse_silent()
+        except UsageError:
+            return False
+        return self.loaded.model.reads in ("past", "source")
+
+    def refuse_silent(self) -> None:
+        """Raise UsageError for a model that only embeds texts, or has no probabilities of tokens."""
         if isinstance(self.loaded.recipe.objective, Embedding):
             raise UsageError(
                 "this model embeds texts, and predicts no tokens",
@@ -62,10 +127,6 @@ class Writer:
                 fix="use lmtool embed --whole, or name a language model",
             )
         self.loaded.refuse_unpredictive()
-        prompts = [prompts] if isinstance(prompts, str) else prompts
-        settings = settings or (MaskPredict() if self.loaded.model.reads == "both" else Sample())
-        options = replace(options or Options(), **changes)
-        return self.computed(write(self.loaded.model, self.loaded.framing, prompts, settings, options))
 
     def completions(
         self,
@@ -82,14 +143,20 @@ class Writer:
         return [completion.text for completion in self.completions(prompts, settings, **changes)]
 
     def computed(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
-        """The pieces, computed in the precision of the model, and with its number of threads."""
+        """The pieces, each computed as by `computing`."""
         while True:
-            with self.loaded.compute.autocast(), _on(self.threads):  # not while the caller runs
+            with self.computing():  # not while the caller runs
                 try:
                     piece = next(pieces)
                 except StopIteration:
                     return
             yield piece
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """A context in which the model computes in its precision, and with its number of threads."""
+        with self.loaded.compute.autocast(), _on(self.threads):
+            yield
 
     def echoed(self, prompt: str, settings: Settings, echo: bool | None = None) -> str:
         """The printed prompt before its text; on a line of its own where the text is a target.
@@ -117,6 +184,32 @@ def writer_of(run: str = "last", *, device: DeviceName = "auto", precision: Infe
     return Writer(build.load_packed(run, device=device, precision=precision))
 
 
+def open_drafter(
+    reference: str, n_tokens: int, loaded: build.Loaded, *, device: DeviceName, precision: InferenceName
+) -> Drafter:
+    """A draft for a model. reference: a run, as for `load_packed`, or "ngram". n_tokens: see `Draft`.
+
+    Raises UsageError when it has another tokenizer, or cannot propose tokens for the model: see `Draft.check`.
+    """
+    where = f"--draft {plain(reference)} for {plain(str(loaded.run_path))}"
+    drafter = Drafter(NGramDraft(n_tokens), None)
+    if reference != NGRAM:
+        own = build.load_packed(reference, device=device, precision=precision)
+        Writer(own).refuse_silent()
+        if own.tokenizer.fingerprint != loaded.tokenizer.fingerprint:
+            raise UsageError(
+                "the draft has another tokenizer than the model",
+                where=where,
+                fix="name a draft with the same tokenizer, such as one distilled from it, or --draft ngram",
+            )
+        drafter = Drafter(ModelDraft(own.model, n_tokens), own)
+    try:
+        drafter.draft.check(loaded.model, loaded.tokenizer.vocab_size)
+    except UsageError as error:
+        raise UsageError(error.what, where=where, fix=error.fix) from None
+    return drafter
+
+
 def load_for(
     run: str,
     strategy: StrategyName | None,
@@ -124,18 +217,29 @@ def load_for(
     biases: Sequence[tuple[str, float]] = (),
     device: DeviceName = "auto",
     precision: InferenceName = "float32",
+    draft: str | None = None,
+    draft_tokens: int | None = None,
     **asked: Any,
 ) -> tuple[Writer, Settings]:
-    """As `load`, with the settings that a command line requests, resolved for this model.
+    """As `writer_of`, with a draft and the settings that a command line requests, resolved for this model.
 
-    strategy, asked: as in `choose`. biases: texts, and the bias on the logit of the last token of each.
+    strategy, asked: as in `choose`. draft, draft_tokens: as in `open_drafter`.
+    biases: texts, and the bias on the logit of the last token of each.
 
     Raises UsageError as `choose` does, where possible before the model is loaded.
     """
     settings = choose(strategy, **asked)
+    if draft is not None:
+        refuse_draft(settings)
+    elif draft_tokens is not None:
+        raise UsageError(f"draft_tokens is {draft_tokens}, without a draft", fix="add --draft RUN or --draft ngram")
     writer = writer_of(run, device=device, precision=precision)
     if writer.loaded.model.reads == "both":
         settings = choose(strategy, reads_both=True, **{**asked, "seed": settings.seed})
+    if draft is not None:
+        refuse_draft(settings)
+        n_tokens = draft_tokens or DRAFT_TOKENS
+        writer.drafter = open_drafter(draft, n_tokens, writer.loaded, device=device, precision=precision)
     if biases:
         encode = writer.loaded.tokenizer.encode
         settings = replace(settings, logit_bias=tuple((tuple(encode(text)), bias) for text, bias in biases))

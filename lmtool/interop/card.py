@@ -8,7 +8,6 @@ from lmtool.inference.base import Base
 from lmtool.printable import plain
 from lmtool.recipe.dump import dump
 from lmtool.recipe.spec import Classification, Embedding, Masked, Recipe
-from lmtool.run.directory import RESULTS
 
 PLACEHOLDER = "BASE"
 """Stands for the path of a base model that is not on the Hub."""
@@ -66,7 +65,7 @@ def _card(base: Base, metadata: Sequence[str], code: Sequence[str], notes: Seque
         "",
         f"# {plain(run.name)}",
         "",
-        f"{plain(run.info['summary'])}; exported at step {base.checkpoint.step} by lmtool {__version__}.",
+        f"{plain(run.info.summary)}; exported at step {base.checkpoint.step} by lmtool {__version__}.",
         "",
         "```python",
         *code,
@@ -101,16 +100,16 @@ def auto_class(recipe: Recipe) -> str:
 def _origin(base: Base) -> list[str]:
     run = base.run
     if run.origin is not None:
-        revision = f", revision {run.origin['revision']}" if run.origin["revision"] else ""
-        return [f"The weights were imported from {plain(str(run.origin['reference']))}{revision}.", ""]
-    if (before := run.info.get("base")) is not None:
-        return [f"It was initialized from {plain(before['checkpoint'])} of {plain(before['run'])}.", ""]
+        revision = f", revision {run.origin.revision}" if run.origin.revision else ""
+        return [f"The weights were imported from {plain(run.origin.reference)}{revision}.", ""]
+    if (before := run.info.base) is not None:
+        return [f"It was initialized from {plain(before.checkpoint)} of {plain(before.run)}.", ""]
     return []
 
 
 def _data(base: Base) -> list[str]:
     data = base.recipe.data
-    named = [*data.train, *data.tasks]
+    named = [*data.sources, *data.tasks]
     if not named:
         return []
     files = ", ".join(plain(source.replace("\\", "/").rpartition("/")[2]) for source in named)
@@ -121,15 +120,12 @@ def _measured(base: Base) -> list[str]:
     """The last validation, and the results of the best checkpoint on a table."""
     rows: list[tuple[str, str]] = []
     validated = base.run.validated
-    if validated is not None and isinstance(validated.get("best_value"), float):
+    if validated is not None and validated.best_value is not None:
         name = base.recipe.evaluation.metric
-        rows.append((f"best validation {name}", f"{validated['best_value']:.4f} (step {validated['best_step']})"))
-    file = base.run.path / RESULTS
-    if file.exists():
-        results = json.loads(file.read_bytes())
-        for task, found in results.get("tasks", {"": results}).items():
-            numbers = ((name, value) for name, value in found.items() if isinstance(value, float))
-            rows += [(f"{task} {found['part']} {name}".strip(), f"{value:.4f}") for name, value in numbers]
+        rows.append((f"best validation {name}", f"{validated.best_value:.4f} (step {validated.best_step})"))
+    for task, found in base.run.all_results.items():
+        numbers = ((name, value) for name, value in found.items() if isinstance(value, float))
+        rows += [(f"{task} {found['part']} {name}".strip(), f"{value:.4f}") for name, value in numbers]
     if not rows:
         return []
     return ["## Measured", "", "| | |", "|---|---|", *(f"| {plain(name)} | {value} |" for name, value in rows), ""]

@@ -124,7 +124,7 @@ def express(reference: str) -> Exportable:
     Raises UsageError, with the keys that stand in the way, when none can.
     """
     base = open_base(reference)
-    return expressed(base, (base.run.origin or {}).get("model_type"))
+    return expressed(base, base.run.origin.model_type if base.run.origin else None)
 
 
 def expressed(base: Base, preferred: str | None) -> Exportable:

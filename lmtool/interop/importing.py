@@ -114,7 +114,8 @@ def _note(file: Path, line: str) -> None:
     """Write what `noted` reads, atomically."""
     with refusing_disk(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-    write_file(file, line.encode("ascii"))
+    with locked(imports_folder() / "locks" / file.name):  # several commands may note the same
+        write_file(file, line.encode("ascii"))
 
 
 def _write(

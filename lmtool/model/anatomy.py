@@ -67,15 +67,16 @@ class _Reach:
     width: int = 0
 
 
-def anatomy(spec: Model, vocab_size: int, n_tokens: int) -> ModelPart:
+def anatomy(spec: Model, vocab_size: int, n_tokens: int, n_source: int | None = None) -> ModelPart:
     """The tree of the model that `spec` describes, without a head for labels, and its FLOPs for a row of `n_tokens`.
 
-    Source and target of an encoder-decoder have so many tokens each; a prefix LM's row begins with `prefix_of` it.
+    n_source: tokens of the source of an encoder-decoder; as many as the target by default. A prefix LM's row begins
+    with `prefix_of` it.
     Nothing is allocated, however large the model.
     """
     n_layers = dict(spec).get("n_layers", 0)
     model = outline(spec.model_copy(update={"n_layers": min(n_layers, 2)}) if n_layers else spec, vocab_size)
-    return _above(spec.title, "", _of_model(model, spec, n_layers, n_tokens))
+    return _above(spec.title, "", _of_model(model, spec, n_layers, n_tokens, n_source or n_tokens))
 
 
 def prefix_of(n_tokens: int) -> int:
@@ -135,8 +136,8 @@ def _joined(parts: Iterable[ModelPart]) -> Iterator[ModelPart]:
             yield from copies
 
 
-def _of_model(model: LanguageModel, spec: Model, n_layers: int, T: int) -> Iterator[ModelPart]:
-    """The parts of a model, which was built with at most two layers, for `n_layers`."""
+def _of_model(model: LanguageModel, spec: Model, n_layers: int, T: int, S: int) -> Iterator[ModelPart]:
+    """The parts of a model, which was built with at most two layers, for `n_layers`. T, S: tokens of row and source."""
     row, text = _Reach(T), _Reach(1)
     match model:
         case TransformerModel() if isinstance(spec, Transformer):
@@ -144,14 +145,14 @@ def _of_model(model: LanguageModel, spec: Model, n_layers: int, T: int) -> Itera
             for name, module in model.named_children():
                 if isinstance(module, Stack):
                     causal = spec.shape != "encoder" and name != "encoder" and spec.causal_mask
-                    yield _stack(name, module, spec, T, causal=causal)
+                    yield _stack(name, module, spec, S if name == "encoder" else T, S, causal=causal)
                 elif module is not model.head:
                     yield from _parts(name, module, text if module in of_text else row, n_layers)
             yield from _parts("head", model.head, row, n_layers)
         case RecurrentModel():
             reach = _Reach(T, T * (T - 1) // 2, width=model.embedding.embedding_dim)
             if isinstance(model, RecurrentEncoderDecoder):
-                reach = replace(reach, source=T, cross_pairs=T * T)
+                reach = replace(reach, source=S, cross_pairs=T * S)
             for name, module in model.named_children():
                 if module is not model.head:
                     yield from _parts(name, module, reach, n_layers)
@@ -177,7 +178,7 @@ def _recurrent_head(model: RecurrentModel, T: int) -> ModelPart:
     return ModelPart("head", shape, parameters, times * 2 * model.width * model.vocab_size * T)
 
 
-def _stack(name: str, stack: Stack, spec: Transformer, T: int, *, causal: bool) -> ModelPart:
+def _stack(name: str, stack: Stack, spec: Transformer, T: int, S: int, *, causal: bool) -> ModelPart:
     """A stack; all layers from the second on are as that one, but for their masks. Shared weights are the first's."""
     full = spec.pattern.full_layers if isinstance(spec.pattern, WindowPattern) else ()
     changes = chain((0, 1, spec.n_layers), full, (layer + 1 for layer in full))
@@ -186,7 +187,7 @@ def _stack(name: str, stack: Stack, spec: Transformer, T: int, *, causal: bool) 
     for first, stop in pairwise(sorted({layer for layer in changes if layer <= spec.n_layers})):
         if (first in full) not in pairs:
             pairs[first in full] = n_pairs(layer_mask(spec, T, causal=causal, layer=first), T)
-        reach = _Reach(T, pairs[first in full], T, T * T)
+        reach = _Reach(T, pairs[first in full], S, T * S)
         built = 0 if spec.share_layers else min(first, 1) * stack.per_layer
         own = stack.sublayers[built : built + stack.per_layer]
         parts: Iterable[ModelPart] = chain.from_iterable(_parts("", sublayer, reach, 1) for sublayer in own)

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
-from lmtool.model.state import DecodeState, KeyValue, LayerState, Memory
+from lmtool.model.state import DecodeState, KeyValue, LayerState, Memory, RowTokens
 from lmtool.recipe.spec import Reads
 
-__all__ = ["DecodeState", "KeyValue", "LanguageModel", "LayerState", "Memory", "Output"]
+__all__ = ["DecodeState", "KeyValue", "LanguageModel", "LayerState", "Memory", "Output", "RowTokens"]
 
 
 class Output(NamedTuple):

@@ -36,6 +36,7 @@ USUAL = {
     "model.buckets": 1_000_000,
     "model.features.width": 2048,
     "model.features.mixed_layers": 50,
+    "model.ngram_embedding.entries": 1_000_000,
     "model.position.size": 1024,
     "model.position.offset": 2,
     "tokenizer.vocab_size": 50_000,
@@ -58,6 +59,15 @@ class Size(NamedTuple):
     def plus(self, other: "Size") -> "Size":
         """Both together."""
         return Size(self.matrices + other.matrices, self.rest + other.rest)
+
+
+class Held(NamedTuple):
+    """What a model in training holds from step to step, in bytes of float32, and its number of parameters."""
+
+    parameters: int
+    weights: int
+    gradients: int
+    moments: int
 
 
 BEYOND = Size(0, 2**60)
@@ -99,33 +109,49 @@ def size_of(spec: Model, vocab_size: int) -> Size:
     return Size(matrices, sum(parameter.numel() for parameter in model.parameters()) - matrices)
 
 
-def training_bytes(recipe: Recipe) -> int:
-    """A lower bound on the training memory of one device, in bytes.
+def held_in_training(recipe: Recipe, rows: int) -> Held:
+    """Weights, gradients and moments of a recipe whose embedding has `rows` rows.
 
-    float32 weights, their gradients, the optimizer's moments, and the activations of one micro-batch (one sequence for
-    `auto`). Frozen weights, under adapters or a trained head, have neither gradients nor moments.
+    Frozen weights, under adapters or a trained head, have neither gradients nor moments; the adapters and the head,
+    which are few beside them, are not counted.
     """
-    size = size_of(recipe.model, _rows(recipe))
+    size = size_of(recipe.model, rows)
     if isinstance(recipe.objective, ReplacedTokens) and isinstance(recipe.model, Transformer):
-        size = size.plus(size_of(generator_of(recipe.model, recipe.objective), _rows(recipe)))
+        size = size.plus(size_of(generator_of(recipe.model, recipe.objective), rows))
+    model, tuning = recipe.model, recipe.tuning
+    table = model.ngram_embedding if isinstance(model, Transformer) else None
+    entries, trained = 0 if table is None else table.entries, size
+    in_table = entries * (dict(model).get("embedding_width") or model.d_model) if entries else 0
+    if tuning.lora is not None or tuning.freeze == "body":
+        trained, entries, in_table = Size(0, 0), 0, 0
+    elif tuning.freeze == "embeddings":
+        rest = size.rest - rows * model.d_model - in_table
+        trained, entries, in_table = Size(size.matrices, max(0, rest)), 0, 0
+    elif _freezes(model):
+        trained = Size(size.matrices, max(0, size.rest - rows * model.d_model))
+    # one for each entry of the table
+    moments = recipe.optimizer.moments(trained.matrices, trained.rest - in_table) + entries
+    return Held(size.parameters, 4 * size.parameters, 4 * trained.parameters, 4 * moments)
+
+
+def training_bytes(recipe: Recipe, n_shards: int = 1) -> int:
+    """A lower bound on the training memory of one device, in bytes. n_shards: devices that share weights and moments.
+
+    What is held from step to step, and the activations of one micro-batch (one sequence for `auto`).
+    """
+    held = held_in_training(recipe, _rows(recipe))
     sequences = 1 if recipe.training.micro_batch == "auto" else recipe.training.micro_batch
     activations = sequences * recipe.model.context * recipe.model.activation_bytes
-    if recipe.tuning.lora is not None or recipe.tuning.freeze == "body":
-        # trained weights are few beside the frozen ones
-        return 4 * size.parameters + activations
-    trained = size
-    if recipe.tuning.freeze == "embeddings" or _freezes(recipe.model):
-        trained = Size(size.matrices, max(0, size.rest - _rows(recipe) * recipe.model.d_model))
-    return 4 * (size.parameters + trained.parameters + recipe.optimizer.moments(*trained)) + activations
+    return (held.weights + held.gradients + held.moments) // n_shards + activations
 
 
-def check_fits(recipe: Recipe, memory_bytes: int, origins: Mapping[str, str] | None = None) -> None:
+def check_fits(recipe: Recipe, memory_bytes: int, origins: Mapping[str, str] | None = None, n_shards: int = 1) -> None:
     """Refuse a recipe whose training cannot fit into a memory.
 
-    memory_bytes: of the device. origins: from `load`, to name the line of the most relevant key. Raises: RecipeError
-        with the parameter count, bytes needed and bytes available.
+    memory_bytes: of the device. origins: from `load`, to name the line of the most relevant key. n_shards: see
+        `training_bytes`. Raises: RecipeError with the parameter count, bytes needed and bytes available.
     """
-    needed = training_bytes(recipe)
+    needed = training_bytes(recipe, n_shards)
     if needed <= memory_bytes:
         return
     sizes = [(key, value) for key, value in _whole_numbers(recipe) if key in USUAL and value]

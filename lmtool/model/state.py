@@ -67,6 +67,17 @@ class KeyValue(_Pair):
             room = _Room(self.k_BNSH, self.v_BNSH, dtype, n_more)
         return room.write(k_BNTH, v_BNTH)
 
+    def upto(self, n: int) -> "KeyValue":
+        """The cache of the first n positions."""
+        kept = KeyValue(self.k_BNSH[:, :, :n], self.v_BNSH[:, :, :n])
+        kept._room = self._room
+        return kept
+
+    def reclaim(self) -> None:
+        """Give up the slots after these; see `DecodeState.reclaimed`."""
+        if self._room is not None:
+            self._room.used = self.k_BNSH.shape[2]
+
 
 class Memory(NamedTuple):
     """KV cache of cross-attention: keys and values of all source positions, each (B, N, S, H); fixed size."""
@@ -75,7 +86,13 @@ class Memory(NamedTuple):
     v_BNSH: Tensor
 
 
-LayerState = KeyValue | Memory | tuple[Tensor, ...]
+class RowTokens(NamedTuple):
+    """All tokens of each row so far (B, S), for models that look up n-grams of them."""
+
+    tokens_BS: Tensor
+
+
+LayerState = KeyValue | Memory | RowTokens | tuple[Tensor, ...]
 """Cache of one sublayer between calls of `advance`; plain tuples hold fixed-size states, such as (h_BD, c_BD)."""
 
 
@@ -154,6 +171,8 @@ class DecodeState:
         lines_G = torch.tensor(lines, dtype=torch.int64, device=device)
 
         def chosen(layer: LayerState) -> LayerState:
+            if isinstance(layer, RowTokens):
+                return RowTokens(layer.tokens_BS[rows_B])
             if not isinstance(layer, KeyValue | Memory):
                 return tuple(t[rows_B] for t in layer)
             return layer if same_lines else type(layer)(*(t[lines_G] for t in layer))
@@ -209,31 +228,51 @@ class DecodeState:
         n = int(self.padding_B.min())
         padding_B = self.padding_B - n if n else self.padding_B
         state = replace(self, length=self.length - n, padding_B=padding_B if padding_B.any() else None)
-        if self.branches is not None:
-            return replace(state, branches=replace(self.branches, places_PS=self.branches.places_PS - n))
         if not n:
             return state
-        layers = tuple(
-            KeyValue(*(t[:, :, n:] for t in layer)) if isinstance(layer, KeyValue) else layer for layer in self.layers
-        )
-        return replace(state, layers=layers)
+        in_branches = self.branches is not None
+
+        def shorter(layer: LayerState) -> LayerState:
+            if isinstance(layer, RowTokens):
+                return RowTokens(layer.tokens_BS[:, n:])
+            if isinstance(layer, KeyValue) and not in_branches:
+                return KeyValue(*(t[:, :, n:] for t in layer))
+            return layer
+
+        state = replace(state, layers=tuple(shorter(layer) for layer in self.layers))
+        if self.branches is None:
+            return state
+        return replace(state, branches=replace(self.branches, places_PS=self.branches.places_PS - n))
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether the layers hold all positions, as KV caches do; recurrent states hold only the last one."""
+        return all(not layer or isinstance(layer, KeyValue | Memory | RowTokens) for layer in self.layers)
 
     def upto(self, n: int) -> Self | None:
-        """The state after the first n positions, of rows without padding; None where it was not kept.
-
-        KV caches hold all positions, recurrent states only the last one.
+        """The state after the first n positions, of rows without padding on lines of their own; None where it was not
+        kept. Of a prefix, whose positions attend to each other, all must be kept.
         """
         if n == self.length:
             return self
-        layers: list[LayerState] = []
+        if not self.goes_back or self.branches is not None:
+            return None
+
+        def kept(layer: LayerState) -> LayerState:
+            if isinstance(layer, RowTokens):
+                return RowTokens(layer.tokens_BS[:, :n])
+            return layer.upto(n) if isinstance(layer, KeyValue) else layer
+
+        return replace(self, length=n, layers=tuple(kept(layer) for layer in self.layers))
+
+    def reclaimed(self) -> Self:
+        """The same state, which continues in the slots of the states that have continued it, so without a copy; those
+        states are not valid any more.
+        """
         for layer in self.layers:
-            if isinstance(layer, KeyValue) and layer.k_BNSH.shape[2] == self.length:
-                layers.append(KeyValue(layer.k_BNSH[:, :, :n], layer.v_BNSH[:, :, :n]))
-            elif not layer:
-                layers.append(layer)
-            else:
-                return None
-        return replace(self, length=n, layers=tuple(layers))
+            if isinstance(layer, KeyValue):
+                layer.reclaim()
+        return self
 
     def longer(self, n: int) -> Self:
         """The state advanced by n positions, whose layers do not contain these yet."""
@@ -304,6 +343,9 @@ def _join_layer(parts: Sequence[LayerState]) -> LayerState:
         return KeyValue(*(_padded(tensors, front=True) for tensors in columns))
     if isinstance(first, Memory):
         return Memory(*(_padded(tensors, front=False) for tensors in columns))
+    if isinstance(first, RowTokens):
+        longest = max(tokens_BS.shape[1] for tokens_BS in columns[0])
+        return RowTokens(torch.cat([F.pad(tokens_BS, (longest - tokens_BS.shape[1], 0)) for tokens_BS in columns[0]]))
     return tuple(torch.cat(tensors) for tensors in columns)
 
 

@@ -19,10 +19,12 @@ from lmtool.model.language_model import (
     LayerState,
     Output,
     Parts,
+    RowTokens,
     SilentModel,
     UnpredictiveModel,
     summed,
 )
+from lmtool.model.layers.ngrams import NgramEmbedding
 from lmtool.model.layers.parts import Head, Inputs, initialise
 from lmtool.model.layers.positions import longest
 from lmtool.model.layers.stack import Stack
@@ -38,6 +40,9 @@ class TransformerModel(LanguageModel):
         self.context = spec.context
         self.longest = longest(spec)
         self.inputs = Inputs(spec, vocab_size) if inputs is None else inputs
+        self.ngrams = None
+        if spec.ngram_embedding is not None:
+            self.ngrams = NgramEmbedding(spec.ngram_embedding, spec.embedding_width or spec.d_model, vocab_size)
         self.head = Head(spec, vocab_size, self.inputs.tokens)
         self._description = f"{spec.title}, {spec.n_layers} x {spec.d_model}"
         self._description += " shared" if spec.share_layers else ""
@@ -82,7 +87,8 @@ class TransformerModel(LanguageModel):
     ) -> Output:
         """Hidden states (B, T, D) of all tokens at once. past, source_mask: of the source, if any."""
         positions_PT = positions_in_text(batch)
-        x_BTD = self.inputs_of(stack)(batch.tokens_BT, positions_PT, batch.segments_BT)
+        ngrams_BTD = None if self.ngrams is None else self.ngrams.across(batch, positions_PT)
+        x_BTD = self.inputs_of(stack)(batch.tokens_BT, positions_PT, batch.segments_BT, ngrams_BTD)
         mask = stack.mask(batch.prefix_B, batch.keep_BT, batch.documents_BT)
         output: Output
         output, _ = stack(x_BTD, positions_PT, mask, past, source_mask, seen)
@@ -101,15 +107,25 @@ class TransformerModel(LanguageModel):
         positions_PS, keep_BS, seen_BQS = after.places(tokens_BT.shape[1])
         mask = stack.mask(prefix_B, keep_BS, seen_BQS=seen_BQS)
         tokens_GQ = after.on_lines(tokens_BT)
-        x_GQD = self.inputs_of(stack)(tokens_GQ, positions_PS[:, -tokens_GQ.shape[1] :])
+        positions_PQ = positions_PS[:, -tokens_GQ.shape[1] :]
+        past, ngrams_GQD = state.layers, None
+        history: tuple[RowTokens, ...] = ()
+        if self.ngrams is not None:
+            *past_layers, last = state.layers
+            assert isinstance(last, RowTokens)
+            past, before_BS = tuple(past_layers), last.tokens_BS
+            positions_PT = after.on_rows(positions_PQ.expand(len(tokens_GQ), -1))
+            ngrams_GQD = after.on_lines(self.ngrams(tokens_BT, positions_PT, before_BS))
+            history = (RowTokens(torch.cat((before_BS, tokens_BT), 1)),)
+        x_GQD = self.inputs_of(stack)(tokens_GQ, positions_PQ, None, ngrams_GQD)
         output: Output
-        output, layers = stack(x_GQD, positions_PS, mask, state.layers, source_mask, width=after.width)
-        return after.on_rows(output.hidden_BTD), replace(after, layers=layers)
+        output, layers = stack(x_GQD, positions_PS, mask, past, source_mask, width=after.width)
+        return after.on_rows(output.hidden_BTD), replace(after, layers=(*layers, *history))
 
     def parts(self) -> Parts:
         stacks = self.stacks()
         inputs = dict.fromkeys(self.inputs_of(stack) for stack in stacks)
-        below = (*inputs, *(stack.position for stack in stacks))
+        below = (*inputs, self.ngrams, *(stack.position for stack in stacks))
         return [below, *(layer for stack in stacks for layer in stack.parts())]
 
     def describe(self) -> str:
@@ -124,7 +140,10 @@ class TransformerDecoder(TransformerModel):
         self.stack = Stack(spec, causal=True)
 
     def start(self, batch: Batch) -> DecodeState:
-        return DecodeState(0, None, self.stack.start(len(batch.tokens_BT)))
+        layers = self.stack.start(len(batch.tokens_BT))
+        if self.ngrams is not None:
+            layers = (*layers, RowTokens(batch.tokens_BT.new_zeros(len(batch.tokens_BT), 0)))
+        return DecodeState(0, None, layers)
 
     def advance(self, tokens_BT: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
         return self._advance(self.stack, tokens_BT, state)

@@ -15,6 +15,8 @@ CHANGEABLE = (
     "training.micro_tokens.",
     "training.device.",
     "training.precision.",
+    "training.recompute.",
+    "training.shard.",
     "training.compile.",
     "evaluation.",
     "checkpoint.",

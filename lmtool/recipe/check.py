@@ -10,6 +10,9 @@ from lmtool.recipe.document import KeyPath, Mistake, Origin, dotted, escaped, pl
 from lmtool.recipe.grammar import choices, did_you_mean, either, kind_of, nearest, owners, parts, suggestion
 from lmtool.recipe.spec import Recipe, Spec
 
+SUGGESTED = 20
+"""Unknown keys for which the nearest known one is looked for, which takes longest; more are no slips of the pen."""
+
 Locate = Callable[[KeyPath], Origin]
 """Origin of the value at a path, or of its nearest ancestor."""
 
@@ -35,7 +38,9 @@ def check(tree: dict[str, Any], locate: Locate) -> tuple[Recipe | None, list[Mis
             Recipe.model_validate(_without(tree, (), {place.path for place in unknown}))
         except ValidationError as invalid:
             errors += [error for error in invalid.errors(include_url=False) if error["type"] == "value_error"]
-    meant = {(*place.path[:-1], nearest(str(place.path[-1]), place.spec.model_fields)) for place in unknown}
+    slips = unknown[:SUGGESTED]
+    meant = {(*place.path[:-1], nearest(str(place.path[-1]), place.spec.model_fields)) for place in slips}
+    guessed = {place.path for place in slips}
     mistakes: dict[tuple[KeyPath, str], Mistake] = {}
     for error in errors:
         place = _place(error["loc"])
@@ -45,7 +50,8 @@ def check(tree: dict[str, Any], locate: Locate) -> tuple[Recipe | None, list[Mis
         if error["type"] == "value_error":
             told = _misfits(str(error["ctx"]["error"]), place.path, tree, locate)
         else:
-            path, what = _explain(error["type"], place, tree)
+            is_one_of_many = error["type"] == "extra_forbidden" and place.path not in guessed
+            path, what = (place.path, "unknown key") if is_one_of_many else _explain(error["type"], place, tree)
             told = [(path, what, locate(path))]
         for path, what, origin in told:
             text = f"{dotted(path)}: {what}" if path else what

@@ -49,6 +49,8 @@ def _lines(spec: Spec, path: KeyPath) -> Iterator[tuple[str, str]]:
 def _value(value: object) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(_value(item) for item in value)}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_value(key)}: {_value(item)}' for key, item in value.items())}}}"
     if isinstance(value, str):
         return value if _BARE.fullmatch(value) and value.lower() not in _AMBIGUOUS else _quoted(value)
     if value is None or isinstance(value, bool):

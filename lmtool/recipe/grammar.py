@@ -130,6 +130,8 @@ def _choices(schema: dict[str, Any]) -> list[str]:
         items = schema["items"]
         names = {"integer": "whole numbers", "number": "numbers", "string": "texts"}
         return [f"a list of {either(items.get('enum', [names[items['type']]]))} {_limits(items)}".rstrip()]
+    if kind == "object":
+        return [f"a mapping of texts to {_choices(schema['additionalProperties'])[0].replace('a number', 'numbers')}"]
     return {"boolean": ["true", "false"], "null": ["null"], "string": ["text"]}[kind]
 
 

@@ -97,7 +97,8 @@ def load(
     if document.mistakes and document.value is None:
         raise RecipeError([str(mistake) for mistake in document.mistakes])
     if not isinstance(document.value, dict):
-        what = "is empty" if document.value is None else f"holds {shown(document.value)}"
+        # Its content is not quoted: the name may lead to any file that the user can read.
+        what = "is empty" if document.value is None else f"holds {_KINDS[type(document.value)]}"
         raise RecipeError([f"{source}: {what}; a recipe is a mapping of keys such as model and training"])
     return _laid_over(document, source, file.stem, overrides, flags, chosen)
 
@@ -132,6 +133,16 @@ def _laid_over(
         raise RecipeError(list(dict.fromkeys(str(mistake) for mistake in mistakes)))
     origins = {dotted(path): str(layers.origin(path) or "default") for path in leaves(recipe)}
     return Resolved(recipe, name, origins)
+
+
+_KINDS: Mapping[type, str] = {
+    list: "a list",
+    str: "a text",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+}
+"""What the whole of a file may be instead of a mapping."""
 
 
 def _read(file: Path, source: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lmtool.recipe.load import Resolved, Setting, load
-from lmtool.recipe.spec import Causal, HeadSpec, Recipe, Seq2Seq
+from lmtool.recipe.spec import Causal, HeadSpec, Recipe, Seq2Seq, Transformer
 
 NAME = "default"
 """Name of the default recipe, in the names of runs."""
@@ -25,10 +25,17 @@ USUAL_WIDTH = 160
 CLOSED = "tiny"
 """The shipped recipe for text with a closed vocabulary."""
 
-LARGE = 3.0
-"""Megabytes from which a text is read at most about twice in MINUTES on two CPU cores: speed decides there."""
+LARGE, LARGE_LIST = 3.0, 0.8
+"""Megabytes from which a text in pieces, or in characters, is read about three times at most in MINUTES on two CPU
+cores: speed decides there."""
 
-MINUTES = 3.5
+NGRAMS = 4.5
+"""Megabytes from which n-grams of pieces have embeddings: those of a text that is read often learn it by heart."""
+
+ENTRIES = 131_072
+"""Most n-grams that have one."""
+
+MINUTES = 3.75
 """Wall-clock limit of the default recipe, from reading the text to the last measurement."""
 
 CHARACTERS_MEAN = 40
@@ -130,7 +137,9 @@ class DefaultRecipe:
             told: tuple[str, ...] = (f"vocabulary: closed, {reason}; recipe {CLOSED} (-r)",)
             name, settings = CLOSED, []
         else:
-            inferred = [one for one in infer(shape, _width_in(self.overrides)) if not one.is_made(given)]
+            is_decoder = isinstance(model, Transformer) and model.shape == "decoder"
+            found = infer(shape, _width_in(self.overrides), is_decoder)
+            inferred = [one for one in found if not one.is_made(given)]
             told = tuple(str(one) for one in inferred if one.reason)
             name, settings = NAME, _settings(inferred, given)
         if isinstance(objective, Causal) and not model.counts and COMPARISON not in given:
@@ -138,10 +147,11 @@ class DefaultRecipe:
         return load(name, self.overrides, self.flags, settings), told
 
 
-def infer(shape: TextShape, width: int | None = None) -> list[Inferred]:
-    """The settings of the default recipe that depend on the text. width: of the model, where a person has set it."""
+def infer(shape: TextShape, width: int | None = None, is_decoder: bool = True) -> list[Inferred]:
+    """The settings of the default recipe that depend on the text. width: of the model, where a person has set it.
+    is_decoder: whether it can have embeddings of n-grams."""
     megabytes = shape.n_bytes / 1e6
-    is_small, is_large = megabytes < 0.5, megabytes >= LARGE
+    is_small, is_large = megabytes < 0.5, megabytes >= (LARGE_LIST if shape.is_short else LARGE)
     inferred = [_characters(shape)] if shape.is_short else [_pieces(megabytes), _context(megabytes)]
     if shape.is_list:
         reason = f"{shape.documents:,} lines, each by itself"
@@ -152,6 +162,11 @@ def infer(shape: TextShape, width: int | None = None) -> list[Inferred]:
     if is_large and not shape.is_short:
         inferred.append(Inferred("layers", f"3 for {megabytes:.2g} MB, which time is short for", {"model.n_layers": 3}))
     inferred.append(_of_width(width))
+    if is_decoder and megabytes >= (LARGE_LIST if shape.is_short else NGRAMS):
+        longest, min_count = (5, 3) if shape.is_short else (3, 8)
+        reason = f"of n-grams of up to {longest} tokens too, for {megabytes:.2g} MB"
+        table = {"entries": ENTRIES, "longest": longest, "min_count": min_count}
+        inferred.append(Inferred("embeddings", reason, {"model.ngram_embedding": table}))
     dropout = 0.2 if is_small and not shape.is_short else 0.0 if is_large else 0.1
     inferred.append(
         Inferred(

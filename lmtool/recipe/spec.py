@@ -302,6 +302,17 @@ class ModelSpec(Spec):
         return False
 
 
+class NgramTable(Spec):
+    """Embeddings of frequent n-grams of tokens, which the optimizer updates by Adagrad with one scale per row."""
+
+    entries: PositiveInt = 131_072
+    """Most n-grams with an embedding: the most frequent ones of the training text."""
+    longest: Annotated[int, Field(ge=2, le=5)] = 3
+    """Tokens of the longest n-grams; the shortest have two."""
+    min_count: PositiveInt = 4
+    """Fewest occurrences of an n-gram with an embedding."""
+
+
 class Transformer(ModelSpec):
     """A Transformer (Vaswani et al. 2017)."""
 
@@ -389,6 +400,8 @@ class Transformer(ModelSpec):
     """Word vectors to begin with: a file in word2vec's text or binary format, GloVe's or fastText's .vec, or a run."""
     freeze_embeddings: bool = False
     """Keep the embeddings as they begin."""
+    ngram_embedding: NgramTable | None = None
+    """Add to the embedding of a token those of the n-grams that end with it, in a decoder (Huang et al. 2025)."""
 
     @property
     def title(self) -> str:
@@ -491,6 +504,8 @@ class Transformer(ModelSpec):
             yield "norm.first gives the first layer a norm less, but share_layers gives all the same weights"
         if not self.causal_mask and self.shape != "decoder":
             yield f"causal_mask is for shape decoder, not for shape {self.shape}"
+        if self.ngram_embedding is not None and self.shape != "decoder":
+            yield f"ngram_embedding is for shape decoder, not for shape {self.shape}"
 
     def _rotary_mistakes(self, position: RotaryPosition, full_layers: tuple[int, ...]) -> Iterator[str]:
         turned = int((self.head_width or self.d_model // self.n_heads) * position.share)
@@ -1140,7 +1155,10 @@ class Data(Spec):
     """The text to train on."""
 
     train: Strings = ()
-    """Files, folders, globs, or `hf:NAME` for a Hugging Face dataset; .txt, .jsonl, .csv, .parquet, each also .gz."""
+    """Files, folders, globs, or `hf:NAME` for a Hugging Face dataset; .txt, .jsonl, .csv, .parquet, also .gz, .zst."""
+    mixture: dict[str, PositiveFloat] = {}
+    """Texts to mix, each named as in `train`, and their weights: the share of each in every thousand examples. In place
+    of `train`; each ends by itself and begins again."""
     valid: Strings = ()
     """Validation text; when empty, it is split off the training text."""
     column: str = "text"
@@ -1182,12 +1200,19 @@ class Data(Spec):
     isolate_documents: bool = False
     """Mask attention across documents packed into a row."""
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The training texts."""
+        return self.train or tuple(self.mixture)
+
     @model_validator(mode="after")
     def _tasks_stand_alone(self) -> Self:
         given = [key for key in ("train", "valid", "test", "text_columns") if self.tasks and getattr(self, key)]
         mistakes = [f"{key} is for one table, not for tasks" for key in given]
         if self.task_tests and not self.tasks:
             mistakes.append("task_tests are for tasks, of which there are none")
+        if self.mixture and (self.train or self.tasks):
+            mistakes.append("mixture names the texts itself; omit train and tasks")
         if mistakes:
             raise ValueError("\n".join(mistakes))
         return self
@@ -1225,6 +1250,12 @@ class Training(Spec):
     rows takes no more memory than one of short rows; null for no limit besides micro_batch."""
     carry_state: bool = False
     """Carry the state of a recurrent decoder over from the previous step in each row, without its gradient."""
+    recompute: Literal["none", "layers", "auto"] = "auto"
+    """Activations of a Transformer: none keeps all for the backward pass; layers keeps the input of each layer and
+    computes the rest again (Chen et al. 2016); auto does so once memory has run out, before micro_batch halves."""
+    shard: Literal["none", "full", "auto"] = "auto"
+    """How several processes hold a Transformer: none, each all of it (DDP); full, each its share of all weights,
+    gradients and moments (FSDP2; Zhao et al. 2023); auto, full where they do not fit into the memory of one."""
     compile: bool | Literal["auto"] = "auto"
     """Compile the model with torch.compile; auto does so for long runs on a GPU."""
 
@@ -1375,11 +1406,13 @@ class Constant(Spec):
 
 
 class Linear(Spec):
-    """Linear warm-up, then linear decay (BERT)."""
+    """Linear warm-up, then linear decay (BERT), with or without a plateau between them (Hu et al. 2024)."""
 
     kind: Literal["linear"]
     warmup_steps: NonNegativeInt = 0
     """Steps from zero to the peak rate."""
+    decay_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the steps after the warm-up in which the rate decays, the last ones; before them it is the peak."""
     final_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Rate at the last step, as a fraction of the peak."""
 
@@ -1451,6 +1484,8 @@ class Checkpointing(Spec):
     """Number of newest checkpoints to keep; the best one is kept too."""
     keep_optimizer: bool = False
     """Keep the optimizer state of a finished run, so that more steps are bitwise those of an unbroken training."""
+    background: bool = False
+    """Write checkpoints while training goes on, from a copy of weights and moments in CPU memory."""
 
 
 LoggerName = Literal["tensorboard", "wandb", "mlflow"]
@@ -1518,8 +1553,18 @@ class Recipe(Spec):
             mistakes.append(f"training.carry_state is for a recurrent decoder, not for a {self.model.title}")
         if self.training.carry_state and isinstance(self.model, Recurrent) and self.model.attention is not None:
             mistakes.append("training.carry_state would carry all past states of model.attention, more at each step")
+        if self.training.carry_state and self.data.mixture:
+            mistakes.append("training.carry_state carries the state along one text; data.mixture has several")
+        if self.data.mixture and isinstance(self.objective, HeadSpec | Seq2Seq | WeightedCounts):
+            mistakes.append(f"data.mixture is for windows of text, which objective {self.objective.kind} does not read")
+        if self.data.mixture and self.model.counts:
+            mistakes.append(f"data.mixture is for gradients; a model of kind {self.model.kind} reads a text once")
         if self.training.carry_state and self.data.isolate_documents:
             mistakes.append("training.carry_state carries the state across documents; data.isolate_documents does not")
+        if self.training.recompute == "layers" and not isinstance(self.model, Transformer):
+            mistakes.append(f"training.recompute layers is for a Transformer, not for a {self.model.title}")
+        if self.training.shard == "full" and not isinstance(self.model, Transformer):
+            mistakes.append(f"training.shard full is for a Transformer, not for a {self.model.title}")
         mistakes += _tuning_mistakes(self.model, self.objective, self.tuning)
         if self.distillation.teacher is not None:
             mistakes += _teaching_mistakes(self.model, self.objective, self.training)

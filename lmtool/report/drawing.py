@@ -18,7 +18,6 @@ from lmtool.model.size import BEYOND, size_of
 from lmtool.printable import plain
 from lmtool.recipe.spec import (
     AlibiPosition,
-    CharTokenizer,
     HeadSpec,
     LearnedPosition,
     NoPosition,
@@ -27,7 +26,6 @@ from lmtool.recipe.spec import (
     RelativePosition,
     RotaryPosition,
     SinusoidalPosition,
-    TokenizerFile,
     Transformer,
     WindowPattern,
 )
@@ -36,7 +34,7 @@ from lmtool.report.charts import Line, heat_map, heat_table, line_chart
 from lmtool.report.numbers import shown
 from lmtool.report.page import Section, figure, page, table
 from lmtool.report.terminal import plot
-from lmtool.text.tokenizer import Tokenizer
+from lmtool.text.tokenizer import vocabulary_of
 
 CHARACTERS = 128
 """Vocabulary that is assumed where only the text knows it: the characters of ASCII."""
@@ -99,7 +97,7 @@ class Drawing:
 def draw(recipe: Recipe, name: str) -> Drawing:
     """The pictures of a recipe's model. Raises RecipeError for one that no machine holds, and as `Tokenizer.load`."""
     notes = []
-    vocab_size, spec = _vocabulary(recipe), recipe.model
+    vocab_size, spec = vocabulary_of(recipe), recipe.model
     if vocab_size is None:
         vocab_size = CHARACTERS
         notes.append(f"the text decides on the vocabulary; {CHARACTERS} are assumed, -s model.vocab_size=N changes it")
@@ -113,19 +111,6 @@ def draw(recipe: Recipe, name: str) -> Drawing:
         notes.append("of a row the first half is the prefix")
     tree = anatomy(spec, vocab_size, spec.context)
     return Drawing(f"{plain(name)}: {spec.title}", tree, spec.context, notes, list(_masks(recipe)), _signal(recipe))
-
-
-def _vocabulary(recipe: Recipe) -> int | None:
-    """Rows of the embedding; None where only the text knows."""
-    match recipe.tokenizer:
-        case _ if recipe.model.vocab_size:
-            return recipe.model.vocab_size
-        case CharTokenizer():
-            return None
-        case TokenizerFile(path=path):
-            return Tokenizer.load(path).vocab_size
-        case tokenizer:
-            return tokenizer.vocab_size
 
 
 def _masks(recipe: Recipe) -> Iterator[MaskPicture]:

@@ -56,8 +56,8 @@ class History:
         results = self.results.get("", {})
         if results.get("bits_per_byte") and results.get("loss"):
             return float(results["bits_per_byte"]) / float(results["loss"])
-        bytes_per_token = (self.run.info.get("data") or {}).get("bytes_per_token")
-        return None if not bytes_per_token else 1 / (math.log(2) * float(bytes_per_token))
+        bytes_per_token = self.run.info.data and self.run.info.data.bytes_per_token
+        return None if not bytes_per_token else 1 / (math.log(2) * bytes_per_token)
 
     @property
     def best(self) -> Record | None:
@@ -112,7 +112,7 @@ class History:
             "tokens": None if tokens is None else int(tokens),
             "seconds": seconds,
             "tokens_per_second": round(tokens / seconds) if tokens and seconds else None,
-            "model": self.run.info["summary"],
+            "model": self.run.info.summary,
             "state": self.run.state,
         }
 

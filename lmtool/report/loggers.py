@@ -121,7 +121,7 @@ def _numbers(record: Mapping[str, object], prefix: str) -> dict[str, float]:
 
 def identity(run: Run) -> str:
     """A name of a run for other programs, which stays when the run is resumed."""
-    return hashlib.sha256(f"{run.name} {run.info['created']}".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{run.name} {run.info.created}".encode()).hexdigest()[:16]
 
 
 class _TensorBoard:

@@ -53,7 +53,7 @@ def training_page(histories: Sequence[History], *, refresh: int | None = None) -
             sections.append(Section(f"Samples{of}", _samples(history.samples)))
         sections.append(Section(f"Recipe{of}", _recipe(history)))
         sections.append(Section(f"How it was trained{of}", _sessions(history)))
-    lead = "" if several else f"{history.run.info['summary']}; {history.run.state}, step {history.last.get('step', 0)}"
+    lead = "" if several else f"{history.run.info.summary}; {history.run.state}, step {history.last.get('step', 0)}"
     return page(title, sections, lead=lead, refresh=refresh)
 
 
@@ -299,35 +299,32 @@ def _recipe(history: History) -> Markup:
 def _sessions(history: History) -> Markup:
     """Data, tokenizer, machine, and each start and resumption."""
     info = history.run.info
-    shown: list[tuple[str, TableCell]] = [("made", _time(info.get("created"))), ("state", history.run.state)]
-    shown += [("data", line) for line in (info.get("data") or {}).get("lines", ())]
+    shown: list[tuple[str, TableCell]] = [("made", _time(info.created)), ("state", history.run.state)]
+    shown += [("data", line) for line in (info.data.lines if info.data else ())]
     shown += [(f"{name} fingerprint", str(value)) for name, value in history.run.fingerprints.items() if value]
-    if base := info.get("base"):
-        shown.append(("initialized from", f"{base['checkpoint']} of {base['run']}"))
-    if teacher := info.get("teacher"):
-        shown.append(("distilled from", f"{teacher['checkpoint']} of {teacher['run']}"))
+    if base := info.base:
+        shown.append(("initialized from", f"{base.checkpoint} of {base.run}"))
+    if teacher := info.teacher:
+        shown.append(("distilled from", f"{teacher.checkpoint} of {teacher.run}"))
     if origin := history.run.origin:
-        shown.append(("imported from", str(origin["reference"])))
+        shown.append(("imported from", origin.reference))
     rows = [
         [
-            _time(session["started"]),
-            "start" if session["step"] == 0 else f"resumed at step {session['step']}",
-            _time(session["ended"]),
-            str(session["outcome"] or ""),
-            shlex.join(map(str, session["command"])),
-            ", ".join(f"{k} {v}" for k, v in session["environment"].items() if v is not None),
+            _time(session.started),
+            "start" if session.step == 0 else f"resumed at step {session.step}",
+            "" if session.ended is None else _time(session.ended),
+            session.outcome or "",
+            shlex.join(session.command),
+            ", ".join(f"{k} {v}" for k, v in session.environment.items() if v is not None),
         ]
-        for session in info["sessions"]
+        for session in info.sessions
     ]
     columns = ["started", "from", "ended", "outcome", "command", "machine"]
     return Markup("").join([facts(shown), table(columns, rows, caption="Sessions")])
 
 
-def _time(stamp: object) -> str:
-    try:
-        return f"{datetime.fromisoformat(str(stamp)).astimezone():%Y-%m-%d %H:%M:%S}"
-    except ValueError:
-        return ""
+def _time(stamp: str) -> str:
+    return f"{datetime.fromisoformat(stamp).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
 def _cell(value: object) -> TableCell:

@@ -182,13 +182,16 @@ def save(
     folder: Path,
     step: int,
     model: "Mapping[str, Tensor | Deferred]",
-    optimizer: "Mapping[str, Tensor]",
+    optimizer: "Mapping[str, Tensor | Deferred]",
     state: Mapping[str, object],
     *,
     best_step: int | None,
     keep_last: int,
+    superseded: int | None = None,
 ) -> Checkpoint:
     """Write a checkpoint, then remove those that are neither among the last `keep_last` nor the best.
+
+    superseded: the step of one that counts no longer, see `prune`.
 
     The caller holds the lock of the run. An existing complete checkpoint of the step is kept, since training is
     deterministic. Anything else of that name is set aside. Of tied tensors, pass only one.
@@ -222,7 +225,7 @@ def save(
             fix="free some disk space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check this folder",
         ) from error
     try:
-        prune(folder, {step, best_step}, keep_last)
+        prune(folder, {step, best_step}, keep_last, superseded)
     except OSError as error:
         raise ResourceError(
             f"saved step {step}, but cannot remove an older checkpoint: {error.strerror or error}",
@@ -303,10 +306,16 @@ class _Meter:
             yield chunk
 
 
-def prune(folder: Path, spared: Collection[int | None], keep_last: int) -> None:
-    """Remove all checkpoints but the last `keep_last` and those of the steps `spared`. Raises OSError."""
-    for step, path in listed(folder)[:-keep_last]:
-        if step not in spared:
+def prune(folder: Path, spared: Collection[int | None], keep_last: int, superseded: int | None = None) -> None:
+    """Remove all checkpoints but the last `keep_last` and those of the steps `spared`. Raises OSError.
+
+    superseded: the step of one that is removed as well, and is none of the last: of an interruption, when training
+    has gone on, so that the same ones are left as without it.
+    """
+    checkpoints = listed(folder)
+    last = [step for step, _ in checkpoints if step != superseded][-keep_last:]
+    for step, path in checkpoints:
+        if step not in last and step not in spared:
             # Renamed first, atomically: a kill in the middle leaves no partial checkpoint.
             doomed = path.with_name(f"{durable.TEMPORARY}{path.name}")
             path.rename(doomed)

@@ -9,13 +9,14 @@ metrics.json too, and one whose session has ended report.html.
 
 import errno
 import importlib.metadata
-import json
 import os
 import platform
 import re
 import secrets
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -23,12 +24,26 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from lmtool import __version__, durable
+from lmtool import __version__, durable, records
 from lmtool.errors import CheckpointError, ResourceError, UsageError
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run.checkpoint import MANIFEST, OPTIMIZER, Checkpoint
-from lmtool.run.lock import RunLock, is_held
-from lmtool.run.log import Log
+from lmtool.run.files import (
+    FORMAT,
+    Imported,
+    LastValidation,
+    RunInfo,
+    SampleRecord,
+    SavedFloors,
+    SavedResults,
+    SavedSplit,
+    Session,
+    StepRecord,
+    Validated,
+    read,
+)
+from lmtool.run.lock import LOCK_FILE, RunLock, is_held
+from lmtool.run.log import Log, LogMarks
 from lmtool.run.places import INFO, remember, runs_root
 
 if TYPE_CHECKING:
@@ -36,13 +51,15 @@ if TYPE_CHECKING:
 
     from lmtool.run.tensors import Deferred
 
-FORMAT = 1
 RECIPE, TOKENIZER = "recipe.yaml", "tokenizer.json"
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 """The roles of the special tokens of a published model's tokenizer."""
 
 METRICS, SAMPLES, CHECKPOINTS = "metrics.jsonl", "samples.jsonl", "checkpoints"
+
+LOGS = "logs.json"
+"""Size and SHA-256 of both logs when they were synced last, by which damage of them is found."""
 
 SPLIT = "split.json"
 """Indices of the table rows held out for validation."""
@@ -72,6 +89,7 @@ FILES = (
     TOKENIZER_CONFIG,
     METRICS,
     SAMPLES,
+    LOGS,
     VALIDATED,
     SPLIT,
     FLOOR,
@@ -91,13 +109,14 @@ class Run:
     As a context manager it releases the lock on exit.
     """
 
-    def __init__(self, path: Path, info: dict[str, Any]) -> None:
+    def __init__(self, path: Path, info: RunInfo) -> None:
         """Use `create` or `open`."""
         self.path = path
         self.info = info
-        self.metrics = Log(path / METRICS)
-        self.samples = Log(path / SAMPLES)
+        self.metrics = Log(path / METRICS, StepRecord)
+        self.samples = Log(path / SAMPLES, SampleRecord)
         self._lock: RunLock | None = None
+        self._writer: ThreadPoolExecutor | None = None
 
     @classmethod
     def create(
@@ -113,44 +132,48 @@ class Run:
         teacher: Mapping[str, object] | None = None,
         origin: Mapping[str, object] | None = None,
         data: Mapping[str, object] | None = None,
+        retry: bool = False,
     ) -> Self:
         """A new run, locked: in `folder`, or if None in a new folder of `runs_root()` named after day and recipe.
 
         name: the recipe's. summary: one line on the model, for `lmtool runs ls`. recipe: the resolved recipe as YAML.
         tokenizer: the content of its files by name, tokenizer.json first. fingerprints: of "data" and "tokenizer",
         compared on resume. base, teacher: the runs and checkpoints that it is initialised and distilled from, if any.
-        origin: where it was imported from, if it was. data: what is told of the training data. Raises as `check_folder`
-        does.
+        origin: where it was imported from, if it was. data: what is told of the training data. retry: see
+        `check_folder`, which says what is raised.
         """
-        check_folder(folder)
+        check_folder(folder, retry)
         path = folder or runs_root()
+        info = RunInfo.model_validate(
+            {
+                "format": FORMAT,
+                "recipe": name,
+                "summary": summary,
+                "created": _now(),
+                "fingerprints": dict(fingerprints),
+                "base": base,
+                "teacher": teacher,
+                "origin": origin,
+                "data": data,
+                "sessions": [],
+            }
+        )
         try:
             path = new_folder(name) if folder is None else folder
             path.mkdir(parents=True, exist_ok=True)
-            run = cls(path, {})
+            run = cls(path, info)
             run._lock = RunLock(path)
         except OSError as error:
             raise _unwritable(path, error) from error
         try:
+            if retry and _is_aborted(path):
+                _clear(path)
             _refuse_used(path)
             durable.write_new(path / RECIPE, [recipe.encode()])
             for file, content in tokenizer.items():
                 durable.write_new(path / file, [content])
             (path / CHECKPOINTS).mkdir()
-            run._write_info(
-                {
-                    "format": FORMAT,
-                    "recipe": name,
-                    "summary": summary,
-                    "created": _now(),
-                    "fingerprints": dict(fingerprints),
-                    "base": None if base is None else dict(base),
-                    "teacher": None if teacher is None else dict(teacher),
-                    "origin": None if origin is None else dict(origin),
-                    "data": None if data is None else dict(data),
-                    "sessions": [],
-                }
-            )
+            run._write_info(info)
             durable.sync_directory(path.absolute().parent)
         except BaseException as error:
             run.release()
@@ -190,19 +213,18 @@ class Run:
     @property
     def fingerprints(self) -> dict[str, str]:
         """Fingerprints of the data and the tokenizer when the run was created."""
-        return dict(self.info["fingerprints"])
+        return self.info.fingerprints.model_dump()
 
     @property
-    def origin(self) -> dict[str, Any] | None:
+    def origin(self) -> Imported | None:
         """Where it was imported from; None for a run that was trained here."""
-        found: dict[str, Any] | None = self.info.get("origin")
-        return found
+        return self.info.origin
 
     @property
     def last_started(self) -> str:
         """When it was last started or resumed, ISO 8601 in UTC."""
-        sessions = self.info["sessions"]
-        return str(sessions[-1]["started"] if sessions else self.info["created"])
+        sessions = self.info.sessions
+        return sessions[-1].started if sessions else self.info.created
 
     @property
     def state(self) -> RunState:
@@ -214,8 +236,8 @@ class Run:
             return "running"
         if self.origin is not None:
             return "imported"
-        sessions = self.info["sessions"]
-        return "finished" if sessions and sessions[-1]["outcome"] == "finished" else "stopped"
+        sessions = self.info.sessions
+        return "finished" if sessions and sessions[-1].outcome == "finished" else "stopped"
 
     def keep_features(self, source: Self, checkpoint: Checkpoint) -> None:
         """Copy another run with one checkpoint, without its optimizer state, into this one. Raises ResourceError."""
@@ -246,7 +268,10 @@ class Run:
             self.info = _read_info(self.path)
 
     def release(self) -> None:
-        """Release the lock, if held."""
+        """Release the lock, if held, once all that is being saved is written."""
+        if self._writer is not None:
+            self._writer.shutdown()
+            self._writer = None
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -257,29 +282,32 @@ class Run:
         step: int,
         command: Sequence[str],
         environment: Mapping[str, object],
-        validated: Mapping[str, object] | None = None,
+        validated: Validated | None = None,
         pending: bool = False,
-    ) -> None:
+    ) -> list[str]:
         """Begin a session after `step` steps, and discard what a killed session left beyond that step.
 
         Later records of metrics and samples are removed; later checkpoints are set aside (renamed to step-....aside-1).
         An earlier session's final test scores are removed, since another checkpoint may become the best.
         command: as typed. environment: as from `describe_environment`. validated: see `note_validation`. pending: the
         step is still to be validated and logged.
+        Returns what of the logs was found damaged or missing, a line each, and removed.
         Raises ResourceError when the directory cannot be written.
         """
         self._require_lock()
-        for log in (self.metrics, self.samples):
-            log.rewind(step - pending)
-        session = {
-            "started": _now(),
-            "step": step,
-            "pid": os.getpid(),
-            "command": list(command),
-            "environment": dict(environment),
-            "ended": None,
-            "outcome": None,
-        }
+        session = Session.model_validate(
+            {
+                "started": _now(),
+                "step": step,
+                "pid": os.getpid(),
+                "command": list(command),
+                "environment": dict(environment),
+                "ended": None,
+                "outcome": None,
+            }
+        )
+        sessions = [*self.info.sessions, session]
+        found = self._rewind_logs(sessions[0].step, step - pending)
         try:
             checkpoints.sweep(self.path / CHECKPOINTS)
             for later, path in checkpoints.listed(self.path / CHECKPOINTS):
@@ -289,51 +317,92 @@ class Run:
             if validated is None:
                 (self.path / VALIDATED).unlink(missing_ok=True)
             else:
-                durable.replace(self.path / VALIDATED, _encode(dict(validated)))
-            self._write_info(self.info | {"sessions": [*self.info["sessions"], session]})
+                durable.replace(self.path / VALIDATED, records.encode(validated.model_dump()))
+            self._write_info(self.info.model_copy(update={"sessions": sessions}))
         except OSError as error:
             raise _unwritable(self.path, error) from error
         remember(self.path)
+        return found
 
-    def note_validation(self, validated: Mapping[str, Any], keep_last: int | None = None) -> None:
-        """Record the result of the validation after a checkpoint: "step", "best_step" and what the caller needs.
+    def _rewind_logs(self, first: int, step: int) -> list[str]:
+        """Remove the records after a step; returns what of those before was found damaged or missing.
+
+        first: the step before the first one that the run has a record of.
+        """
+        found = self.check_logs(first, step)
+        try:
+            # without marks the logs may be changed
+            (self.path / LOGS).unlink(missing_ok=True)
+            self.metrics.rewind(step)
+            self.samples.rewind(step)
+            self._sync_logs()
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        return found
+
+    def check_logs(self, first: int, step: int) -> list[str]:
+        """What of the logs of the steps first + 1 to `step` is damaged or missing, a line each."""
+        marks = None
+        with suppress(FileNotFoundError, ValueError):
+            marks = records.read(LogMarks, (self.path / LOGS).read_bytes())
+        found = self.metrics.check(step, None if marks is None else marks.metrics, range(first + 1, step + 1))
+        return found + self.samples.check(step, None if marks is None else marks.samples)
+
+    def _sync_logs(self) -> None:
+        """Make the logs durable, and note how they are. Raises OSError."""
+        self.metrics.sync()
+        self.samples.sync()
+        marks = LogMarks(metrics=self.metrics.mark(), samples=self.samples.mark())
+        if marks.metrics.bytes or marks.samples.bytes:
+            durable.replace(self.path / LOGS, records.encode(marks.model_dump()))
+
+    def note_validation(
+        self, validated: Validated, keep_last: int | None = None, superseded: int | None = None
+    ) -> None:
+        """Record the result of the validation after a checkpoint.
 
         A checkpoint that was the best until then is removed unless it is among the last `keep_last`; None keeps all.
-        Raises ResourceError when it cannot be written.
+        superseded: see `checkpoint.prune`. Raises ResourceError when it cannot be written.
         """
         self._require_lock()
         try:
-            self.metrics.sync()
-            self.samples.sync()
-            durable.replace(self.path / VALIDATED, _encode(dict(validated)))
+            self._sync_logs()
+            durable.replace(self.path / VALIDATED, records.encode(validated.model_dump()))
             if keep_last is not None:
-                checkpoints.prune(self.path / CHECKPOINTS, {validated["step"], validated["best_step"]}, keep_last)
+                spared = {validated.step, validated.best_step}
+                checkpoints.prune(self.path / CHECKPOINTS, spared, keep_last, superseded)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+
+    def tidy(self, keep_last: int, superseded: int | None = None) -> None:
+        """Remove the checkpoints, and parts of one, that a killed session has left; see `checkpoint.prune`.
+
+        Raises ResourceError, and CheckpointError as `validated` does.
+        """
+        self._require_lock()
+        folder = self.path / CHECKPOINTS
+        try:
+            checkpoints.sweep(folder)
+            checkpoints.prune(folder, {self.best_step}, keep_last, superseded)
         except OSError as error:
             raise _unwritable(self.path, error) from error
 
     @property
-    def validated(self) -> dict[str, Any] | None:
+    def validated(self) -> Validated | None:
         """The last record of `note_validation`; None before any validation.
 
         Raises CheckpointError when the file is damaged.
         """
         file = self.path / VALIDATED
-        try:
-            noted = json.loads(file.read_bytes())
-            if isinstance(noted["step"], int) and isinstance(noted["best_step"], int | None):
-                return dict(noted)
-        except FileNotFoundError:
+        if not os.path.lexists(file):
             return None
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            pass
-        raise CheckpointError(
-            f"{VALIDATED} of this run is damaged",
-            where=str(file),
-            fix="delete it: lmtool resume then repeats the last validation",
-        )
+        return read(Validated, file, "delete it: lmtool resume then repeats the last validation")
 
     def write_recipe(self, recipe: str) -> None:
-        """Replace recipe.yaml, when a run is resumed with a changed recipe. Raises ResourceError."""
+        """Replace recipe.yaml, when a resumed run has another recipe, or a running one another length.
+
+        Raises ResourceError.
+        """
         self._require_lock()
         try:
             durable.replace(self.recipe_path, recipe.encode())
@@ -348,12 +417,13 @@ class Run:
         Raises ResourceError when it cannot be written.
         """
         self._require_lock()
-        *earlier, session = self.info["sessions"]
+        *earlier, session = self.info.sessions
         ended: dict[str, object] = {"ended": _now(), "outcome": outcome}
         if validation is not None:
-            ended["validation"] = dict(validation)
+            ended["validation"] = LastValidation.model_validate(dict(validation))
         try:
-            self._write_info(self.info | {"sessions": [*earlier, session | ended]})
+            sessions = [*earlier, session.model_copy(update=ended)]
+            self._write_info(self.info.model_copy(update={"sessions": sessions}))
         except OSError as error:
             raise _unwritable(self.path, error) from error
 
@@ -361,22 +431,47 @@ class Run:
         self,
         step: int,
         model: "Mapping[str, Tensor | Deferred]",
+        optimizer: "Mapping[str, Tensor | Deferred]",
+        state: Mapping[str, object],
+        *,
+        best_step: int | None,
+        keep_last: int,
+        superseded: int | None = None,
+    ) -> Checkpoint:
+        """`checkpoint.save` in this run. Log the records of a step before saving it: a resumed run starts after it."""
+        self._require_lock()
+        try:
+            self._sync_logs()
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        return checkpoints.save(
+            self.path / CHECKPOINTS,
+            step,
+            model,
+            optimizer,
+            state,
+            best_step=best_step,
+            keep_last=keep_last,
+            superseded=superseded,
+        )
+
+    def save_later(
+        self,
+        step: int,
+        model: "Mapping[str, Tensor]",
         optimizer: "Mapping[str, Tensor]",
         state: Mapping[str, object],
         *,
         best_step: int | None,
         keep_last: int,
-    ) -> Checkpoint:
-        """`checkpoint.save` in this run. Log the records of a step before saving it: a resumed run starts after it."""
+        superseded: int | None = None,
+    ) -> "Future[Checkpoint]":
+        """`save` in a thread, one after the other. The caller changes none of what it gives."""
         self._require_lock()
-        try:
-            self.metrics.sync()
-            self.samples.sync()
-        except OSError as error:
-            raise _unwritable(self.path, error) from error
-        return checkpoints.save(
-            self.path / CHECKPOINTS, step, model, optimizer, state, best_step=best_step, keep_last=keep_last
-        )
+        if self._writer is None:
+            self._writer = ThreadPoolExecutor(1)
+        save = partial(self.save, best_step=best_step, keep_last=keep_last, superseded=superseded)
+        return self._writer.submit(save, step, model, optimizer, state)
 
     def newest(self, *, optimizer: bool = True) -> tuple[Checkpoint, list[str]]:
         """`checkpoint.newest_valid` of this run: the checkpoint to resume from, and warnings about damaged ones."""
@@ -405,26 +500,38 @@ class Run:
         Raises CheckpointError when the file is damaged.
         """
         file = self.path / RESULTS
-        try:
-            found: dict[str, Any] = json.loads(file.read_bytes())
-            scores = {name: dict(scores.items()) for name, scores in found.get("tasks", {"": found}).items()}
-            next(iter(scores))
-            return scores
-        except FileNotFoundError:
+        if not os.path.lexists(file):
             return {}
-        except (OSError, ValueError, TypeError, AttributeError, StopIteration, RecursionError) as error:
-            raise CheckpointError(
-                f"{RESULTS} of this run is damaged",
-                where=str(file),
-                fix="delete it: lmtool resume then evaluates the run again",
-            ) from error
+        found = read(SavedResults, file, "delete it: lmtool resume then evaluates the run again")
+        return {name: figures.model_dump(exclude_unset=True) for name, figures in found.by_task.items()}
+
+    def write_results(self, content: Mapping[str, Any]) -> None:
+        """Write metrics.json; NaN and infinities become null. Raises ResourceError."""
+        try:
+            durable.replace(self.path / RESULTS, records.encode(records.finite(content)))
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
 
     @property
-    def interrupted(self) -> dict[str, Any] | None:
+    def saved_split(self) -> SavedSplit | None:
+        """The rows held out from its tables; None without any. Raises CheckpointError when the file is damaged."""
+        file = self.path / SPLIT
+        if not os.path.lexists(file):
+            return None
+        return read(SavedSplit, file, "restore it from a copy, or start a new run")
+
+    @property
+    def saved_floors(self) -> SavedFloors | None:
+        """What floor.json holds; None where there is none. Raises CheckpointError when the file is damaged."""
+        file = self.path / FLOOR
+        if not os.path.lexists(file):
+            return None
+        return read(SavedFloors, file, "delete it: lmtool resume then measures it again")
+
+    @property
+    def interrupted(self) -> LastValidation | None:
         """The validation passed to `end` by the last session; None where there was none."""
-        sessions = self.info["sessions"]
-        found: dict[str, Any] | None = sessions[-1].get("validation") if sessions else None
-        return found
+        return self.info.sessions[-1].validation if self.info.sessions else None
 
     def newer_than(self, step: int) -> int | None:
         """The step of the newest checkpoint after a step, complete or not; None where there is none."""
@@ -434,11 +541,10 @@ class Run:
     @property
     def best_step(self) -> int | None:
         """The step of the best validation; None before any."""
-        if (validation := self.interrupted) is not None and validation["is_best"]:
-            return int(validation["step"])
+        if (validation := self.interrupted) is not None and validation.is_best:
+            return validation.step
         if (noted := self.validated) is not None:
-            best: int | None = noted["best_step"]
-            return best
+            return noted.best_step
         # without a record, from the newest manifest
         for _, path in reversed(checkpoints.listed(self.path / CHECKPOINTS)):
             with suppress(CheckpointError):
@@ -466,22 +572,19 @@ class Run:
         if self._lock is None:
             raise RuntimeError("only the process that holds the lock of a run writes to it")
 
-    def _write_info(self, info: dict[str, Any]) -> None:
-        durable.replace(self.path / INFO, _encode(info))
+    def _write_info(self, info: RunInfo) -> None:
+        durable.replace(self.path / INFO, records.encode(info.model_dump(exclude_unset=True)))
         self.info = info
 
 
-def _encode(content: Mapping[str, Any]) -> bytes:
-    return json.dumps(content, indent=1, allow_nan=False).encode("ascii") + b"\n"
-
-
-def check_folder(folder: Path | None) -> None:
+def check_folder(folder: Path | None, retry: bool = False) -> None:
     """Fail early where `create` would fail after minutes of data preparation.
 
+    retry: a run that ended before its first checkpoint may be in `folder`; `create` removes it.
     Raises UsageError when `folder` holds a run already, ResourceError when it (or `runs_root()`) cannot be written.
     """
     path = folder or runs_root()
-    if folder is not None:
+    if folder is not None and not (retry and _is_aborted(folder)):
         _refuse_used(folder)
     nearest = next(parent for parent in (path, *path.absolute().parents) if os.path.exists(parent))
     try:
@@ -544,6 +647,28 @@ def _refuse_used(folder: Path) -> None:
             )
 
 
+def is_begun(folder: Path) -> bool:
+    """Whether a folder holds a run with a checkpoint, complete or not."""
+    return os.path.lexists(folder / INFO) and bool(checkpoints.listed(folder / CHECKPOINTS))
+
+
+def _is_aborted(folder: Path) -> bool:
+    """Whether a folder holds what a session has left that ended before its first checkpoint."""
+    entries = [] if not (folder / CHECKPOINTS).is_dir() else os.listdir(folder / CHECKPOINTS)
+    return (folder / LOCK_FILE).exists() and all(name.startswith(durable.TEMPORARY) for name in entries)
+
+
+def _clear(folder: Path) -> None:
+    """Remove the files of a run; run.json first, so that none is taken for a run without its other parts."""
+    for name in FILES:
+        path = folder / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    durable.sync_directory(folder)
+
+
 def _unwritable(path: Path, error: OSError) -> ResourceError:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return ResourceError(
@@ -553,43 +678,8 @@ def _unwritable(path: Path, error: OSError) -> ResourceError:
     )
 
 
-def _read_info(path: Path) -> dict[str, Any]:
-    file = path / INFO
+def _read_info(path: Path) -> RunInfo:
     try:
-        info = json.loads(file.read_bytes())
-        if info["format"] != FORMAT:
-            problem = f"{INFO} has format {info['format']!r:.20}; this lmtool reads {FORMAT}"
-        elif _is_complete(info):
-            return dict(info)
-        else:
-            problem = f"{INFO} is damaged"
-    except FileNotFoundError:
-        problem = f"{INFO} is missing"
-    except OSError as error:
-        problem = f"{INFO} cannot be read: {error.strerror}"
-    except (ValueError, KeyError, TypeError, RecursionError):
-        problem = f"{INFO} is damaged"
-    raise CheckpointError(
-        f"this is not a complete run: {problem}", where=str(file), fix="name another run (lmtool runs ls)"
-    )
-
-
-def _is_complete(info: dict[str, Any]) -> bool:
-    """Whether everything written by `create` and `start` is there. May raise KeyError or TypeError."""
-    return (
-        all(isinstance(info[key], str) for key in ("recipe", "summary", "created"))
-        and isinstance(info["fingerprints"], dict)
-        and all(
-            isinstance(session["started"], str)
-            and isinstance(session["step"], int)
-            and isinstance(session["command"], list)
-            and isinstance(session["environment"], dict)
-            and "outcome" in session
-            and _is_validation(session.get("validation"))
-            for session in info["sessions"]
-        )
-    )
-
-
-def _is_validation(noted: Any) -> bool:
-    return noted is None or (isinstance(noted["step"], int) and isinstance(noted["is_best"], bool))
+        return read(RunInfo, path / INFO, "name another run (lmtool runs ls)")
+    except CheckpointError as error:
+        raise CheckpointError(f"this is not a complete run: {error.what}", where=error.where, fix=error.fix) from error

@@ -103,8 +103,8 @@ def summarise(path: Path) -> Summary:
                 losses.append(float(loss))
                 if best_step in (None, record["step"]):
                     best = {**record, "loss": loss}
-        if (aside := run.interrupted) is not None and aside["step"] == best_step:
-            best = aside
+        if (aside := run.interrupted) is not None and aside.step == best_step:
+            best = aside.model_dump()
         results = run.results or best
         metric, value = _counting(results)
         part = str(results.get("part", "validation"))
@@ -113,8 +113,8 @@ def summarise(path: Path) -> Summary:
     return Summary(
         name=run.name,
         path=str(path),
-        recipe=run.info["recipe"],
-        model=run.info["summary"],
+        recipe=run.info.recipe,
+        model=run.info.summary,
         step=max([step, *(entry.step for entry in saved)]),
         valid_loss=losses[-1] if losses else None,
         best_valid_loss=min(losses, default=None),

@@ -1,30 +1,56 @@
 """Append-only logs of a run, one JSON object a line: metrics and samples."""
 
+import hashlib
 import json
-import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lmtool import durable
+from pydantic import BaseModel, NonNegativeInt
+
+from lmtool import durable, records
 from lmtool.errors import CheckpointError, ResourceError
+from lmtool.records import FileModel
 
 Record = dict[str, Any]
 
+LISTED = 5
+"""Lines or steps that a message names."""
+
+
+class LogMark(FileModel):
+    """The first `bytes` bytes of a log, and their SHA-256."""
+
+    bytes: NonNegativeInt
+    sha256: str
+
+
+class LogMarks(FileModel):
+    """The content of logs.json."""
+
+    metrics: LogMark
+    samples: LogMark
+
 
 class Log:
-    """One log file. Every record has its `step`. Appending needs the lock of the run; reading needs nothing."""
+    """One log file. Every record has its `step`. Appending needs the lock of the run; reading needs nothing.
 
-    def __init__(self, path: Path) -> None:
+    kind: what a record is.
+    """
+
+    def __init__(self, path: Path, kind: type[BaseModel]) -> None:
         self.path = path
+        self._kind = kind
+        self._digest: tuple[int, Any] | None = None
+        """Bytes of the file, and the running SHA-256 of them, once they are known."""
 
     def append(self, record: Mapping[str, object]) -> None:
         """Append one record, which survives a crash of this process on return. NaN and infinities become null.
 
         Raises ResourceError when it cannot be written; the log is then unchanged.
         """
-        line = json.dumps({key: _finite(value) for key, value in record.items()}, allow_nan=False) + "\n"
+        line = json.dumps(records.finite(record), allow_nan=False) + "\n"
         try:
             with self.path.open("ab", buffering=0) as file:
                 end = file.tell()
@@ -38,16 +64,65 @@ class Log:
             raise ResourceError(
                 f"cannot write the log: {error.strerror}", where=str(self.path), fix="free some disk space"
             ) from error
+        if self._digest is not None:
+            size, digest = self._digest
+            digest.update(line.encode("ascii"))
+            self._digest = size + len(line), digest
+
+    def mark(self) -> LogMark:
+        """The whole log as it is now. Raises OSError."""
+        if self._digest is None:
+            digest = hashlib.sha256()
+            size = 0
+            if self.path.exists():
+                with self.path.open("rb") as file:
+                    while block := file.read(1 << 20):
+                        digest.update(block)
+                        size += len(block)
+            self._digest = size, digest
+        size, digest = self._digest
+        return LogMark(bytes=size, sha256=digest.hexdigest())
+
+    def check(self, step: int, mark: LogMark | None, expected: Sequence[int] = ()) -> list[str]:
+        """What is damaged or missing up to a step, a line each. mark: of an earlier time. expected: steps in order.
+
+        An incomplete last line is that of a killed process.
+        """
+        digest, left = hashlib.sha256(), 0 if mark is None else mark.bytes
+        damaged: list[int] = []
+        seen: set[int] = set()
+        last = 0
+        is_ordered = True
+        for number, line, record, _ in self._lines():
+            digest.update(line[:left])
+            left -= min(left, len(line))
+            if record is None:
+                damaged += [number] if line.endswith(b"\n") else []
+            elif record["step"] <= step:
+                is_ordered &= record["step"] >= last
+                last = record["step"]
+                seen.add(last)
+        name = self.path.name
+        found = []
+        if damaged:
+            found.append(f"{name}: damaged and removed: {_listed('line', damaged)}")
+        if missing := [wanted for wanted in expected if wanted not in seen]:
+            found.append(f"{name} has no record of {_listed('step', missing)}")
+        if not found and not is_ordered:
+            found.append(f"{name}: its records are not in the order of their steps")
+        if not found and mark is not None and (left or digest.hexdigest() != mark.sha256):
+            found.append(f"{name} has been changed since it was written: its numbers may be wrong")
+        return found
 
     def read(self) -> Iterator[Record]:
         """All records, in order. An incomplete last line is being written, and skipped.
 
         Raises CheckpointError at a line that is not a record.
         """
-        for number, line, record in self._lines():
+        for number, line, record, why in self._lines():
             if record is None and line.endswith(b"\n"):
                 raise CheckpointError(
-                    "this line of the log is not a JSON object with a step",
+                    f"this line of the log is no record: {why}",
                     where=f"{self.path}:{number}",
                     fix="delete the line",
                 )
@@ -61,13 +136,14 @@ class Log:
         """
         kept = []
         complete = True
-        for _, line, record in self._lines():
+        for _, line, record, _ in self._lines():
             if record is not None and record["step"] <= step:
                 kept.append(line)
             else:
                 complete = False
         if complete:
             return
+        self._digest = None
         try:
             durable.replace(self.path, b"".join(kept))
         except OSError as error:
@@ -81,8 +157,8 @@ class Log:
             with self.path.open("rb") as file:
                 os.fsync(file.fileno())
 
-    def _lines(self) -> Iterator[tuple[int, bytes, Record | None]]:
-        """Number, bytes and record of each line; None if it is not a record."""
+    def _lines(self) -> Iterator[tuple[int, bytes, Record | None, str]]:
+        """Number, bytes and record of each line; None if it is not a record, and why."""
         try:
             file = self.path.open("rb")
         except FileNotFoundError:
@@ -91,18 +167,17 @@ class Log:
             raise CheckpointError(f"cannot read the log: {error.strerror}", where=str(self.path)) from error
         with file:
             for number, line in enumerate(file, start=1):
-                yield number, line, _parse(line)
+                try:
+                    if not line.endswith(b"\n"):
+                        raise ValueError("it is incomplete")
+                    record = records.parse(line)
+                    records.check(self._kind, record)
+                    yield number, line, record, ""
+                except ValueError as error:
+                    yield number, line, None, str(error)
 
 
-def _parse(line: bytes) -> Record | None:
-    if not line.endswith(b"\n"):
-        return None
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
-
-
-def _finite(value: object) -> object:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _listed(what: str, numbers: list[int]) -> str:
+    """For example "lines 3, 4, 7, 8, 9 and 2 more"."""
+    more = f" and {len(numbers) - LISTED} more" if len(numbers) > LISTED else ""
+    return f"{what}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:LISTED]))}{more}"

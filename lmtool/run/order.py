@@ -10,6 +10,8 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,6 +109,62 @@ class SampleOrder:
         epochs, where_S = np.unique(epoch_S, return_inverse=True)
         keys = np.array([hash_key(self.seed, "order", int(epoch)) for epoch in epochs], dtype=np.uint64)
         return epoch_S, permute(place_S, self.n_items, keys[where_S.reshape(place_S.shape)])
+
+
+@dataclass(frozen=True)
+class MixtureOrder:
+    """Which of several texts each sample is of, and which sample of that text it is.
+
+    Every block of BLOCK samples has the same number of each text, its share rounded, in an order of its own; so the
+    number of earlier samples of a text follows from the sample number, whatever the step it is asked at.
+
+    weights: of the texts, above 0. seed: the recipe's.
+    Raises DataError when a share is too small for a block.
+    """
+
+    weights: tuple[float, ...]
+    seed: int
+
+    BLOCK: ClassVar[int] = 1000
+
+    def __post_init__(self) -> None:
+        if min(self.quotas) < 1:
+            number = int(np.argmin(self.quotas))
+            raise DataError(
+                f"text {number + 1} of the mixture has a share below one in {2 * self.BLOCK:,}",
+                where="data.mixture",
+                fix="give it more weight, or leave it out",
+            )
+
+    @cached_property
+    def quotas(self) -> tuple[int, ...]:
+        """Samples of each text in a block: those of largest remainder are rounded up."""
+        shares = np.array(self.weights) / sum(self.weights) * self.BLOCK
+        found = np.floor(shares).astype(np.int64)
+        largest = np.argsort(found - shares, kind="stable")[: self.BLOCK - int(found.sum())]
+        found[largest] += 1
+        return tuple(found.tolist())
+
+    def __call__(self, sample_S: IntArray) -> tuple[IntArray, IntArray]:
+        """The texts (in range(len(weights))) and the sample numbers within them of these samples."""
+        block_S, place_S = np.divmod(sample_S, self.BLOCK)
+        text_S, own_S = np.empty_like(sample_S), np.empty_like(sample_S)
+        for block in np.unique(block_S):
+            text_P, rank_P = self._block(int(block))
+            here = block_S == block
+            text_S[here] = text_P[place_S[here]]
+            own_S[here] = block * np.array(self.quotas)[text_S[here]] + rank_P[place_S[here]]
+        return text_S, own_S
+
+    def _block(self, block: int) -> tuple[IntArray, IntArray]:
+        """The text at each place of a block, and how many places before it are of that text."""
+        places_P = np.arange(self.BLOCK)
+        ordered_P = np.repeat(np.arange(len(self.weights)), self.quotas)
+        text_P = ordered_P[permute(places_P, self.BLOCK, hash_key(self.seed, "mixture", block))]
+        rank_P = np.empty_like(text_P)
+        for text in range(len(self.weights)):
+            rank_P[text_P == text] = np.arange(self.quotas[text])
+        return text_P, rank_P
 
 
 @dataclass(frozen=True)

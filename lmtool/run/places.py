@@ -47,6 +47,6 @@ def _elsewhere() -> list[Path]:
     try:
         lines = (runs_root() / ELSEWHERE).read_text("ascii").splitlines()
         paths = [Path(json.loads(line)) for line in lines]
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return []
     return [path for path in paths if os.path.exists(path / INFO)]

@@ -102,9 +102,9 @@ def _last_used(path: Path) -> datetime | None:
         run = Run.open(path)
         if run.state in ("running", "imported"):
             return None
-        sessions = run.info["sessions"]
-        return datetime.fromisoformat(sessions[-1].get("ended") or run.last_started if sessions else run.last_started)
-    except (CheckpointError, ValueError):
+        sessions = run.info.sessions
+        return datetime.fromisoformat((sessions[-1].ended if sessions else None) or run.last_started)
+    except CheckpointError:
         return None
 
 
@@ -119,8 +119,8 @@ def _needed(doomed: Sequence[Path]) -> dict[Path, list[str]]:
             run = Run.open(other)
         except LmtoolError:
             continue  # damaged itself
-        base = run.info.get("base")
-        if base and (path := real.get(Path(base["path"]))) and _may_have_adapters(run):
+        base = run.info.base
+        if base and (path := real.get(Path(base.path))) and _may_have_adapters(run):
             found.setdefault(path, []).append(run.name)
     return found
 

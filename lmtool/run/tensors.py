@@ -63,6 +63,14 @@ def check(tensors: Mapping[str, Tensor | Deferred]) -> None:
             raise ValueError(f"tensors {owner!r} and {name!r} share memory: save one of them")
 
 
+def copied(tensors: Mapping[str, Tensor | Deferred]) -> dict[str, Tensor]:
+    """Copies in CPU memory, which no later change of the tensors reaches."""
+    return {
+        name: tensor.read().cpu() if isinstance(tensor, Deferred) else tensor.detach().to("cpu", copy=True)
+        for name, tensor in tensors.items()
+    }
+
+
 def serialise(
     tensors: Mapping[str, Tensor | Deferred], metadata: Mapping[str, str] | None = None
 ) -> Iterator[bytes | memoryview]:

@@ -31,8 +31,10 @@ from lmtool.recipe.spec import (
     Tagging,
     TokenizerFile,
 )
+from lmtool.run.files import HeldRows, SavedSplit
 from lmtool.tables.annotations import has_entities
 from lmtool.tables.columns import Columns, RowKind, choose_columns
+from lmtool.tables.findings import find_in_tables
 from lmtool.tables.floor import Floor, measure_floor
 from lmtool.tables.labels import LabelKind, LabelMap
 from lmtool.tables.reading import LabelledTexts, read_labelled, shared_rows, stream_labelled
@@ -43,6 +45,7 @@ from lmtool.tables.task import AnsweringModel, Task
 from lmtool.tables.tasks import as_answer, as_source, build_task
 from lmtool.text.chat import ChatFormat
 from lmtool.text.files import place, shown
+from lmtool.text.notices import Notice
 from lmtool.text.prepare import default_cache
 from lmtool.text.table import Skipped, Table, open_table
 from lmtool.text.tokenizer import Tokenizer
@@ -50,7 +53,6 @@ from lmtool.text.tokenizer import Tokenizer
 MOST_VALIDATIONS = 20
 """Validations of a run whose recipe counts epochs between them."""
 
-SavedSplit = dict[str, Any]
 """What a run saves of the rows held out of its table; of several tables, by task name."""
 
 
@@ -201,9 +203,10 @@ def open_tables(data: Data, kind: RowKind | None = "texts") -> list[TaskTables]:
     ]
 
 
-def sample_texts(tables: TaskTables, most: int = 2000) -> list[str]:
-    """The texts of the first good rows of a training table, a row's in one."""
-    rows = stream_labelled(tables.table, replace(tables.columns, label=None), skipped=Skipped())
+def sample_texts(tables: TaskTables, skip_bad_rows: bool, most: int = 2000) -> list[str]:
+    """The texts of the first rows of a training table, a row's in one. Raises a RowFault as `read_labelled` does."""
+    skipped = Skipped() if skip_bad_rows else None
+    rows = stream_labelled(tables.table, replace(tables.columns, label=None), skipped=skipped)
     return ["\n".join(item.texts) for _, item in islice(rows, most)]
 
 
@@ -258,8 +261,8 @@ class _Read:
 
     tables: TaskTables
     parts: dict[str, LabelledTexts]
-    warnings: list[str]
-    kept: SavedSplit | None
+    warnings: list[Notice]
+    kept: HeldRows | None
 
     @property
     def train(self) -> LabelledTexts:
@@ -285,7 +288,7 @@ def read_tables(
     if tokenizer is None and isinstance(recipe.tokenizer, TokenizerFile):
         tokenizer = Tokenizer.load(recipe.tokenizer.path)
     chat = None if tokenizer is None else Framing.of(recipe, tokenizer).chat
-    read = [_read(task, recipe, split and split.get(task.name, split), chat) for task in tasks]
+    read = [_read(task, recipe, None if split is None else split.of(task.name), chat, tokenizer) for task in tasks]
     if isinstance(recipe.objective, Classification):
         recipe = recipe.model_copy(update={"objective": _settled(recipe.objective, read)})
     elif isinstance(recipe.objective, Tagging):
@@ -303,7 +306,7 @@ def read_tables(
         labels = found.names if found is not None and found.kind == "class" else ()
         task = build_task(recipe, framing, name, part.tables.columns, labels)
         encoded = {key: task.encode(texts.items) for key, texts in part.parts.items()}
-        own_warnings = list(part.warnings)
+        own_warnings = list(map(str, part.warnings))
         for key, own in encoded.items():
             if n_cut := len({row.number for row in own if row.cut}):
                 context, n_own = recipe.model.context, len(part.parts[key])
@@ -320,7 +323,8 @@ def read_tables(
     recipe = _with_sizes(recipe, n_rows, tokenizer)
     _check_metric(recipe, rows[0].task)
     kept = {part.tables.name: part.kept for part in read if part.kept is not None}
-    return TableData(recipe, framing, rows, tuple(lines), tuple(warnings), kept.get("", kept) or None)
+    split = SavedSplit(kept.get("", kept)) if kept else None
+    return TableData(recipe, framing, rows, tuple(lines), tuple(warnings), split)
 
 
 def _usual_metric(objective: AnyObjective) -> str:
@@ -351,10 +355,16 @@ def _refuse_messages(recipe: Recipe, tasks: Sequence[TaskTables]) -> None:
             )
 
 
-def _read(task: TaskTables, recipe: Recipe, split: SavedSplit | None, chat: ChatFormat | None) -> _Read:
+def _read(
+    task: TaskTables,
+    recipe: Recipe,
+    split: HeldRows | None,
+    chat: ChatFormat | None,
+    tokenizer: Tokenizer | None,
+) -> _Read:
     """The rows of a task's tables; a part is held out for validation unless a validation table is given.
 
-    chat: refuses conversations.
+    chat: refuses conversations. tokenizer: see `find_in_tables`.
     """
     spec, data = recipe.objective, recipe.data
     kind: LabelKind | None = None
@@ -375,27 +385,70 @@ def _read(task: TaskTables, recipe: Recipe, split: SavedSplit | None, chat: Chat
     texts = read_labelled(
         task.table, task.columns, kind=kind, labels=known, skip_bad_rows=data.skip_bad_rows, chat=chat
     )
-    warnings = [*map(str, texts.notices)] + ([str(texts.skipped)] if texts.skipped.count else [])
+    warnings = _notices(texts)
+    parts, kept = _parts(texts, task, data, recipe.seed, split, warnings, chat)
+    if split is None:
+        held = {name: part for name, part in parts.items() if name != "train"}
+        warnings += find_in_tables(parts["train"], held, tokenizer, None, brief=True)
+    return _Read(task, parts, warnings, kept)
+
+
+def check_tables(
+    data: Data, kind: RowKind | None, seed: int, tokenizer: Tokenizer | None, usual: float | None
+) -> tuple[list[str], list[Notice]]:
+    """Lines that describe the tables that `data` names, and all notices of them; see `find_in_tables`.
+
+    Without a validation table the rows are those that a run with this seed would hold out. Raises the errors of tables.
+    """
+    lines, notices = [], []
+    for task in open_tables(data, kind):
+        texts = read_labelled(task.table, task.columns, skip_bad_rows=data.skip_bad_rows)
+        found = _notices(texts)
+        parts, _ = _parts(texts, task, data, seed, None, found, None)
+        held = {name: part for name, part in parts.items() if name != "train"}
+        found += find_in_tables(parts["train"], held, tokenizer, usual, brief=False)
+        sizes = "; ".join(f"{name}: {part.describe()}" for name, part in parts.items())
+        lines += [task.table.describe(), task.columns.describe(), sizes]
+        notices += found
+    return lines, notices
+
+
+def _notices(texts: LabelledTexts) -> list[Notice]:
+    """The notices of a table, the rows that were skipped among them."""
+    skipped = texts.skipped
+    return [*texts.notices, *([Notice("skipped rows", skipped.count, str(skipped))] if skipped.count else [])]
+
+
+def _parts(
+    texts: LabelledTexts,
+    task: TaskTables,
+    data: Data,
+    seed: int,
+    split: HeldRows | None,
+    warnings: list[Notice],
+    chat: ChatFormat | None,
+) -> tuple[dict[str, LabelledTexts], HeldRows | None]:
+    """The rows for training, validation and testing, and what to save of the split; adds to `warnings`."""
     kept = None
     if task.valid:
         parts = {"train": texts, "validation": _read_beside(texts, task.valid, data, warnings, chat)}
     else:
-        divided = restore_split(texts, split) if split else split_rows(texts, data.valid_fraction, recipe.seed)
-        parts, kept = {"train": divided.train, "validation": divided.test}, divided.to_json()
+        divided = restore_split(texts, split) if split else split_rows(texts, data.valid_fraction, seed)
+        parts, kept = {"train": divided.train, "validation": divided.test}, divided.held_rows()
     if task.test:
         parts["test"] = _read_beside(texts, task.test, data, warnings, chat)
-    return _Read(task, parts, warnings, kept)
+    return parts, kept
 
 
 def _read_beside(
-    texts: LabelledTexts, source: str, data: Data, warnings: list[str], chat: ChatFormat | None
+    texts: LabelledTexts, source: str, data: Data, warnings: list[Notice], chat: ChatFormat | None
 ) -> LabelledTexts:
     """Another table with the columns and labels of the training table; adds to `warnings`."""
     table = open_table(source, cache=default_cache(), encoding=data.encoding, delimiter=data.delimiter)
     columns = same_columns(texts.columns, table)
     found = read_labelled(table, columns, labels=texts.labels, skip_bad_rows=data.skip_bad_rows, chat=chat)
     shared = shared_rows(texts, found, Path(source).name)
-    warnings += ([str(shared)] if shared else []) + ([str(found.skipped)] if found.skipped.count else [])
+    warnings += [notice for notice in (shared, *_notices(replace(found, notices=()))) if notice]
     return found
 
 

@@ -60,10 +60,6 @@ class Floor:
     fitted: int
     rows: int
 
-    @classmethod
-    def of_record(cls, record: Mapping[str, Any]) -> "Floor":
-        return cls(**record)
-
     def record(self) -> dict[str, Any]:
         """All fields by name, for JSON."""
         return asdict(self)

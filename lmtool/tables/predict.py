@@ -1,6 +1,5 @@
 """`eval` and `predict` on tables: evaluate a fine-tuned run on labelled rows, and predict unlabelled ones."""
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from lmtool.errors import UsageError
 from lmtool.inference.base import written_recipe
 from lmtool.inference.load import Loaded
 from lmtool.recipe.spec import Classification, HeadSpec, QuestionAnswering, Seq2Seq, Tagging
-from lmtool.run.directory import RESULTS
+from lmtool.run.directory import Run
 from lmtool.run.find import find
 from lmtool.tables.columns import Columns, choose_columns
 from lmtool.tables.data import kind_of_rows, task_names
@@ -86,12 +85,43 @@ def predict(loaded: Loaded, source: str, *, skipped: Skipped | None = None, task
     return Predictions(table, asked.added, _answered(loaded, asked, rows))
 
 
+@dataclass(frozen=True)
+class Judgement:
+    """The answer of a classifier. label: the class, the labels, or the number. probabilities: by class or label."""
+
+    label: str
+    probabilities: dict[str, float]
+
+
+def classify(loaded: Loaded, rows: Sequence[tuple[str, ...]]) -> list[Judgement]:
+    """The answers of a fine-tuned classifier for the texts of rows, of the columns that `texts_of_a_row` names.
+
+    Raises UsageError for a run that was not fine-tuned on labels.
+    """
+    if not isinstance(loaded.recipe.objective, Classification):
+        raise UsageError(
+            "this run does not classify: it was not fine-tuned on labels",
+            where=str(loaded.run_path),
+            fix="run lmtool finetune on a table with labels, or name another run",
+        )
+    asked = task_of(loaded, "", Columns(texts_of_a_row(loaded)[0]), ())
+    items = [LabelledText(texts, None, None, row) for row, texts in enumerate(rows)]
+    with joined(loaded.compute) as world:
+        found = asked.answer(_model(loaded, world), asked.encode(items))
+    names = [name.removeprefix("p_") for name in asked.added[1:]]
+    return [
+        Judgement(str(label), dict(zip(names, (float(str(p)) for p in probabilities), strict=True)))
+        for label, *probabilities in found
+    ]
+
+
 def task_of(loaded: Loaded, name: str, columns: Columns, labels: tuple[str, ...]) -> Task:
     """The task that a model was fine-tuned on, with what its validation rows have decided. See `build_task`."""
     task = build_task(loaded.recipe, loaded.framing, name, columns, labels)
-    spec, results = loaded.recipe.objective, loaded.run_path / RESULTS
-    if isinstance(task, SpanTask) and cast(QuestionAnswering, spec).null_threshold is None and results.exists():
-        task.threshold = json.loads(results.read_bytes()).get("null_threshold", math.inf)
+    spec = loaded.recipe.objective
+    if isinstance(task, SpanTask) and cast(QuestionAnswering, spec).null_threshold is None:
+        decided = Run.open(loaded.run_path).all_results.get("", {}).get("null_threshold")
+        task.threshold = math.inf if decided is None else decided
     return task
 
 

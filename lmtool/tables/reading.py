@@ -21,6 +21,7 @@ from lmtool.tables.conversations import MessageFault, as_messages
 from lmtool.tables.labels import SEPARATOR, Label, LabelKind, LabelMap, as_cell, as_names, as_number, decide_kind
 from lmtool.text.chat import ChatFormat, Message, RefusedMessages
 from lmtool.text.files import place, shown
+from lmtool.text.notices import Notice
 from lmtool.text.table import Row, RowFault, Skipped, Table, skip
 
 IMBALANCE = 10
@@ -41,18 +42,6 @@ class LabelledText(NamedTuple):
     row: int
     messages: tuple[Message, ...] = ()
     answers: tuple[AnswerSpan, ...] | None = None
-
-
-@dataclass(frozen=True)
-class Notice:
-    """Something suspicious but usable: a key for programs, a count of rows or classes, and a sentence."""
-
-    kind: str
-    count: int
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from typing import Any, cast
 import numpy as np
 
 from lmtool.errors import CheckpointError, DataError
+from lmtool.run.files import HeldRows
 from lmtool.tables.reading import LabelledTexts, count_labels
 from lmtool.text.files import place
 from lmtool.text.split import document_hash
@@ -18,13 +19,13 @@ class Split:
     train: LabelledTexts
     test: LabelledTexts
 
-    def to_json(self) -> dict[str, Any]:
+    def held_rows(self) -> HeldRows:
         """The row numbers of both parts, to be saved with a run."""
-        return {
-            "table": self.train.table.source,
-            "train": [item.row for item in self.train.items],
-            "test": [item.row for item in self.test.items],
-        }
+        return HeldRows(
+            table=self.train.table.source,
+            train=[item.row for item in self.train.items],
+            test=[item.row for item in self.test.items],
+        )
 
 
 def split_rows(examples: LabelledTexts, fraction: float, seed: int) -> Split:
@@ -66,13 +67,11 @@ def split_rows(examples: LabelledTexts, fraction: float, seed: int) -> Split:
     return _parts(examples, held)
 
 
-def restore_split(examples: LabelledTexts, saved: Any) -> Split:
-    """The parts saved by `Split.to_json`, of the same table. Raises CheckpointError when the rows are not the same."""
-    match saved:
-        case {"train": [*train], "test": [*test]}:
-            rows = {item.row: i for i, item in enumerate(examples.items)}
-            if len(train) + len(test) == len(rows) and set(train) | set(test) == rows.keys():
-                return _parts(examples, {rows[row] for row in test})
+def restore_split(examples: LabelledTexts, saved: HeldRows) -> Split:
+    """The parts of `Split.held_rows`, of the same table. Raises CheckpointError when the rows are not the same."""
+    rows = {item.row: i for i, item in enumerate(examples.items)}
+    if len(saved.train) + len(saved.test) == len(rows) and {*saved.train, *saved.test} == rows.keys():
+        return _parts(examples, {rows[row] for row in saved.test})
     raise CheckpointError(
         "the saved split does not fit the table",
         where=place(examples.table.path),

@@ -14,7 +14,7 @@ from lmtool.run.places import INFO
 from lmtool.tables.data import task_names
 from lmtool.tables.predict import measure_tables
 from lmtool.tables.results import Results
-from lmtool.text.files import place
+from lmtool.text.files import place, unpacked_name
 from lmtool.text.rowfile import ENDINGS
 
 _PARTS = re.compile(r"(test|dev|valid|validation)$")
@@ -75,7 +75,7 @@ def tables_in(source: str) -> dict[str, str]:
         return {}
     found = {}
     for path in sorted(folder.iterdir()):
-        ending = next((one for one in ENDINGS if path.name.lower().removesuffix(".gz").endswith(one)), None)
+        ending = next((one for one in ENDINGS if unpacked_name(path).endswith(one)), None)
         if ending is not None and path.is_file():
             name = path.name[: path.name.lower().rindex(ending)]
             if not re.search(r"[\W_]train$|^train$", name.lower()):

@@ -59,7 +59,7 @@ class WrongAnswer(NamedTuple):
 
     place: the number of the row among those measured, from 0. column: of the class predicted, or of the label that is
     most confidently wrong. label, predicted: the true and the predicted class or labels. probability: of that class, or
-    of that label's answer.
+    of that label's answer. sign: -1 where the label is wrongly absent, else 1.
     """
 
     place: int
@@ -67,6 +67,7 @@ class WrongAnswer(NamedTuple):
     label: str
     predicted: str
     probability: float
+    sign: int = 1
 
 
 def build_task(recipe: Recipe, framing: Framing, name: str, columns: Columns, labels: tuple[str, ...]) -> Task:
@@ -140,6 +141,9 @@ class HeadTask(Task):
 
     def measure(self, model: AnsweringModel, rows: Sequence[EncodedRow], part: str, step: int) -> Results:
         scores_RC, loss = self.scores(model, rows)
+        if np.isnan(loss):
+            # logits that are no numbers answer nothing
+            return Results(part, step, len(rows), loss, {}, [], self.labels)
         mistakes = self.mistakes(scores_RC, _labels(rows))[:MISTAKES]
         words = self._deciding(model, rows, scores_RC, mistakes)
         listed = [
@@ -198,8 +202,9 @@ class HeadTask(Task):
         return []
 
     def evidence(self, scores_RC: Floats, mistake: WrongAnswer) -> Floats:
-        """By which score (R) rows would be answered as in a mistake."""
-        raise NotImplementedError
+        """By which score (R) rows are answered as in a mistake: the logit of its label, or of the label's absence."""
+        score_R: Floats = mistake.sign * scores_RC[:, mistake.column]
+        return score_R
 
     @abstractmethod
     def probabilities(self, scores_RC: Floats) -> Floats:
@@ -266,14 +271,12 @@ class LabelsTask(HeadTask):
         sure_RC = np.where((p_RC > 0.5) != (true_RC > 0.5), np.maximum(p_RC, 1 - p_RC), 0.0)
         column_R = sure_RC.argmax(1)
         wrong = sorted(np.flatnonzero(sure_RC.any(1)).tolist(), key=lambda i: (-sure_RC[i].max(), i))
-        return [
-            WrongAnswer(i, int(column_R[i]), self._joined(true_RC[i]), self._joined(p_RC[i]), float(sure_RC[i].max()))
-            for i in wrong
-        ]
-
-    def evidence(self, scores_RC: Floats, mistake: WrongAnswer) -> Floats:
-        is_given = self.labels[mistake.column] in mistake.predicted.split(SEPARATOR)
-        return scores_RC[:, mistake.column] if is_given else -scores_RC[:, mistake.column]
+        found = []
+        for i in wrong:
+            column, sure = int(column_R[i]), float(sure_RC[i].max())
+            sign = 1 if p_RC[i, column] > 0.5 else -1
+            found.append(WrongAnswer(i, column, self._joined(true_RC[i]), self._joined(p_RC[i]), sure, sign))
+        return found
 
     def _joined(self, p_C: Floats) -> str:
         return SEPARATOR.join(name for name, p in zip(self.labels, p_C, strict=True) if p > 0.5)

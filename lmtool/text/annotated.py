@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.errors import DataError
-from lmtool.text.delimited import LINE_FACTOR, Fault, RowRecord, misfit
+from lmtool.text.delimited import Fault, RowRecord, line_limit, misfit
 from lmtool.text.files import place, split_lines, text_blocks, text_stretches
 from lmtool.text.rowfile import RowFile
 from lmtool.text.tokenizer import without_surrogates
 
 CONLL, SQUAD = ".conll", ".json"
-"""Endings of these files; each may be followed by .gz."""
+"""Endings of these files; each may be followed by one of PACKED."""
 
 TOKENS, TAGS = "tokens", "tags"
 """Names of the first and the last column of a CoNLL file, whose rows are sentences."""
@@ -64,7 +64,7 @@ class Conll(RowFile):
     def _sentences(self) -> Iterator[list[tuple[int, list[str]]]]:
         """Line numbers and fields of each sentence."""
         sentence: list[tuple[int, list[str]]] = []
-        stretches = text_stretches(self.path, self.encoding, LINE_FACTOR * self.limit)
+        stretches = text_stretches(self.path, self.encoding, line_limit(self.limit))
         for number, raw in enumerate(chain.from_iterable(map(split_lines, stretches)), 1):
             line = raw.strip()
             if line and not line.startswith(_DOCUMENT):
@@ -124,8 +124,10 @@ class Squad(RowFile):
         text = "".join(text_blocks(self.path, self.encoding))
         try:
             found = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
-            reason = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else "too deep"
+        except (ValueError, RecursionError) as error:
+            reason = "nested too deeply" if isinstance(error, RecursionError) else "a number has too many digits"
+            if isinstance(error, json.JSONDecodeError):
+                reason = f"line {error.lineno}: {error.msg}"
             raise DataError(
                 f"not JSON: {reason}",
                 where=place(self.path),

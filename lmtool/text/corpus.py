@@ -16,8 +16,8 @@ from lmtool.text.rowfile import RowFile, not_text, open_rows
 CHUNK = 1 << 17
 """Approximate characters of a chunk: few enough for the encoders to stay in a CPU core's cache."""
 
-_NO_LIMIT = 1 << 40
-"""Characters that a cell may have: unlimited."""
+LONGEST_CELL = 1 << 25
+"""Characters that a document in a cell of delimited text may have. An unclosed quote would read on to the end."""
 _SAMPLE = 1 << 16
 """Characters from which a delimiter is inferred: a corpus may be thousands of files."""
 
@@ -29,7 +29,8 @@ _BLANK_LINES = re.compile(r"\r?\n(?:[^\S\n]*\n)+")
 class Chunk(NamedTuple):
     """Consecutive text: whole documents, but the first may begin in an earlier chunk and the last continue in a later.
 
-    A document is only cut before a space or line break that follows a non-space, where every tokenizer splits.
+    A document is cut before a space or line break that follows a non-space, where every tokenizer splits. Where twice
+    CHUNK characters have none, it is cut all the same: as one, they would need memory and time without bound.
     """
 
     texts: list[str]
@@ -87,7 +88,7 @@ class Corpus:
     def _divide(self, path: Path) -> Iterator[Chunk]:
         ending = suffix(path)
         if ending != ".txt":
-            return _rows(_cells(open_rows(path, ending, _NO_LIMIT, quoted=True, sample=_SAMPLE), self.column))
+            return _rows(_cells(open_rows(path, ending, LONGEST_CELL, quoted=True, sample=_SAMPLE), self.column))
         match self.documents:
             case "whole":
                 return _whole(text_blocks(path))
@@ -128,14 +129,17 @@ def safe_cut(text: str) -> int:
 def _whole(blocks: Iterator[str]) -> Iterator[Chunk]:
     """One document of all the text, unless it is white space only."""
     held: list[str] = []
-    starts, visible = True, False
+    starts, visible, size = True, False, 0
     for block in blocks:
         visible = visible or not block.isspace()
         cut = safe_cut(block)
+        if not cut and visible and size + len(block) > 2 * CHUNK:
+            cut = len(block)
         held.append(block[:cut] if cut else block)
+        size += len(block)
         if cut:
             yield Chunk(["".join(held)], starts, ends=False)
-            starts, held = False, [block[cut:]]
+            starts, held, size = False, [block[cut:]], len(block) - cut
     if visible:
         yield Chunk(["".join(held)], starts)
 
@@ -158,6 +162,8 @@ def _divided(blocks: Iterator[str], split: Callable[[str], list[str]]) -> Iterat
             yield Chunk(texts, starts)
         starts = starts or bool(done)
         cut = safe_cut(rest) if len(rest) > CHUNK else 0
+        if not cut and len(rest) > 2 * CHUNK and not rest.isspace():
+            cut = len(rest.rstrip())  # white space may begin a separator
         if cut:
             yield Chunk([rest[:cut]], starts, ends=False)
             rest, starts = rest[cut:], False
@@ -174,12 +180,14 @@ def _with_line_ends(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
 def _rows(texts: Iterator[str]) -> Iterator[Chunk]:
     """Documents of a table: those that are not white space only, very long ones in pieces."""
     for text in texts:
-        starts = True
-        while len(text) > 2 * CHUNK and (cut := safe_cut(text[:CHUNK])):
-            yield Chunk([text[:cut]], starts, ends=False)
-            text, starts = text[cut:], False
-        if not starts or (text and not text.isspace()):
-            yield Chunk([text], starts)
+        if not text or text.isspace():
+            continue
+        start = 0
+        while len(text) - start > 2 * CHUNK:
+            stop = start + (safe_cut(text[start : start + CHUNK]) or CHUNK)
+            yield Chunk([text[start:stop]], start == 0, ends=False)
+            start = stop
+        yield Chunk([text[start:]], start == 0)
 
 
 def _coalesce(chunks: Iterator[Chunk]) -> Iterator[Chunk]:

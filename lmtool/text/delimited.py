@@ -22,8 +22,11 @@ FIELD_LIMIT = 1 << 20
 SAMPLE = 1 << 20
 """Characters from which delimiter and quoting are inferred."""
 
-LINE_FACTOR = 16
-"""A line must be shorter than this many fields at their limit; longer ones are not kept in memory."""
+_LINE_FACTOR = 16
+"""A line must be shorter than this many fields at their limit."""
+
+_LONGEST_LINE = 1 << 26
+"""Characters that no line may have, whatever the limit of fields."""
 
 _DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "pipe"}
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
@@ -59,6 +62,11 @@ class Fault(NamedTuple):
     """The fault is only detected at the end of the text."""
 
 
+def line_limit(limit: int) -> int:
+    """Characters that a line must not have where fields have at most `limit`; longer ones are not kept in memory."""
+    return min(_LINE_FACTOR * limit, _LONGEST_LINE)
+
+
 RowRecord = tuple[int | None, Sequence[Any], Fault | None]
 """The line on which a record begins, where there are lines; its values; and its fault.
 
@@ -79,7 +87,7 @@ def records(blocks: Iterable[str], dialect: Dialect, limit: int = FIELD_LIMIT) -
             # The csv module is several times faster. Where it stops, at a fault, inside a field or at one of more than
             # 128 KiB, `_record` continues.
             lines, n_done, start = split_lines(text), 0, 0
-            if "\0" not in text and len(text) < LINE_FACTOR * limit:
+            if "\0" not in text and len(text) < line_limit(limit):
                 is_long = len(text) > limit
                 reader = csv.reader(
                     lines,
@@ -125,7 +133,7 @@ def _record(
     """
     fields: list[str] = []
     position, stop = start, line_end(text, start)
-    if stop - start >= LINE_FACTOR * limit:
+    if stop - start >= line_limit(limit):
         return (line, fields, long_line(line, limit)), stop
     while True:
         while dialect.skip_space and text.startswith(" ", position):
@@ -140,7 +148,7 @@ def _record(
         position, next_line = position + 1, stop
         # A field at its limit may be twice as long in the file, where all its characters are doubled quotes.
         horizon = position + 2 * limit
-        window = min(line_end(text, horizon), position + LINE_FACTOR * limit)
+        window = min(line_end(text, horizon), position + line_limit(limit))
         close = text.find('"', position, window)
         while close >= 0 and text.startswith('"', close + 1):
             close = text.find('"', close + 2, window)
@@ -162,7 +170,7 @@ def _record(
         position = close + 2
     nul = text.find("\0", start, stop)
     misfitting = misfit(fields, line + count_lines(text, start, max(start, nul)), limit, _NUL_FIX)
-    if any(len(part) >= LINE_FACTOR * limit for part in split_lines(text[start:stop])):
+    if any(len(part) >= line_limit(limit) for part in split_lines(text[start:stop])):
         misfitting = long_line(line, limit)
     return (line, fields, misfitting), stop
 
@@ -199,7 +207,7 @@ def misfit(values: Sequence[Any], line: int | None, limit: int, nul_fix: str = "
 
 def long_line(line: int, limit: int) -> Fault:
     """The fault of a line that was truncated."""
-    what = f"the line has {LINE_FACTOR * limit:,} characters or more, the limit of a line"
+    what = f"the line has {line_limit(limit):,} characters or more, the limit of a line"
     return Fault("field too long", what, "shorten or divide its fields", line, None)
 
 

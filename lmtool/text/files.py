@@ -1,4 +1,4 @@
-"""Finding and reading files of text: paths, folders and globs; plain or gzip, in bounded memory."""
+"""Finding and reading files of text: paths, folders and globs; plain, gzip or zstd, in bounded memory."""
 
 import codecs
 import glob
@@ -17,7 +17,10 @@ from lmtool.errors import DataError, LmtoolError, ResourceError, UsageError
 from lmtool.text import bundled
 
 SUFFIXES = (".txt", ".jsonl", ".csv", ".parquet")
-"""Formats that are searched for in folders; each may be followed by .gz."""
+"""Formats that are searched for in folders; each may be followed by one of PACKED."""
+
+PACKED = (".gz", ".zst")
+"""Endings of compressed files: gzip, and Zstandard (RFC 8878)."""
 
 BLOCK = 1 << 17
 """Bytes read at once."""
@@ -33,9 +36,19 @@ def place(path: Path) -> str:
     return str(path) if str(path).isprintable() else shown(str(path), 200)
 
 
+def packing(path: Path) -> str:
+    """The ending of a compressed file; empty for others."""
+    return next((ending for ending in PACKED if path.name.lower().endswith(ending)), "")
+
+
+def unpacked_name(path: Path) -> str:
+    """A file's name in lower case, without the ending of a compressed file."""
+    return path.name.lower().removesuffix(packing(path))
+
+
 def suffix(path: Path) -> str:
-    """The format inferred from a file's name without .gz; .txt by default."""
-    name = path.name.lower().removesuffix(".gz")
+    """The format inferred from a file's name without an ending of PACKED; .txt by default."""
+    name = unpacked_name(path)
     return next((s for s in SUFFIXES[1:] if name.endswith(s)), ".txt")
 
 
@@ -53,14 +66,14 @@ def find_files(source: str) -> list[Path]:
                 Path(folder, name)
                 for folder, _, names in os.walk(path, onerror=_raise)
                 for name in names
-                if name.lower().removesuffix(".gz").endswith(SUFFIXES)
+                if unpacked_name(Path(name)).endswith(SUFFIXES)
             ]
             files = [f for f in files if not any(part.startswith(".") for part in f.relative_to(path).parts)]
             if not files:
                 raise DataError(
                     "the folder holds no text files",
                     where=shown(source),
-                    fix=f"put {', '.join(SUFFIXES)} files (or .gz of these) into it, or name files",
+                    fix=f"put {', '.join(SUFFIXES)} files (or .gz or .zst of these) into it, or name files",
                 )
             return sorted(files)
         if path.is_file():
@@ -92,7 +105,7 @@ def _missing(path: Path) -> DataError:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn errors of the operating system or gzip in reading `path` into a DataError or ResourceError."""
+    """Turn errors of the operating system, gzip or zstd in reading `path` into a DataError or ResourceError."""
     try:
         yield
     except LmtoolError:
@@ -108,12 +121,23 @@ def reading(path: Path) -> Iterator[None]:
             "no permission to read it", where=place(path), fix="change its permissions, or copy it"
         ) from error
     except OSError as error:
+        if packing(path) == ".zst" and error.errno is None:  # of the decompressor, not of the system
+            raise DataError(
+                f"the zstd file is damaged: {error}", where=place(path), fix="copy or compress it again"
+            ) from error
         raise ResourceError(f"cannot read it: {error.strerror or error}", where=place(path)) from error
 
 
 def open_bytes(path: Path) -> IO[bytes]:
-    """The file's bytes, decompressed if it ends in .gz."""
-    return cast(IO[bytes], gzip.open(path)) if path.name.lower().endswith(".gz") else open(path, "rb")
+    """The file's bytes, decompressed if it ends in .gz or .zst."""
+    match packing(path):
+        case ".gz":
+            return cast(IO[bytes], gzip.open(path))
+        case ".zst":
+            import pyarrow
+
+            return cast(IO[bytes], pyarrow.CompressedInputStream(str(path), "zstd"))
+    return open(path, "rb")
 
 
 _OF_NAMES = frozenset({"idna", "punycode", "unicode-escape", "raw-unicode-escape"})
@@ -124,7 +148,7 @@ def text_blocks(path: Path, encoding: str | None = None) -> Iterator[str]:
     """The text of a file, block by block, without a byte order mark.
 
     `encoding` is the value of --encoding. Without it the text is UTF-8, and a NUL byte indicates a binary file.
-    Raises DataError, with line and byte offset (in the decompressed text, for .gz), for bytes that are not text; and
+    Raises DataError, with line and byte offset (in the decompressed text, if packed), for bytes that are not text; and
     UsageError when there is no such encoding.
     """
     try:
@@ -163,6 +187,8 @@ def _refuse_other_formats(head: bytes, path: Path, encoding: str | None) -> None
         raise DataError("a workbook or archive, not text", where=place(path), fix="save the sheet as CSV (UTF-8)")
     if head.startswith(b"\x1f\x8b"):
         raise DataError("gzip, not text", where=place(path), fix="decompress it, or rename it to end in .gz")
+    if head.startswith(b"\x28\xb5\x2f\xfd"):
+        raise DataError("zstd, not text", where=place(path), fix="decompress it, or rename it to end in .zst")
     is_utf8 = codecs.lookup(encoding or "utf-8").name == "utf-8"
     if is_utf8 and head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         fix = "add --encoding utf-16" if encoding else "convert it: `iconv -f utf-16 -t utf-8`"
@@ -248,6 +274,7 @@ def content_hash(paths: Sequence[Path]) -> str:
     total = hashlib.sha256()
     for path in paths:
         with reading(path), open(path, "rb") as file:
-            total.update(f"{suffix(path)} {path.name.lower().endswith('.gz')} ".encode())
+            packed = packing(path)
+            total.update(f"{suffix(path)} {packed if packed == '.zst' else packed == '.gz'} ".encode())
             total.update(hashlib.file_digest(file, "sha256").digest())
     return total.hexdigest()

@@ -21,11 +21,13 @@ from numpy.typing import NDArray
 from lmtool.compute.cores import n_cores
 from lmtool.errors import DataError, UsageError
 from lmtool.recipe.spec import CharTokenizer, Data, TokenizerFile, TokenizerSpec
+from lmtool.text.cached import TOKENIZERS, TOKENS, cached, discard, tell
 from lmtool.text.corpus import Chunk, safe_cut
 from lmtool.text.disk import locked, refusing_disk
 from lmtool.text.files import place
+from lmtool.text.joined import JoinedStore
 from lmtool.text.split import Everything, Part, choose_documents, cut_characters
-from lmtool.text.store import EncodedChunk, StoreWriter, TokenStore
+from lmtool.text.store import MANIFEST, EncodedChunk, StoreWriter, TokenStore
 from lmtool.text.survey import Report, SurveyedText, cache_key, divide, read_corpus, size
 from lmtool.text.tokenizer import TOKENIZER, Tokenizer
 
@@ -33,19 +35,35 @@ _IS_SPACE = bytes(chr(byte).isspace() for byte in range(256))
 
 
 @dataclass(frozen=True)
+class TextPart:
+    """A part of a corpus."""
+
+    text: SurveyedText
+    part: Part
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Its documents in order."""
+        return self.part.of(self.text.corpus.chunks())
+
+
+@dataclass(frozen=True)
 class Prepared:
     """Text prepared for training.
 
-    train, valid: the token stores. data: the data spec with `documents` and `split` resolved. fingerprint: content
-    address of both stores. seconds: time spent tokenizing, 0 when all was in the cache.
+    train, valid: the token stores. texts: the parts for training and validation of the text, or of each text of a
+    mixture, that they hold. parts: the training store of each of these. data: the data spec with `documents` and
+    `split` resolved. fingerprint: content address of both stores. seconds: time spent tokenizing, 0 when all was in the
+    cache.
     """
 
     train: TokenStore
     valid: TokenStore
+    texts: tuple[tuple[TextPart, TextPart], ...]
     tokenizer: Tokenizer
     data: Data
     fingerprint: str
     seconds: float
+    parts: tuple[TokenStore, ...]
 
 
 def scored(store: TokenStore, tokenizer: Tokenizer) -> tuple[int, int]:
@@ -86,26 +104,92 @@ def prepare(
     Raises DataError for unusable text, ResourceError for errors of the system, UsageError when `out` already holds
     something else.
     """
-    train, data = divide(data, cache=cache, report=report)
-    valid, train_part, valid_part = _split(train, data, cache, seed, report)
-
+    texts, data = open_parts(data, cache=cache, seed=seed, report=report)
     if isinstance(tokenizer, TokenizerSpec):
-        tokenizer = _trained(tokenizer, train, train_part, cache, report)
+        tokenizer = _trained(tokenizer, _trains(texts), cache, report)
     elif isinstance(tokenizer, TokenizerFile):
         tokenizer = Tokenizer.load(tokenizer.path)
     if out is not None:
         _keep_tokenizer(tokenizer, out)
     started = perf_counter()
-    train_store, made = _store(train, train_part, tokenizer, cache, out and out / "train", report)
-    valid_store, also_made = _store(valid, valid_part, tokenizer, cache, out and out / "valid", report)
+    trains, valids, is_new = [], [], False
+    for part in _trains(texts):
+        store, made = _store(part.text, part.part, tokenizer, cache, out and out / "train", report)
+        trains.append(store)
+        is_new |= made
+    for part in _valids(texts, data):
+        store, made = _store(part.text, part.part, tokenizer, cache, out and out / "valid", report)
+        valids.append(store)
+        is_new |= made
     return Prepared(
-        train=train_store,
-        valid=valid_store,
+        train=_joined(trains),
+        valid=_joined(valids),
+        texts=tuple(texts),
         tokenizer=tokenizer,
         data=data,
-        fingerprint=cache_key("prepared", train_store.fingerprint, valid_store.fingerprint),
-        seconds=perf_counter() - started if made or also_made else 0.0,
+        fingerprint=_fingerprint(*([store.fingerprint for store in stores] for stores in (trains, valids))),
+        seconds=perf_counter() - started if is_new else 0.0,
+        parts=tuple(trains),
     )
+
+
+def open_parts(
+    data: Data, *, cache: Path, seed: int, report: Report = lambda stage, done, total: None
+) -> tuple[list[tuple[TextPart, TextPart]], Data]:
+    """The training and the validation part of the text that `data` names, or of each text of a mixture.
+
+    Also `data` resolved. Raises as `prepare` does.
+    """
+    texts, resolved = [], []
+    for alone in _alone(data):
+        train, one = divide(alone, cache=cache, report=report)
+        valid, train_part, valid_part = _split(train, one, cache, seed, report)
+        texts.append((TextPart(train, train_part), TextPart(valid, valid_part)))
+        resolved.append(one)
+    return texts, _resolved(data, resolved)
+
+
+def fingerprint_of(data: Data, tokenizer: Tokenizer, *, cache: Path, seed: int, report: Report) -> str:
+    """The fingerprint that `prepare` would find, without tokenizing anything. Raises as it does."""
+    texts, data = open_parts(data, cache=cache, seed=seed, report=report)
+    both = _trains(texts), _valids(texts, data)
+    return _fingerprint(*([_tokens_key(part.text, part.part, tokenizer) for part in parts] for parts in both))
+
+
+def _fingerprint(trains: Sequence[str], valids: Sequence[str]) -> str:
+    return cache_key("prepared", _joined_key(trains), _joined_key(valids))
+
+
+def _joined_key(keys: Sequence[str]) -> str:
+    return keys[0] if len(keys) == 1 else cache_key("joined", list(keys))
+
+
+def _trains(texts: Sequence[tuple[TextPart, TextPart]]) -> list[TextPart]:
+    return [train for train, _ in texts]
+
+
+def _valids(texts: Sequence[tuple[TextPart, TextPart]], data: Data) -> list[TextPart]:
+    """The validation parts; validation text that is named is that of all."""
+    return [valid for _, valid in (texts[:1] if data.valid else texts)]
+
+
+def _alone(data: Data) -> list[Data]:
+    """The data spec of each text of a mixture, which are divided alike; of other data only itself."""
+    if not data.mixture:
+        return [data]
+    split = "slice" if data.split == "slice" else "document"
+    return [data.model_copy(update={"mixture": {}, "train": (source,), "split": split}) for source in data.mixture]
+
+
+def _resolved(data: Data, of_texts: Sequence[Data]) -> Data:
+    """The spec with what is resolved alike for all of its texts."""
+    divisions = {one.documents for one in of_texts}
+    documents = divisions.pop() if len(divisions) == 1 else data.documents
+    return data.model_copy(update={"documents": documents, "split": of_texts[0].split})
+
+
+def _joined(stores: Sequence[TokenStore]) -> TokenStore:
+    return stores[0] if len(stores) == 1 else JoinedStore(stores, _joined_key([one.fingerprint for one in stores]))
 
 
 def encode_files(
@@ -145,17 +229,22 @@ def _split(train: SurveyedText, data: Data, cache: Path, seed: int, report: Repo
     return train, *choose_documents(train.survey.documents, data.valid_fraction, seed)
 
 
-def _trained(spec: TokenizerSpec, text: SurveyedText, part: Part, cache: Path, report: Report) -> Tokenizer:
-    key = cache_key("tokenizer", _text_key(text, part), spec.model_dump())
-    path = cache / "tokenizers" / f"{key}.json"
-    with locked(path.with_suffix(".lock")):
-        if not path.exists():
-            chunks = part.of(_reporting(text, "training the tokenizer", report))
-            sample: Iterable[str] = (piece for chunk in chunks for piece in chunk.texts)
-            if not isinstance(spec, CharTokenizer):
-                sample = spread_sample(sample, text.survey.bytes, spec.sample_mb * 1_000_000)
-            Tokenizer.train(spec, sample).save(path)
-        return Tokenizer.load(path)
+def _trained(spec: TokenizerSpec, parts: Sequence[TextPart], cache: Path, report: Report) -> Tokenizer:
+    def train() -> bytes:
+        sample: Iterable[str] = (
+            piece
+            for one in parts
+            for chunk in one.part.of(_reporting(one.text, "training the tokenizer", report))
+            for piece in chunk.texts
+        )
+        if not isinstance(spec, CharTokenizer):
+            n_bytes = sum(one.text.survey.bytes for one in parts)
+            sample = spread_sample(sample, n_bytes, spec.sample_mb * 1_000_000)
+        return Tokenizer.train(spec, sample).to_json().encode()
+
+    keys = [_text_key(one.text, one.part) for one in parts]
+    key = cache_key("tokenizer", keys[0] if len(keys) == 1 else keys, spec.model_dump())
+    return cached(cache / TOKENIZERS, key, "the tokenizer of a text", train, Tokenizer.of_json)
 
 
 def spread_sample(texts: Iterable[str], n_bytes: int, budget: int) -> Iterator[str]:
@@ -178,6 +267,10 @@ def spread_sample(texts: Iterable[str], n_bytes: int, budget: int) -> Iterator[s
         if text:
             taken += n
             yield text
+
+
+def _tokens_key(text: SurveyedText, part: Part, tokenizer: Tokenizer) -> str:
+    return cache_key("tokens", _text_key(text, part), tokenizer.fingerprint)
 
 
 def _text_key(text: SurveyedText, part: Part) -> list[Any]:
@@ -208,17 +301,28 @@ def _store(
     text: SurveyedText, part: Part, tokenizer: Tokenizer, cache: Path, out: Path | None, report: Report
 ) -> tuple[TokenStore, bool]:
     """The store of one part of a corpus, and whether it had to be created."""
-    key = cache_key("tokens", _text_key(text, part), tokenizer.fingerprint)
-    path = out or cache / "tokens" / key
+    key = _tokens_key(text, part, tokenizer)
+    path = out or cache / TOKENS / key
     with locked(cache / "locks" / f"{cache_key(str(path.absolute()))}.lock"):
         if not path.exists():
             return _write(text, part, tokenizer, path, key, report), True
-    if out is not None and not (out / "store.json").exists():
-        raise UsageError("the folder holds something else", where=str(out), fix="choose another folder with -o")
-    store = TokenStore(path)
-    if store.fingerprint != key:
-        raise UsageError("the folder holds other tokens", where=str(path), fix="choose another folder with -o")
-    return store, False
+        if out is not None and not (out / MANIFEST).exists():
+            raise UsageError("the folder holds something else", where=str(out), fix="choose another folder with -o")
+        try:
+            store = TokenStore(path, disposable=out is None)
+            if (store.fingerprint, store.vocab_size) == (key, tokenizer.vocab_size):
+                store.verify_early()
+                return store, False
+        except DataError as error:
+            if out is not None:
+                raise
+            tell("the tokens of a text", error.what)
+        else:
+            if out is not None:
+                raise UsageError("the folder holds other tokens", where=str(path), fix="choose another folder with -o")
+            tell("the tokens of a text", f"{MANIFEST} is that of other tokens")
+        discard(path)
+        return _write(text, part, tokenizer, path, key, report), True
 
 
 def _write(text: SurveyedText, part: Part, tokenizer: Tokenizer, path: Path, key: str, report: Report) -> TokenStore:

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.errors import DataError
-from lmtool.text.delimited import LINE_FACTOR, SAMPLE, Dialect, Fault, RowRecord, long_line, misfit, records, sniff
-from lmtool.text.files import open_bytes, place, reading, shown, split_lines, text_stretches
+from lmtool.text.delimited import SAMPLE, Dialect, Fault, RowRecord, line_limit, long_line, misfit, records, sniff
+from lmtool.text.files import open_bytes, packing, place, reading, shown, split_lines, text_stretches
 from lmtool.text.tokenizer import without_surrogates
 
 ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
-"""Endings of files of rows; each may be followed by .gz."""
+"""Endings of files of rows; each may be followed by one of PACKED."""
 
 _ORDER = {".csv": ",;\t|", ".tsv": "\t,;|"}
 """Candidate delimiters, the most likely first."""
@@ -35,7 +35,7 @@ _JSON_FIX = 'write one JSON object on each line, for example {"text": "..."}'
 class RowFile(ABC):
     """A file of rows. Each reading begins at the first one.
 
-    limit: characters that a field may have; for corpora, which read one column, unlimited in effect.
+    limit: characters that a field of delimited text may have, and of which `delimited.line_limit` follows.
     """
 
     path: Path
@@ -100,7 +100,7 @@ class _TextRows(RowFile):
     encoding: str | None
 
     def _stretches(self) -> Iterator[str]:
-        return text_stretches(self.path, self.encoding, LINE_FACTOR * self.limit)
+        return text_stretches(self.path, self.encoding, line_limit(self.limit))
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,9 @@ class Delimited(_TextRows):
             head += text
             if len(head) > self.sample:
                 break
-        return sniff(head, next(stretches, None) is None, self.order, self.delimiter, self.quoted)
+        # What follows a very long line is not looked for, since that line may have gigabytes.
+        is_whole = len(head) <= 2 * self.sample and next(stretches, None) is None
+        return sniff(head[: 2 * self.sample], is_whole, self.order, self.delimiter, self.quoted)
 
     @cached_property
     def header(self) -> tuple[str, ...]:
@@ -200,7 +202,7 @@ class JsonLines(_TextRows):
                 yield line, self._parse(row, line, decoder)
 
     def _parse(self, row: str, line: int, decoder: json.JSONDecoder) -> dict[str, Any] | Fault:
-        if len(row) >= LINE_FACTOR * self.limit:
+        if len(row) >= line_limit(self.limit):
             return long_line(line, self.limit)
         try:
             found = decoder.decode(row)
@@ -264,12 +266,16 @@ class Parquet(RowFile):
 
         with reading(self.path), tempfile.TemporaryFile() as unpacked, open_bytes(self.path) as packed:
             file: Any = packed
-            if self.path.name.lower().endswith(".gz"):
+            if packing(self.path):
                 shutil.copyfileobj(packed, unpacked)
                 file = unpacked
             try:
                 yield pyarrow.parquet.ParquetFile(file)
-            except (pyarrow.ArrowException, OSError) as error:
+            except UnicodeDecodeError as error:
+                raise DataError(
+                    "a text is not valid UTF-8", where=place(self.path), fix="write the file anew, with text in UTF-8"
+                ) from error
+            except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
                 raise DataError(
                     f"not a Parquet file: {shown(str(error), 100)}",
                     where=place(self.path),

@@ -1,28 +1,46 @@
 """The token store: a corpus as token ids on disk, memory-mapped, in shards, with an index of its documents.
 
-- store.json: sizes, type, fingerprint; written last, so a folder that has it is complete
+- store.json: sizes, type, fingerprint, checksums; written last, so a folder that has it is complete
 - tokens-00000.bin and so on: token ids, uint16 when the vocabulary fits, else uint32, little-endian
 - documents.bin: int64 rows, one for each document: the position after its last token, its bytes, its words
+
+Each block of BLOCK bytes of a .bin file has a checksum (XXH3, 64 bits) in store.json, which has one of its own. What is
+read has been compared with it.
 """
 
-import json
 import os
-from dataclasses import asdict, dataclass, field
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, Literal, Self
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
+from pydantic import Field, NonNegativeInt, PositiveInt
 
-from lmtool import durable
-from lmtool.errors import DataError
+from lmtool import durable, records
+from lmtool.errors import DataError, ResourceError
+from lmtool.records import FileModel
 from lmtool.text.disk import refusing_disk, write_file
 
 SHARD_TOKENS = 1 << 24
 """A shard is closed when it holds this many tokens."""
 
-_FORMAT = 1
-_MANIFEST = "store.json"
+BLOCK = 1 << 20
+"""Bytes of a block that has a checksum."""
+
+AT_ONCE = 1 << 26
+"""Bytes of tokens up to which a store is verified when it is opened, and not beside its use."""
+
+SAMPLED_PARTS = 64
+"""Parts of a long text in a sample of it."""
+
+MANIFEST = "store.json"
+
+_FORMAT = 2
 _PROGRESS = "progress.json"
 _DOCUMENTS = "documents.bin"
 _COLUMNS = 3
@@ -32,36 +50,149 @@ def _shard_name(i: int) -> str:
     return f"tokens-{i:05d}.bin"
 
 
+class _Checksums:
+    """The checksums of the blocks of what was added."""
+
+    def __init__(self, content: bytes | memoryview = b"") -> None:
+        self._whole: list[str] = []
+        self._last = xxhash.xxh3_64()
+        self._size = 0
+        self.add(content)
+
+    def add(self, content: bytes | memoryview) -> None:
+        while len(content):
+            part = content[: BLOCK - self._size]
+            self._last.update(part)
+            self._size += len(part)
+            content = content[len(part) :]
+            if self._size == BLOCK:
+                self._whole.append(self._last.hexdigest())
+                self._last.reset()
+                self._size = 0
+
+    @classmethod
+    def of(cls, path: Path, size: int) -> Self:
+        """Of the first `size` bytes of a file."""
+        found = cls()
+        with path.open("rb") as file:
+            while part := file.read(min(BLOCK, size)):
+                found.add(part)
+                size -= len(part)
+        return found
+
+    def blocks(self) -> list[str]:
+        """Of all blocks, in hexadecimal; the last one may be short."""
+        return [*self._whole, *([self._last.hexdigest()] if self._size else [])]
+
+
+class StoreManifest(FileModel):
+    """The content of store.json. checksums: of the blocks of each file, by name."""
+
+    format: Literal[2]
+    fingerprint: str
+    vocab_size: int = Field(ge=1, le=1 << 32)
+    dtype: Literal["<u2", "<u4"]
+    shards: list[NonNegativeInt]
+    tokens: NonNegativeInt
+    documents: PositiveInt
+    checksums: dict[str, list[str]]
+    checksum: str
+
+
 class TokenStore:
     """Token ids of a corpus, memory-mapped from disk.
 
     n_documents: documents in order of the corpus. n_bytes, n_words: int64 arrays, UTF-8 bytes and
     whitespace-separated words of each document's text. fingerprint: content address, equal for equal ids.
+
+    A block is verified when it is read for the first time, so that no damaged token is ever returned.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Open a finished store. Raises DataError when it is missing or damaged."""
+    def __init__(self, path: Path, *, disposable: bool = False) -> None:
+        """Open a finished store, and verify all but its tokens. Raises DataError when it is missing or damaged.
+
+        disposable: it is made anew where it is missing, and so loses its store.json when it is found to be damaged.
+        """
         self.path = path
+        self._disposable = disposable
+        self._damage: DataError | None = None
         try:
-            manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
-            if manifest["format"] != _FORMAT:
-                raise ValueError(f"format {manifest['format']}, not {_FORMAT}")
-            self.fingerprint: str = manifest["fingerprint"]
-            self.vocab_size: int = manifest["vocab_size"]
-            self._dtype = np.dtype(manifest["dtype"])
-            self._ends = np.cumsum(manifest["shards"], dtype=np.int64)
-            self._shards = [_mapped(path / _shard_name(i), self._dtype, (n,)) for i, n in enumerate(manifest["shards"])]
-            documents = _mapped(path / _DOCUMENTS, np.dtype("<i8"), (manifest["documents"], _COLUMNS))
+            self._manifest = _read_manifest(path)
+            self._dtype = np.dtype(self._manifest.dtype)
+            shards = self._manifest.shards
+            self._ends = np.cumsum(shards, dtype=np.int64)
+            self._shards = [_mapped(path / _shard_name(i), self._dtype, (n,)) for i, n in enumerate(shards)]
+            documents = _mapped(path / _DOCUMENTS, np.dtype("<i8"), (self._manifest.documents, _COLUMNS))
+        except PermissionError as error:
+            raise ResourceError(
+                "no permission to read the token store", where=str(path), fix="change its permissions, or copy it"
+            ) from error
         except FileNotFoundError as error:
-            raise DataError(
-                "there is no token store", where=str(path), fix="make one with `lmtool tokenize`"
-            ) from error
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                f"the token store is damaged: {error}", where=str(path), fix="delete this folder"
-            ) from error
+            if not (path / MANIFEST).exists():
+                raise DataError(
+                    "there is no token store", where=str(path), fix="make one with `lmtool tokenize`"
+                ) from error
+            raise self._refusal(f"{Path(error.filename).name} is missing") from error
+        except (OSError, ValueError) as error:
+            raise self._refusal(str(error)) from error
+        self._is_verified = [bytearray(_n_blocks(shard.nbytes)) for shard in self._shards]
+        self._verify_documents(documents)
         self._document_ends, self.n_bytes, self.n_words = documents.T
-        self.n_documents: int = manifest["documents"]
+        self.n_documents = self._manifest.documents
+        self.fingerprint = self._manifest.fingerprint
+        self.vocab_size = self._manifest.vocab_size
+
+    def verify(self) -> None:
+        """Compare all tokens with their checksums. Raises DataError, which names the first block that differs."""
+        for number, shard in enumerate(self._shards):
+            self._verify_tokens(number, 0, len(shard))
+
+    def verify_early(self) -> None:
+        """Verify a small store now, and a large one in a thread: its first `read` after that raises."""
+        if sum(shard.nbytes for shard in self._shards) <= AT_ONCE:
+            self.verify()
+        else:
+            threading.Thread(target=self._verify_beside, name="verify-store", daemon=True).start()
+
+    def _verify_beside(self) -> None:
+        with suppress(DataError):  # kept for the next read
+            self.verify()
+
+    def _verify_tokens(self, number: int, first: int, stop: int) -> None:
+        """Verify the blocks of a shard that hold its tokens first..stop, as far as they are not verified yet."""
+        if self._damage is not None:
+            raise self._damage
+        is_verified, size = self._is_verified[number], BLOCK // self._dtype.itemsize
+        begin, end = first // size, -(-stop // size)
+        while (block := is_verified.find(0, begin, end)) >= 0:
+            tokens = self._shards[number][block * size : (block + 1) * size]
+            name = _shard_name(number)
+            if xxhash.xxh3_64_hexdigest(tokens.data.cast("B")) != self._manifest.checksums[name][block]:
+                self._damage = self._refusal(
+                    f"{name} has changed in bytes {block * BLOCK:,} to {(block + 1) * BLOCK:,}"
+                )
+            elif int(tokens.max()) >= self.vocab_size:
+                self._damage = self._refusal(f"{name} has ids outside of the vocabulary of {self.vocab_size:,}")
+            if self._damage is not None:
+                raise self._damage
+            is_verified[block] = 1
+            begin = block + 1
+
+    def _verify_documents(self, documents: NDArray[np.int64]) -> None:
+        if _Checksums(documents.data.cast("B")).blocks() != self._manifest.checksums[_DOCUMENTS]:
+            raise self._refusal(f"{_DOCUMENTS} has changed")
+        ends = documents[:, 0]
+        if ends[0] < 0 or ends[-1] > len(self) or bool(np.any(ends[1:] < ends[:-1])) or bool(np.any(documents < 0)):
+            raise self._refusal(f"{_DOCUMENTS} has ends of documents that do not grow")
+
+    def _refusal(self, what: str) -> DataError:
+        """The error for a damaged store."""
+        fix = "delete this folder, and make it again"
+        if self._disposable:
+            fix = "run the command again, which makes it anew; resume continues a run that has begun"
+            with suppress(OSError):
+                (self.path / MANIFEST).unlink(missing_ok=True)
+        return DataError(f"the token store is damaged: {what}", where=str(self.path), fix=fix)
 
     def __len__(self) -> int:
         """Total number of tokens."""
@@ -77,13 +208,23 @@ class TokenStore:
         while done < len(tokens):
             first = start + done - (int(self._ends[shard - 1]) if shard else 0)
             part = self._shards[shard][first : first + len(tokens) - done]
+            self._verify_tokens(shard, first, first + len(part))
             tokens[done : done + len(part)] = part
             done += len(part)
             shard += 1
         return tokens
 
+    def sample(self, n_tokens: int) -> NDArray[np.int64]:
+        """All tokens, or of a longer text at most so many, in parts that are spread over it evenly."""
+        if len(self) <= n_tokens:
+            return self.read(0, len(self))
+        starts = np.linspace(0, len(self), SAMPLED_PARTS, endpoint=False, dtype=np.int64)
+        size = n_tokens // SAMPLED_PARTS
+        return np.concatenate([self.read(start, start + size) for start in starts.tolist()])
+
     def counts(self) -> NDArray[np.int64]:
         """The count of each id of the vocabulary in the store."""
+        self.verify()
         counts = np.zeros(self.vocab_size, dtype=np.int64)
         for shard in self._shards:
             counts += np.bincount(shard, minlength=self.vocab_size)
@@ -95,6 +236,11 @@ class TokenStore:
             raise IndexError(f"document {i} of a store of {self.n_documents}")
         return int(self._document_ends[i - 1]) if i else 0, int(self._document_ends[i])
 
+    def document_lengths(self) -> NDArray[np.int64]:
+        """Tokens of each document."""
+        length_D: NDArray[np.int64] = np.diff(self._document_ends, prepend=0)
+        return length_D
+
     def document_at(self, token: int | NDArray[np.int64]) -> NDArray[np.int64]:
         """Number of the document of each token position."""
         return np.searchsorted(self._document_ends, token, side="right")
@@ -103,6 +249,41 @@ class TokenStore:
     def total_bytes(self) -> int:
         """UTF-8 bytes of the text of all documents."""
         return int(self.n_bytes.sum())
+
+
+def verify_store(path: Path) -> None:
+    """Verify a token store wholly. Raises DataError, which says what of it is missing or damaged."""
+    TokenStore(path).verify()
+
+
+def _read_manifest(path: Path) -> StoreManifest:
+    """The content of store.json. Raises OSError, and ValueError when it is damaged."""
+    raw = (path / MANIFEST).read_bytes()
+    try:
+        manifest = records.read(StoreManifest, raw)
+    except ValueError as error:
+        raise ValueError(f"{MANIFEST}: {error}") from None
+    # byte for byte, because damage in parts not compared would go undetected
+    if raw != _sealed(manifest.model_dump(exclude={"checksum"})):
+        raise ValueError(f"{MANIFEST} does not match the checksum that it states")
+    item = np.dtype(manifest.dtype).itemsize
+    sizes = {_shard_name(i): n * item for i, n in enumerate(manifest.shards)}
+    sizes[_DOCUMENTS] = manifest.documents * _COLUMNS * 8
+    blocks = {name: len(checksums) for name, checksums in manifest.checksums.items()}
+    if blocks != {name: _n_blocks(size) for name, size in sizes.items()}:
+        raise ValueError(f"{MANIFEST} has not one checksum for each block")
+    if manifest.tokens != sum(manifest.shards):
+        raise ValueError(f"{MANIFEST} has {manifest.tokens:,} tokens, but its shards {sum(manifest.shards):,}")
+    return manifest
+
+
+def _sealed(content: Mapping[str, Any]) -> bytes:
+    """A file of JSON values with a checksum of them."""
+    return records.encode({**content, "checksum": xxhash.xxh3_64_hexdigest(records.encode(content))})
+
+
+def _n_blocks(size: int) -> int:
+    return -(-size // BLOCK)
 
 
 def _mapped(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
@@ -124,16 +305,17 @@ class EncodedChunk:
     """The last text ends its document."""
 
 
-@dataclass
-class _Saved:
-    """What is durably on disk: whole shards, and the index up to them."""
+class _Saved(FileModel, frozen=False):
+    """What is durably on disk: whole shards, and the index up to them. checksums: as in store.json."""
 
     chunks: int = 0
-    shards: list[int] = field(default_factory=list)
+    shards: list[int] = Field(default_factory=list)
     documents: int = 0
     open_bytes: int = 0
     """Bytes so far of the document in which the last shard ends."""
     open_words: int = 0
+    checksums: dict[str, list[str]] = Field(default_factory=dict)
+    checksum: str = ""
 
 
 class StoreWriter:
@@ -151,30 +333,30 @@ class StoreWriter:
         self._folder = path.with_name(f".{path.name}-{fingerprint[:16]}.partial")
         with refusing_disk(path):
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._done = self._recover()
+            self._now, self._index_checksums = self._recover()
             self._index: IO[bytes] = open(self._folder / _DOCUMENTS, "ab")  # noqa: SIM115  open until finish()
-            self._index.truncate(self._done.documents * _COLUMNS * 8)
-        self._now = _Saved(**{**asdict(self._done), "shards": list(self._done.shards)})
-        self._n_tokens = sum(self._done.shards)
+            self._index.truncate(self._now.documents * _COLUMNS * 8)
+        self.chunks_done = self._now.chunks
+        """How many of the corpus' first chunks are already on disk, to be skipped."""
+        self._n_tokens = sum(self._now.shards)
         self._shard: list[NDArray[Any]] = []
         self._shard_tokens = 0
 
-    @property
-    def chunks_done(self) -> int:
-        """How many of the corpus' first chunks are already on disk, to be skipped."""
-        return self._done.chunks
-
-    def _recover(self) -> _Saved:
+    def _recover(self) -> tuple[_Saved, _Checksums]:
+        """What an earlier writer has left, if it is as it was written, and the checksums of the index."""
         try:
-            done = _Saved(**json.loads((self._folder / _PROGRESS).read_text(encoding="utf-8")))
-        except (FileNotFoundError, ValueError, TypeError):
-            return _Saved()
-        sizes = [self._dtype.itemsize * n for n in done.shards]
-        files = [self._folder / _shard_name(i) for i in range(len(sizes))]
-        index = self._folder / _DOCUMENTS
-        whole = all(f.exists() and f.stat().st_size == n for f, n in zip(files, sizes, strict=True))
-        enough = index.exists() and index.stat().st_size >= done.documents * _COLUMNS * 8
-        return done if whole and enough else _Saved()
+            raw = (self._folder / _PROGRESS).read_bytes()
+            done = records.read(_Saved, raw)
+            index = _Checksums.of(self._folder / _DOCUMENTS, done.documents * _COLUMNS * 8)
+            names = [_shard_name(i) for i in range(len(done.shards))]
+            sizes = [n * self._dtype.itemsize for n in done.shards]
+            shards = [_Checksums.of(self._folder / name, n).blocks() for name, n in zip(names, sizes, strict=True)]
+            found = {**dict(zip(names, shards, strict=True)), _DOCUMENTS: index.blocks()}
+            if found == done.checksums and raw == _sealed(done.model_dump(exclude={"checksum"})):
+                return done, index
+        except (FileNotFoundError, ValueError):
+            pass
+        return _Saved(), _Checksums()
 
     def append(self, chunk: EncodedChunk) -> None:
         """Add the next chunk. Raises ResourceError when it cannot be written."""
@@ -189,6 +371,7 @@ class StoreWriter:
             rows = rows[:-1]
         with refusing_disk(self._path):
             self._index.write(rows.tobytes())
+        self._index_checksums.add(rows.tobytes())
         now.documents += len(rows)
         now.chunks += 1
         self._n_tokens += len(chunk.tokens)
@@ -202,13 +385,16 @@ class StoreWriter:
         if self._shard_tokens:
             tokens = np.concatenate(self._shard)
             self._shard.clear()
-            write_file(self._folder / _shard_name(len(self._now.shards)), tokens.data.cast("B"))
+            name, content = _shard_name(len(self._now.shards)), tokens.data.cast("B")
+            self._now.checksums[name] = _Checksums(content).blocks()
+            write_file(self._folder / name, content)
             self._now.shards.append(len(tokens))
             self._shard_tokens = 0
         with refusing_disk(self._path):
             self._index.flush()
             os.fsync(self._index.fileno())
-        write_file(self._folder / _PROGRESS, json.dumps(asdict(self._now)).encode())
+        self._now.checksums[_DOCUMENTS] = self._index_checksums.blocks()
+        write_file(self._folder / _PROGRESS, _sealed(self._now.model_dump(exclude={"checksum"})))
 
     def finish(self) -> TokenStore:
         """Write the rest and the manifest, rename the store to its final name, and open it."""
@@ -222,8 +408,9 @@ class StoreWriter:
             "shards": self._now.shards,
             "tokens": self._n_tokens,
             "documents": self._now.documents,
+            "checksums": self._now.checksums,
         }
-        write_file(self._folder / _MANIFEST, json.dumps(manifest, indent=1).encode())
+        write_file(self._folder / MANIFEST, _sealed(manifest))
         with refusing_disk(self._path):
             os.rename(self._folder, self._path)
             durable.sync_directory(self._path.parent)

@@ -4,17 +4,22 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field, NonNegativeInt, PositiveInt
 
+from lmtool import records
 from lmtool.errors import DataError
 from lmtool.recipe.load import Resolved
 from lmtool.recipe.pretraining import DefaultRecipe, TextShape
 from lmtool.recipe.spec import Data
+from lmtool.records import FileModel
+from lmtool.text.cached import SURVEYS, cached
 from lmtool.text.corpus import Chunk, Corpus, open_corpus
-from lmtool.text.disk import locked, write_file
 from lmtool.text.files import content_hash, place
 
 Report = Callable[[str, int, int], None]
@@ -29,20 +34,19 @@ _SAMPLE = 8_000_000
 _WORD = re.compile(r"\w+")
 
 
-@dataclass(frozen=True)
-class Survey:
+class Survey(FileModel):
     """Counts of one pass over a corpus.
 
     longest: characters of the longest document. alphabet: distinct characters. new_words: the share of the words in the
     last tenth that are not in the text before it. Both of the first _SAMPLE characters.
     """
 
-    documents: int
-    characters: int
-    bytes: int
-    longest: int
-    alphabet: int
-    new_words: float
+    documents: PositiveInt
+    characters: PositiveInt
+    bytes: NonNegativeInt
+    longest: NonNegativeInt
+    alphabet: NonNegativeInt
+    new_words: Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True)
@@ -74,11 +78,11 @@ def divide(data: Data, *, cache: Path, report: Report) -> tuple[SurveyedText, Da
 
     Raises DataError for unusable text, ResourceError for errors of the system.
     """
-    if not data.train:
+    if not data.sources:
         raise DataError("no text is named", where="data.train", fix="name a file, folder, glob or hf:NAME")
     if data.split == "slice" and data.documents == "auto":
         data = data.model_copy(update={"documents": "whole"})
-    text = _survey(_open(data.train, data, cache), cache, report)
+    text = _survey(_open(data.sources, data, cache), cache, report)
     is_stream = data.split == "slice" or (data.split == "auto" and text.survey.documents == 1)
     if is_stream and data.documents == "auto" and text.corpus.documents != "whole":
         # one text, however it is laid out
@@ -126,11 +130,14 @@ def _survey(corpus: Corpus, cache: Path, report: Report, content: str | None = N
     """Read the corpus once. content: its hash, where that is known."""
     content = content or content_hash(corpus.files)
     key = cache_key("counts", content, corpus.column, corpus.documents, corpus.adds_line_ends)
-    path = cache / "surveys" / f"{key}.json"
-    with locked(path.with_suffix(".lock")):
-        if not path.exists():
-            write_file(path, json.dumps(asdict(_count(corpus, report))).encode())
-    return SurveyedText(corpus, content, Survey(**json.loads(path.read_text(encoding="utf-8"))))
+    survey = cached(
+        cache / SURVEYS,
+        key,
+        "the survey of a text",
+        lambda: records.encode(_count(corpus, report).model_dump()),
+        partial(records.read, Survey),
+    )
+    return SurveyedText(corpus, content, survey)
 
 
 def _count(corpus: Corpus, report: Report) -> Survey:
@@ -148,7 +155,14 @@ def _count(corpus: Corpus, report: Report) -> Survey:
         report("reading", characters, 0)
     if not documents:
         raise DataError("there is no text", where=", ".join(map(place, corpus.files))[:200], fix="name files with text")
-    return Survey(documents, characters, n_bytes, longest, len(words.alphabet), words.new_share())
+    return Survey(
+        documents=documents,
+        characters=characters,
+        bytes=n_bytes,
+        longest=longest,
+        alphabet=len(words.alphabet),
+        new_words=words.new_share(),
+    )
 
 
 class _Words:

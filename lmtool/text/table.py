@@ -17,7 +17,7 @@ from lmtool.errors import DataError, UsageError
 from lmtool.text.annotated import CONLL, SQUAD, Conll, conll_lines, open_annotated
 from lmtool.text.delimited import FIELD_LIMIT
 from lmtool.text.disk import refusal
-from lmtool.text.files import find_files, place, shown
+from lmtool.text.files import find_files, place, shown, unpacked_name
 from lmtool.text.hub import PREFIX, fetch
 from lmtool.text.rowfile import ENDINGS, RowFile, open_rows
 
@@ -133,9 +133,9 @@ def open_table(
     """Find a table, infer its format, and read its header.
 
     `source` is a .csv, .tsv, .jsonl or .parquet file, tagged sentences in a .conll file, or questions in a .json file,
-    each also compressed (.gz), the bundled data/NAME, or `hf:NAME[:CONFIG][@SPLIT]`, which is streamed into `cache`
-    once. Delimiter and quoting, unless given, are inferred from the text: see `rowfile.open_rows`. The encoding is
-    UTF-8 unless given.
+    each also compressed (.gz, .zst), the bundled data/NAME, or `hf:NAME[:CONFIG][@SPLIT]`, which is streamed into
+    `cache` once. Delimiter and quoting, unless given, are inferred from the text: see `rowfile.open_rows`. The encoding
+    is UTF-8 unless given.
     Raises DataError when it has no table, or one without rows; UsageError for a wrong encoding or delimiter.
     """
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0'):
@@ -170,12 +170,12 @@ def _one_file(source: str) -> Path:
 
 
 def _ending(path: Path, source: str) -> str:
-    name = path.name.lower().removesuffix(".gz")
+    name = unpacked_name(path)
     endings = (*ENDINGS, CONLL, SQUAD)
     for ending in endings:
         if name.endswith(ending):
             return ending
-    fix = f"rename it to the ending of its format: {', '.join(endings)}, or one of these with .gz"
+    fix = f"rename it to the ending of its format: {', '.join(endings)}, or one of these with .gz or .zst"
     if name.endswith((".xlsx", ".xls", ".ods")):
         fix = "save the sheet as CSV (UTF-8)"
     raise DataError("not a table by its name", where=shown(source, 200), fix=fix)

@@ -21,7 +21,15 @@ from tokenizers import Tokenizer as Inner
 
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.printable import plain
-from lmtool.recipe.spec import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
+from lmtool.recipe.spec import (
+    BpeTokenizer,
+    CharTokenizer,
+    Recipe,
+    TokenizerFile,
+    TokenizerSpec,
+    WordPieceTokenizer,
+    WordTokenizer,
+)
 from lmtool.text.decoder import (
     CONTINUATION,
     ByteDecoder,
@@ -35,6 +43,7 @@ from lmtool.text.decoder import (
 )
 from lmtool.text.disk import write_file
 from lmtool.text.encoder import BatchEncoder, batch_encoder, char_encoder, fast_encoder, is_plain
+from lmtool.text.runs import LONGEST_RUN, cut_runs
 
 SPECIALS = ("[PAD]", "[BOS]", "[EOS]", "[UNK]", "[MASK]", "[SEP]", "[CLS]")
 """The special tokens, in the order of their ids; sentinels <extra_id_0>, <extra_id_1>... follow."""
@@ -117,18 +126,20 @@ class Tokenizer:
     def train(cls, spec: TokenizerSpec, texts: Iterable[str]) -> Self:
         """Train a tokenizer of `spec`'s kind on `texts`. Equal texts give an equal tokenizer.
 
-        The vocabulary may be smaller than requested when the texts have too little.
+        The vocabulary may be smaller than requested when the texts have too little. Very long runs of letters, of other
+        visible characters or of white space are cut, see `cut_runs`: the time grows with the square of their length.
         Raises UsageError when `spec.vocab_size` is too small for the special tokens and the alphabet, or too large.
         """
+        pieces = (piece for text in texts for piece in cut_runs(text))
         match spec:
             case BpeTokenizer():
-                inner = _train_bpe(spec, iter(texts))
+                inner = _train_bpe(spec, pieces)
             case WordPieceTokenizer():
-                inner = _train_wordpiece(spec, iter(texts))
+                inner = _train_wordpiece(spec, pieces)
             case CharTokenizer():
-                inner = _train_char(spec, iter(texts))
+                inner = _train_char(spec, pieces)
             case WordTokenizer():
-                inner = _train_word(spec, iter(texts))
+                inner = _train_word(spec, pieces)
             case _:
                 raise TypeError(f"{type(spec).__name__} cannot be trained")
         return cls(inner)
@@ -157,6 +168,14 @@ class Tokenizer:
                 where=str(file),
                 fix="train one with `lmtool tokenize`, or take that of a run",
             ) from error
+
+    @classmethod
+    def of_json(cls, content: bytes) -> Self:
+        """The tokenizer of `to_json`. Raises ValueError when it is none."""
+        try:
+            return cls(Inner.from_str(content.decode()))
+        except Exception as error:  # the library raises bare Exception for other JSON
+            raise ValueError(f"it is not a tokenizer: {str(error)[:120]!r}") from error
 
     def save(self, path: Path | str) -> None:
         """Write tokenizer.json to the file or into the existing folder `path`, atomically, and its companion if any."""
@@ -270,7 +289,11 @@ class Tokenizer:
             return list(map(sentencepiece_bytes, self._texts))
         added = {token["id"] for token in self._config["added_tokens"]}
         alphabet = byte_alphabet()
-        return [name.encode() if i in added else bytes(alphabet[c] for c in name) for i, name in enumerate(self._texts)]
+        # As the library decodes them: a name with characters that stand for no byte is text.
+        return [
+            name.encode() if i in added or not alphabet.keys() >= set(name) else bytes(alphabet[c] for c in name)
+            for i, name in enumerate(self._texts)
+        ]
 
     @cached_property
     def _adds_space(self) -> bool:
@@ -504,7 +527,9 @@ def _count_words(texts: Iterator[str], inner: Inner) -> Counter[str]:
     counts: Counter[str] = Counter()
     for words, n in spaced.items():
         for word, _ in inner.pre_tokenizer.pre_tokenize_str(inner.normalizer.normalize_str(words)):
-            counts[word] += n
+            # letters with combining marks between them are a word here, and no run of one class
+            for start in range(0, len(word), LONGEST_RUN):
+                counts[word[start : start + LONGEST_RUN]] += n
     return counts
 
 
@@ -545,3 +570,16 @@ def _whole_pieces(names: list[str], n_specials: int, pattern: str, *, lowercase:
     inner.decoder = decoders.Fuse()
     inner.add_special_tokens(_added(names[:n_specials]))
     return inner
+
+
+def vocabulary_of(recipe: Recipe) -> int | None:
+    """Rows of a recipe's embedding; None where only the text knows. Raises as `Tokenizer.load`."""
+    match recipe.tokenizer:
+        case _ if recipe.model.vocab_size:
+            return recipe.model.vocab_size
+        case CharTokenizer():
+            return None
+        case TokenizerFile(path=path):
+            return Tokenizer.load(path).vocab_size
+        case tokenizer:
+            return tokenizer.vocab_size

@@ -62,14 +62,15 @@ def from_tensors(tensors: Mapping[str, Tensor], like: DecodeState, where: str) -
 
     like: a state of the same rows. where: the checkpoint. Raises CheckpointError when the tensors do not match.
     """
-    found = []
-    for name, own in to_tensors(like).items():
-        if name not in tensors or tensors[name].shape != own.shape:
+    own = to_tensors(like)
+    given = {name: tensor for name, tensor in tensors.items() if name.startswith(PREFIX)}
+    for name in sorted(own.keys() | given.keys()):
+        here, there = own.get(name), given.get(name)
+        if here is None or there is None or (here.shape, here.dtype) != (there.shape, there.dtype):
             raise CheckpointError(
-                f"the checkpoint lacks the carried states of the rows: no {name} of the right size",
+                f"the carried states of the rows do not fit the run: {name} is missing, unknown or of another shape",
                 where=where,
                 fix="resume from another checkpoint",
             )
-        found.append(tensors[name].to(own))
-    parts = iter(found)
+    parts = iter(given[name].to(tensor) for name, tensor in own.items())
     return replace(like, layers=tuple(tuple(next(parts) for _ in layer) for layer in like.layers))

@@ -16,16 +16,22 @@ from lmtool.inference.evaluation import Validation, evaluate
 from lmtool.inference.gradients import gradient_norms
 from lmtool.inference.perplexity import HeldOut, limit, perplexity
 from lmtool.model import LanguageModel
-from lmtool.objective import Loss, Objective, build_objective
-from lmtool.recipe.spec import Causal, Recipe, WeightedCounts
+from lmtool.model.layers.ngrams import ngrams_of
+from lmtool.objective import Cut, Loss, Objective, build_objective
+from lmtool.recipe.spec import Causal, Recipe, TokenizerFile, WeightedCounts
+from lmtool.run.files import SavedSplit
+from lmtool.run.order import MixtureOrder, hash_key
 from lmtool.tables.results import Results
+from lmtool.text import bundled
+from lmtool.text.findings import find_in_text
 from lmtool.text.prepare import Prepared, default_cache, prepare, scored
 from lmtool.text.store import TokenStore
 from lmtool.text.survey import Report
 from lmtool.text.tokenizer import Tokenizer
 from lmtool.training.comparison import MOST_TOKENS, ROW, SECONDS, TextResults, counted, to_count
 from lmtool.training.pairs import CountedPairs
-from lmtool.training.windows import ExampleSource, Windows
+from lmtool.training.schedule import Pace
+from lmtool.training.windows import ExampleSource, Mixture, Windows
 
 
 class TrainingData(Protocol):
@@ -69,7 +75,7 @@ class TrainingData(Protocol):
     def prompts(self) -> tuple[str, ...]: ...
 
     @property
-    def split(self) -> dict[str, object] | None: ...
+    def split(self) -> SavedSplit | None: ...
 
     def token_counts(self) -> NDArray[np.int64]:
         """How often each id is in the training part."""
@@ -93,24 +99,31 @@ class TrainingData(Protocol):
 MOST_BACK = 64
 """Steps back over which gradient norms are logged."""
 
+MOST_COUNTED = 10_000_000
+"""Tokens of the training text in which n-grams are counted."""
+
 LONGEST_PROMPT = 24
 """Characters of a prompt that is taken from the text."""
 
 
 class TextData:
-    """A text in token stores; see `TrainingData`."""
+    """A text in token stores; see `TrainingData`. pace: of a run whose time is limited, else None."""
 
     unit = "token"
-    warnings: tuple[str, ...] = ()
     split = None
 
-    def __init__(self, prepared: Prepared, recipe: Recipe) -> None:
+    def __init__(
+        self, prepared: Prepared, recipe: Recipe, pace: Pace | None = None, *, is_foreign: bool = False
+    ) -> None:
+        """is_foreign: the tokenizer was not trained on this text."""
         rows = prepared.tokenizer.embedding_rows(recipe.model.vocab_size)
         model = recipe.model.model_copy(update={"vocab_size": rows})
         self.recipe = recipe.model_copy(update={"model": model, "data": prepared.data})
+        self.pace = pace
         self.framing = Framing.of(self.recipe, prepared.tokenizer)
         self.fingerprint = prepared.fingerprint
         self._prepared = prepared
+        self._is_foreign = is_foreign
         self._train, self._valid = prepared.train, prepared.valid
         self._held_out: HeldOut | None = None
         self._pairs: Windows | None = None
@@ -122,9 +135,18 @@ class TextData:
     def is_measured(self) -> bool:
         return self.recipe.evaluation.baseline
 
-    def with_recipe(self, recipe: Recipe) -> "TextData":
-        """The same text under a recipe that differs in its training and evaluation only."""
-        return TextData(self._prepared, recipe)
+    def with_recipe(self, recipe: Recipe, pace: Pace | None) -> "TextData":
+        """The same text under a recipe that differs in its training and evaluation only, and its pace."""
+        return TextData(self._prepared, recipe, pace, is_foreign=self._is_foreign)
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        texts = self._prepared.texts
+        if bundled.limit([file for parts in texts for part in parts for file in part.text.corpus.files]) is not None:
+            return ()  # a program wrote the text, and its results stand beside what can be reached at best
+        tokenizer = self._prepared.tokenizer if self._is_foreign else None
+        found = (find_in_text(train, valid, tokenizer, None, brief=True) for train, valid in texts)
+        return tuple(dict.fromkeys(str(notice) for notices in found for notice in notices))
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -137,6 +159,11 @@ class TextData:
             held_out = f"the last {100 * data.valid_fraction:g} % of the text"
         n_documents = self._train.n_documents
         text = "one text" if is_stream else f"{n_documents:,} document{'s' * (n_documents != 1)}"
+        if data.mixture:
+            quotas = MixtureOrder(tuple(data.mixture.values()), 0).quotas
+            text = ", ".join(
+                f"{100 * n / MixtureOrder.BLOCK:g} % {name}" for name, n in zip(data.mixture, quotas, strict=True)
+            )
         return (f"text: {text}, {len(self._train):,} tokens; validation: {held_out}, {len(self._valid):,} tokens",)
 
     @property
@@ -163,6 +190,8 @@ class TextData:
             counts[list(self.framing.tokenizer.special_ids)] = 0
             # the embedding may have more rows than the tokenizer has entries
             lm.counts_V[: len(counts)] = counts
+        for ngrams in ngrams_of(lm):
+            ngrams.count(torch.from_numpy(self._train.sample(MOST_COUNTED)))
 
     def examples(self, objective: Objective) -> ExampleSource:
         training = self.recipe.training
@@ -172,13 +201,42 @@ class TextData:
         if cut.unit == "pair":
             # here, so that a text that is too short raises before the first step
             self._pairs = Windows(self._valid, cut, self.recipe.seed, marks=marks)
-        windows = Windows(self._train, cut, self.recipe.seed, lanes, marks)
+        if self.recipe.data.mixture:
+            return self._mixed(cut, marks)
+        windows = Windows(self._train, cut, self.recipe.seed, lanes, marks, self.recipe.data.isolate_documents)
         if isinstance(self.recipe.objective, WeightedCounts):
             is_word_V = self.token_counts() > 0
             is_word_V[list(self.framing.tokenizer.special_ids)] = False
             window, length = self.recipe.objective.window, self.recipe.model.context
             return CountedPairs.count(windows, is_word_V, window, length, self.recipe.seed)
         return windows
+
+    def _mixed(self, cut: Cut, marks: tuple[int, int]) -> Mixture:
+        """Windows of each text of the mixture, in proportion."""
+        parts, mixture, seed = self._prepared.parts, self.recipe.data.mixture, self.recipe.seed
+        for source, part in zip(mixture, parts, strict=True):
+            if len(part) < cut.length:
+                raise DataError(
+                    f"a text of the mixture has {len(part)} tokens, but an example needs {cut.length}",
+                    where=source,
+                    fix="give more text, leave it out of data.mixture, or set model.context lower",
+                )
+        apart = self.recipe.data.isolate_documents
+        texts = [Windows(part, cut, hash_key(seed, "text", n), None, marks, apart) for n, part in enumerate(parts)]
+        return Mixture(texts, [part.n_documents for part in parts], list(mixture.values()), seed)
+
+    @property
+    def n_valid(self) -> int:
+        """Tokens of the validation text."""
+        return len(self._valid)
+
+    @property
+    def per_epoch(self) -> int:
+        """Examples of one pass over the text."""
+        recipe = self.recipe
+        # objectives of word vectors need counts, which others do without
+        counts = torch.from_numpy(self.token_counts()) if recipe.model.reads == "words" else None
+        return self.examples(build_objective(recipe, self.framing.tokenizer, counts)).per_epoch
 
     def validate(self, lm: LanguageModel, objective: Objective, compute: Compute, world: World) -> Validation:
         wanted = self.recipe.evaluation.tokens
@@ -209,7 +267,7 @@ class TextData:
         tokenizer, context = self.framing.tokenizer, self.recipe.model.context
         found = perplexity(lm, self._valid, tokenizer, objective, compute, context, context, world)
         data = self.recipe.data
-        named = data.valid or data.train
+        named = data.valid or data.sources
         return [
             TextResults(
                 step=step,
@@ -267,10 +325,11 @@ def read_text(recipe: Recipe, tokenizer: Tokenizer | None, world: World, report:
         if len(store) < needed:
             raise DataError(
                 f"the {part} text has {len(store)} tokens, but a context of {context} needs {needed}",
-                where=", ".join(recipe.data.train),
+                where=", ".join(recipe.data.sources),
                 fix="give more text, or set model.context lower",
             )
-    return TextData(data, recipe)
+    is_foreign = tokenizer is not None or isinstance(recipe.tokenizer, TokenizerFile)
+    return TextData(data, recipe, is_foreign=is_foreign)
 
 
 def _validate_pairs(

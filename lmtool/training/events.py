@@ -105,6 +105,13 @@ class Warned:
 
 
 @dataclass(frozen=True)
+class Resized:
+    """The number of steps in all has changed, since the time of the run is limited and the speed was another."""
+
+    steps: int
+
+
+@dataclass(frozen=True)
 class Ended:
     """The run is over: all steps done, stopped early by patience, or interrupted by a signal.
 
@@ -129,6 +136,7 @@ Event = (
     | Sampled
     | Saved
     | Warned
+    | Resized
     | Ended
     | Results
     | TextResults

@@ -2,8 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ from lmtool.errors import NumericalError, ResourceError
 from lmtool.inference.evaluation import by_length
 from lmtool.model import DecodeState, LanguageModel
 from lmtool.model.language_model import CountingModel
+from lmtool.model.layers.stack import recompute_layers
 from lmtool.objective import Example, Objective
 from lmtool.recipe.spec import Recipe
 from lmtool.run.order import hash_key, rank_samples
@@ -38,6 +40,7 @@ class Step:
     step: steps done so far. loss: mean over the step's targets, before the update. lr: peak learning rate x schedule.
     grad_norm: before clipping; like lr it is 0 for a model that counts. Where it is not finite, no weight was changed.
     tokens: targets of the step, over all processes. seconds: duration of the step. micro_batch: rows computed at once.
+    recomputes: activations were recomputed because memory ran out.
     stop: a stop was requested; the same in every process. carried: the initial state of the next step's rows; None
     unless the recipe carries states.
     """
@@ -51,9 +54,10 @@ class Step:
     micro_batch: int
     stop: bool
     carried: DecodeState | None = None
+    recomputes: bool = False
 
 
-class _LossModule(nn.Module):
+class LossModule(nn.Module):
     """Model and objective as one module, so that gradients can be exchanged while the backward pass runs."""
 
     def __init__(self, model: LanguageModel, objective: Objective) -> None:
@@ -81,16 +85,19 @@ def fit(
     first_step: int = 0,
     micro_batch: int | None = None,
     carried: DecodeState | None = None,
+    module: nn.Module | None = None,
     stop: Callable[[], bool] = lambda: False,
-) -> Iterator[Step]:
+) -> Generator[Step]:
     """Train `model` in place, from `first_step` to the recipe's last, and yield each step when it is done.
 
     Step n is a function of weights, moments, carried states, recipe and n: samples, dropout and learning rates follow
     from the seed and n.
 
-    micro_batch: rows at once; by default that of the recipe. When out of memory it is halved and the step repeated; the
-    batch size stays. carried: the final states of the step before `first_step`, when the recipe carries states. A
-    model that counts has no gradient: its steps are one pass over the text, see `count_part`.
+    micro_batch: rows at once; by default that of the recipe. When out of memory, activations are recomputed where the
+    recipe lets them be, else the rows are halved, and the step is repeated; the batch size stays. carried: the final
+    states of the step before `first_step`, when the recipe carries states. module: model and objective, where they are
+    sharded; replicated in each process when None. A model that counts has no gradient: its steps are one pass over the
+    text, see `count_part`.
 
     Raises NumericalError, before any weight changes, when a loss or gradient is not finite, and ResourceError when one
     row does not fit into memory or another process ends.
@@ -106,10 +113,13 @@ def fit(
             seconds = time.perf_counter() - started
             yield Step(step + 1, total / max(1, count), 0.0, 0.0, count, seconds, rows, stops > 0)
         return
-    module = world.wrap(_LossModule(model, objective), compute)
+    if module is None:
+        module = world.wrap(LossModule(model, objective), compute)
     loader = _Loader(examples, objective, recipe, world, compute)
     model.train()
-    n_skipped = 0
+    recomputes, n_skipped = False, 0
+    if training.recompute == "layers":
+        recompute_layers(model)
     threads = torch.get_num_threads()
     if model.step_threads is not None:
         torch.set_num_threads(model.step_threads)
@@ -130,7 +140,10 @@ def fit(
                 except RuntimeError as error:
                     if not _out_of_memory(error):
                         raise
-                    rows = _halve(rows, world, error)
+                    if training.recompute == "auto" and world.size == 1 and recompute_layers(model):
+                        recomputes = True
+                    else:
+                        rows = _halve(rows, world, error)
                 # outside of the handler, because the error keeps the tensors of its micro-batch alive
                 optimizers.forget_gradients()
                 if compute.device.type == "cuda":
@@ -147,7 +160,8 @@ def fit(
                 raise _not_finite("gradient", norm, step, loader)
             seconds = time.perf_counter() - started
             lr = optimizers.peak_rate * rate
-            yield Step(step + 1, total / n_targets, lr, norm, int(n_targets), seconds, rows, stops > 0, carried)
+            loss, stopped = total / n_targets, stops > 0
+            yield Step(step + 1, loss, lr, norm, int(n_targets), seconds, rows, stopped, carried, recomputes)
     finally:
         loader.close()
         if model.step_threads is not None:
@@ -176,7 +190,7 @@ def _accumulate(
         part = None if before is None else rows_of(before, n_before, n_rows)
         torch.manual_seed(hash_key(seed, "step", step, world.rank, index))
         last = index == len(batches) - 1
-        with peers_may_end() if last else world.alone(module):
+        with peers_may_end(), nullcontext() if last else world.alone(module):
             with compute.autocast():
                 total, after = module(batch.to(compute.device), part)
             optimizers.backward(total)

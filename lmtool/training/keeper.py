@@ -1,20 +1,30 @@
 """Saving a training run: its state besides weights and moments, and the writer of logs and checkpoints."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from functools import partial
+from typing import Self
 
+import torch
 from torch import Tensor
+from torch import distributed as dist
 
-from lmtool.errors import CheckpointError, ResourceError
+from lmtool.compute.processes import peers_may_end
+from lmtool.compute.shards import group_of, is_sharded, whole_of
+from lmtool.errors import ResourceError
 from lmtool.inference.evaluation import Validation
 from lmtool.model import LanguageModel
 from lmtool.model.lora import kept
-from lmtool.recipe.spec import Evaluation
+from lmtool.recipe.dump import dump
+from lmtool.recipe.spec import Checkpointing, Evaluation, Recipe
+from lmtool.run import tensors
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import Run
+from lmtool.run.files import Validated, saved_state
 from lmtool.run.log import Record
+from lmtool.run.tensors import Deferred
 from lmtool.training.events import Logged, Sampled, Saved, Warned
 from lmtool.training.fit import Step
 
@@ -40,27 +50,27 @@ class TrainingState:
     pending: Record | None = None
 
     @classmethod
-    def read(cls, checkpoint: Checkpoint, noted: Mapping[str, Any] | None) -> Self:
+    def read(cls, checkpoint: Checkpoint, noted: Validated | None) -> Self:
         """The state of a checkpoint, updated by the noted validation after it, if there is one.
 
-        Raises CheckpointError when another version of lmtool wrote it.
+        Raises CheckpointError as `saved_state` does.
         """
-        try:
-            state = cls(**checkpoint.state())  # type: ignore[arg-type]  # its keys are checked by the call
-        except TypeError as error:
-            raise CheckpointError(
-                "state.json is not of this version of lmtool", where=str(checkpoint.path), fix="train anew"
-            ) from error
-        if state.pending is not None and noted is not None and noted["step"] == checkpoint.step:
-            state.best_step, state.best_value, state.stale = noted["best_step"], noted["best_value"], noted["stale"]
-            state.best_loss = noted.get("best_loss")
+        state = cls(**saved_state(checkpoint).model_dump(exclude_unset=True))
+        if state.pending is not None and noted is not None and noted.step == checkpoint.step:
+            state.best_step, state.best_value, state.stale = noted.best_step, noted.best_value, noted.stale
+            state.best_loss = noted.best_loss
             state.pending = None
         return state
 
-    def note(self, step: int) -> dict[str, object]:
+    def note(self, step: int) -> Validated:
         """The note for `read` after the validation of a step."""
-        best = {"best_step": self.best_step, "best_value": self.best_value, "best_loss": self.best_loss}
-        return {"step": step, **best, "stale": self.stale}
+        return Validated(
+            step=step,
+            best_step=self.best_step,
+            best_value=self.best_value,
+            best_loss=self.best_loss,
+            stale=self.stale,
+        )
 
     def advance(self, step: Step) -> Record:
         """Count a completed step; returns its record, in the format of metrics.jsonl."""
@@ -69,10 +79,10 @@ class TrainingState:
         self.seconds += step.seconds
         return {
             "step": step.step,
-            "loss": step.loss,
+            "loss": _finite(step.loss),  # infinite where plain counts give a token no probability
             "valid_loss": None,
             "lr": step.lr,
-            "grad_norm": step.grad_norm if math.isfinite(step.grad_norm) else None,
+            "grad_norm": _finite(step.grad_norm),
             "tokens": self.tokens,
             "tokens_per_second": round(step.tokens / step.seconds),
             "seconds": round(self.seconds, 3),
@@ -86,7 +96,7 @@ class TrainingState:
         is_best = self.is_better(validation, metric)
         if is_best:
             self.best_step, self.best_value, self.stale = step, validation.value(metric), 0
-            self.best_loss = validation.loss if math.isfinite(validation.loss) else None
+            self.best_loss = _finite(validation.loss)
         else:
             self.stale += 1
         return is_best
@@ -105,12 +115,59 @@ class TrainingState:
         return evaluation.patience is not None and self.stale >= evaluation.patience
 
 
+class Collector:
+    """Lets the main process read sharded tensors one after the other, while the others help it."""
+
+    def __init__(self, tensors: Sequence[Mapping[str, Tensor]]) -> None:
+        """tensors: the same names in every process."""
+        self._sharded = [tensor for part in tensors for tensor in part.values() if is_sharded(tensor)]
+        self._numbers = {id(tensor): i for i, tensor in enumerate(self._sharded)}
+
+    def deferred(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor | Deferred]:
+        """The tensors, with those that are sharded read when they are written; for the main process."""
+        return {name: self._deferred(tensor) if is_sharded(tensor) else tensor for name, tensor in tensors.items()}
+
+    def _deferred(self, tensor: Tensor) -> Deferred:
+        index = self._numbers[id(tensor)]
+
+        def read() -> Tensor:
+            self._ask(index)
+            return whole_of(tensor)
+
+        return Deferred(tensor.dtype, tuple(tensor.shape), read)
+
+    def help(self) -> None:
+        """Take part in what the main process reads, until it is done."""
+        while self._sharded and (index := self._ask(-1)) >= 0:
+            whole_of(self._sharded[index])
+
+    def done(self) -> None:
+        """End the others' `help`, also after an error."""
+        if self._sharded:
+            self._ask(-1)
+
+    def _ask(self, index: int) -> int:
+        """The index that the main process gives."""
+        first = self._sharded[0]
+        told = torch.tensor([index], device=first.device)
+        with peers_may_end():
+            dist.broadcast(told, 0, group=group_of(first))
+        return int(told)
+
+
 class RunKeeper:
     """Writes to the run, if this process has one; failures are warnings, and an unsaved last checkpoint is an error."""
 
-    def __init__(self, run: Run | None, keep_last: int) -> None:
+    def __init__(
+        self, run: Run | None, spec: Checkpointing, checkpoint: Checkpoint | None = None, superseded: int | None = None
+    ) -> None:
+        """checkpoint: that training continues from. superseded: its step, if only an interruption made it."""
         self._run = run
-        self._keep_last = keep_last
+        self._keep_last = spec.keep_last
+        self._superseded = superseded
+        self._in_background = spec.background
+        self._saving: Future[Checkpoint] | None = None
+        self._saved = None if checkpoint is None else checkpoint.path.name
         self._unsaved: ResourceError | None = None
         self._log_failed = False
 
@@ -119,11 +176,26 @@ class RunKeeper:
         """Whether this process writes to a run."""
         return self._run is not None
 
+    @property
+    def saved(self) -> str:
+        """What is saved, in words; empty in a process that does not write."""
+        if self._run is None:
+            return ""
+        return f"{self._saved} is saved" if self._saved else "no checkpoint is saved yet"
+
     def log(self, record: Mapping[str, object]) -> Iterator[Logged | Warned]:
         """Append the record of a step to the metrics."""
         if self._run is not None:
             yield from self._append(self._run.metrics.append, record)
             yield Logged(dict(record))
+
+    def keep_recipe(self, recipe: Recipe) -> Iterator[Warned]:
+        """Replace the recipe of the run, whose number of steps has changed."""
+        if self._run is not None:
+            try:
+                self._run.write_recipe(dump(recipe))
+            except ResourceError as error:
+                yield Warned(f"{error.what} ({error.where}); training continues")
 
     def log_sample(self, sampled: Sampled) -> Iterator[Warned]:
         """Append a text to the samples."""
@@ -142,35 +214,83 @@ class RunKeeper:
     def save(
         self, step: int, lm: LanguageModel, moments: dict[str, Tensor], state: TrainingState
     ) -> Iterator[Saved | Warned]:
-        """Save a checkpoint."""
+        """Save a checkpoint, or begin to where the recipe has that done in the background.
+
+        Processes without a run help with what is sharded.
+        """
+        yield from self.settle()
+        weights = kept(lm)
+        collector = Collector((weights, moments))
         if self._run is None:
+            collector.help()
             return
         try:
-            saved = self._run.save(
-                step, kept(lm), moments, asdict(state), best_step=state.best_step, keep_last=self._keep_last
-            )
-            self._unsaved = None
-            yield Saved(saved.path)
+            model, optimizer = collector.deferred(weights), collector.deferred(moments)
+            best, last, former = state.best_step, self._keep_last, self._superseded
+            if self._in_background:
+                copies = tensors.copied(model), tensors.copied(optimizer)
+                self._saving = self._run.save_later(
+                    step, *copies, asdict(state), best_step=best, keep_last=last, superseded=former
+                )
+            else:
+                save = partial(
+                    self._run.save,
+                    step,
+                    model,
+                    optimizer,
+                    asdict(state),
+                    best_step=best,
+                    keep_last=last,
+                    superseded=former,
+                )
+                yield from self._tell(save)
+        finally:
+            collector.done()
+
+    def settle(self) -> Iterator[Saved | Warned]:
+        """Wait for the checkpoint that is being saved in the background, if there is one."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            yield from self._tell(saving.result)
+
+    def _tell(self, save: Callable[[], Checkpoint]) -> Iterator[Saved | Warned]:
+        """What came of a save."""
+        try:
+            path = save().path
         except ResourceError as error:
             self._unsaved = error
-            yield Warned(f"{error.what} ({error.fix}); training continues, the last checkpoint is intact")
+            yield Warned(f"{error.what} ({error.fix}); training continues; {self.saved}")
+        else:
+            self._unsaved = None
+            self._saved = path.name
+            yield Saved(path)
 
-    def note_validation(self, step: int, state: TrainingState) -> Iterator[Warned]:
-        """Note the result of the validation after a checkpoint."""
+    def note_validation(self, step: int, state: TrainingState) -> Iterator[Saved | Warned]:
+        """Note the result of the validation after a checkpoint, once that is saved."""
+        yield from self.settle()
         if self._run is None:
             return
         try:
-            self._run.note_validation(state.note(step), self._keep_last)
+            self._run.note_validation(state.note(step), self._keep_last, self._superseded)
         except ResourceError as error:
             yield Warned(f"{error.what} ({error.fix}); training continues")
+
+    def tidy(self) -> Iterator[Warned]:
+        """Remove what a session has left that was killed before it removed older checkpoints."""
+        if self._run is None:
+            return
+        try:
+            self._run.tidy(self._keep_last, self._superseded)
+        except ResourceError as error:
+            yield Warned(f"older checkpoints could not be removed: {error.what} ({error.where})")
 
     def close(self, reason: str, validation: Mapping[str, object] | None = None) -> None:
         """End the session. validation: see `Run.end`.
 
         Raises ResourceError when the last checkpoint could not be saved.
         """
-        if self._unsaved is not None:
-            raise self._unsaved
+        if (error := self._unsaved) is not None:
+            raise ResourceError(f"{error.what}; {self.saved}", where=error.where, fix=error.fix) from error
         if self._run is not None:
             self._run.end("stopped" if reason == "interrupted" else "finished", validation)
 
@@ -182,3 +302,8 @@ class RunKeeper:
             self._run.drop_optimizers()
         except ResourceError as error:
             yield Warned(f"the optimizer state could not be removed: {error.what} ({error.where})")
+
+
+def _finite(value: float) -> float | None:
+    """The value, or None, as JSON has no infinities."""
+    return value if math.isfinite(value) else None

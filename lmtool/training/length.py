@@ -4,15 +4,18 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World
 from lmtool.inference.base import Base
 from lmtool.inference.load import learner
 from lmtool.objective import build_objective
+from lmtool.recipe.spec import Checkpointing, Evaluation, Recipe
 from lmtool.training.data import TextData
 from lmtool.training.fit import fit
 from lmtool.training.optimizer import Optimizers
+from lmtool.training.schedule import Pace
 from lmtool.training.teaching import distilled
 
 VALIDATIONS = 12
@@ -21,11 +24,11 @@ VALIDATIONS = 12
 WARM_UPS = 10
 """A run whose length is not given in steps warms up for this share of them at most: one in ten."""
 
-PROBE_SECONDS = 4.0
-"""Time for which the speed is measured."""
+PROBE_SECONDS = 6.0
+"""Time for which a model is trained to measure the speed: in its second half, since the first steps are slower."""
 
-WARM_UP = 2
-"""Steps that are not measured, since the first ones are slower."""
+LEAST_PROBE = 3
+"""Steps of that training at least."""
 
 MOST_STEPS = 10**9
 """Steps of the model that is thrown away, which never sees the end of them."""
@@ -37,27 +40,26 @@ LEAST_SHARE = 0.25
 def with_length(
     data: TextData, began: float, compute: Compute, world: World, base: Base | None, teacher: Base | None = None
 ) -> tuple[TextData, str]:
-    """The same text under a recipe with its steps resolved, and a line on them.
+    """The same text under a recipe with its steps resolved, and a line on them; with its pace, where time is a limit.
 
     began: when the command did, by time.perf_counter. base, teacher: as for `train`.
     """
     recipe = data.recipe
     training = recipe.training
     limits: list[tuple[int, str]] = []
+    pace = None
     if training.epochs is not None:
-        per_epoch = data.examples(build_objective(recipe, data.framing.tokenizer)).per_epoch
-        steps = max(training.min_steps or 1, math.ceil(training.epochs * per_epoch / training.batch_size))
-        limits.append((steps, f"{training.epochs:g} passes over the text"))
+        limits.append((steps_of_epochs(data, training.epochs), f"{training.epochs:g} passes over the text"))
     if training.tokens is not None:
-        steps = math.ceil(training.tokens / (training.batch_size * recipe.model.context))
-        limits.append((steps, f"{training.tokens:,} tokens"))
+        limits.append((steps_of_tokens(recipe, training.tokens), f"{training.tokens:,} tokens"))
     if training.minutes is not None:
-        per_step, steps = _steps_in(training.minutes, data, began, compute, world, base, teacher)
-        speed = training.batch_size * recipe.model.context / per_step
-        limits.append((steps, f"{training.minutes:g} minutes at {speed:,.0f} tokens/s"))
+        measured = _measure(training.minutes, data, began, compute, world, base, teacher)
+        most = min((limit for limit, _ in limits), default=MOST_STEPS)
+        pace = Pace(measured.until, most)
+        speed = training.batch_size * recipe.model.context / measured.per_step
+        limits.append((measured.steps, f"{training.minutes:g} minutes at {speed:,.0f} tokens/s"))
     steps, why = min(limits)
-    between = math.ceil(steps / VALIDATIONS)
-    evaluation, checkpoint, schedule = recipe.evaluation, recipe.checkpoint, recipe.schedule
+    evaluation, checkpoint, schedule, between = recipe.evaluation, recipe.checkpoint, recipe.schedule, _between(steps)
     warmup = min(schedule.warmup_steps, math.ceil(steps / WARM_UPS))
     no_budget = dict.fromkeys(("epochs", "min_steps", "tokens", "minutes"))
     settled = recipe.model_copy(
@@ -68,10 +70,51 @@ def with_length(
             "checkpoint": checkpoint.model_copy(update={"every": min(checkpoint.every, between)}),
         }
     )
-    return data.with_recipe(settled), f"length: {steps:,} steps, for {why}"
+    pace = None if recipe.model.counts else pace
+    return data.with_recipe(settled, pace), f"length: {steps:,} steps, for {why}"
 
 
-def _steps_in(
+def steps_of_epochs(data: TextData, epochs: float) -> int:
+    """Steps of so many passes over a text."""
+    training = data.recipe.training
+    return max(training.min_steps or 1, math.ceil(epochs * data.per_epoch / training.batch_size))
+
+
+def steps_of_tokens(recipe: Recipe, tokens: int) -> int:
+    """Steps that so many tokens take."""
+    return math.ceil(tokens / (recipe.training.batch_size * recipe.model.context))
+
+
+def with_steps(recipe: Recipe, steps: int) -> Recipe:
+    """A recipe of `with_length` with another number of steps, validated and saved as often as before."""
+    before, after = _between(recipe.training.steps), _between(steps)
+
+    def every(part: Evaluation | Checkpointing) -> dict[str, int]:
+        return {"every": after if part.every == before else min(part.every, after)}
+
+    return recipe.model_copy(
+        update={
+            "training": recipe.training.model_copy(update={"steps": steps}),
+            "evaluation": recipe.evaluation.model_copy(update=every(recipe.evaluation)),
+            "checkpoint": recipe.checkpoint.model_copy(update=every(recipe.checkpoint)),
+        }
+    )
+
+
+def _between(steps: int) -> int:
+    """Steps between two validations."""
+    return math.ceil(steps / VALIDATIONS)
+
+
+class _Speed(NamedTuple):
+    """What was measured: seconds per step, the steps that the time leaves, and when training has to end."""
+
+    per_step: float
+    steps: int
+    until: float
+
+
+def _measure(
     minutes: float,
     data: TextData,
     began: float,
@@ -79,8 +122,8 @@ def _steps_in(
     world: World,
     base: Base | None,
     teacher: Base | None,
-) -> tuple[float, int]:
-    """Seconds per step, and the steps that so many minutes leave beside preparation, validation and the comparison.
+) -> _Speed:
+    """The speed here, and the steps that so many minutes leave beside preparation, validation and the comparison.
 
     A model is trained for some seconds and thrown away; all processes use the figures of the main one.
     """
@@ -98,17 +141,18 @@ def _steps_in(
     for step in fit(lm, taught, optimizers, data.examples(objective), endless, compute, world):
         seconds.append(step.seconds)
         (spent,) = world.sum((sum(seconds) if world.is_main else 0.0,), compute)
-        if len(seconds) > WARM_UP and spent > PROBE_SECONDS:
+        if len(seconds) >= LEAST_PROBE and spent > PROBE_SECONDS:
             break
     # the first one is slower
     validation = min(_seconds(lambda: data.validate(lm, objective, compute, world)) for _ in range(2))
     after = data.seconds_after(validation)
-    left = 60 * minutes - (time.perf_counter() - began) - VALIDATIONS * validation - after
-    left = max(left, LEAST_SHARE * 60 * minutes)
-    per_step = statistics.median(seconds[WARM_UP:])
+    now = time.perf_counter()
+    until = max(began + 60 * minutes - after, now + LEAST_SHARE * 60 * minutes)
+    per_step = statistics.median(seconds[len(seconds) // 2 :])
+    left = max(until - now - VALIDATIONS * validation, LEAST_SHARE * (until - now))
     own = (per_step, left / per_step) if world.is_main else (0.0, 0.0)
     per_step, steps = world.sum(own, compute)
-    return per_step, max(1, int(steps))
+    return _Speed(per_step, max(1, int(steps)), until)
 
 
 def _seconds(action: Callable[[], object]) -> float:

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import cast
 
 import torch
@@ -10,13 +10,19 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lmtool.compute.device import Compute
+from lmtool.compute.shards import group_of, is_sharded, norm_over, own_part, own_rows, sharded_like
+from lmtool.errors import CheckpointError
 from lmtool.model import LanguageModel
+from lmtool.model.layers.ngrams import ngrams_of
 from lmtool.model.parameters import depths, layer_matrices
 from lmtool.recipe.spec import Adam, AdamW, Muon, Optimizer, Sgd, Tuning
-from lmtool.training.updates import AdamUpdate, Groups, MomentumSgd, MuonMatrices, UpdateRule
+from lmtool.training.updates import AdamUpdate, Groups, MomentumSgd, MuonMatrices, RowAdagrad, UpdateRule
 
 FLOAT16_SCALE = 2.0**4
 """Initial loss scale of float16. Losses are sums over thousands of targets, so it is far below the usual 2^16."""
+
+_SCALER = "scaler/"
+"""Prefix of the names of the gradient scale."""
 
 Shares = dict[Parameter, float]
 
@@ -29,14 +35,15 @@ class Optimizers:
     """
 
     def __init__(self, spec: Optimizer, model: LanguageModel, compute: Compute, tuning: Tuning = Tuning()) -> None:  # noqa: B008 - it is frozen
-        self._names: dict[Tensor, str] = {
-            parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad
-        }
+        trained = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        # of a sharded parameter, the rules see the rows of this process
+        self._rows = {parameter: Parameter(own_rows(parameter)) for parameter in trained if is_sharded(parameter)}
+        self._names: dict[Tensor, str] = {self._rows.get(p, p): name for p, name in trained.items()}
         depth = {parameter: n for parameter, n in depths(model).items() if parameter.requires_grad}
-        below = {parameter: max(depth.values()) - n for parameter, n in depth.items()}
+        below = {self._rows.get(p, p): max(depth.values()) - n for p, n in depth.items()}
         self._first_steps = {p: (tuning.unfreeze_every or 0) * n for p, n in below.items()}
         # a model that counts has no parameters
-        self._all = list(_build(spec, model, {p: tuning.layer_decay**n for p, n in below.items()}))
+        self._all = list(_build(spec, model, self._rows, {p: tuning.layer_decay**n for p, n in below.items()}))
         self._base_rates = [[group["lr"] for group in rule.param_groups] for rule in self._all]
         self._scaler = torch.amp.GradScaler(
             compute.device.type, init_scale=FLOAT16_SCALE, enabled=compute.scales_gradients
@@ -53,6 +60,8 @@ class Optimizers:
         number of steps before. Returns the norm before clipping, over the parameters trained in this step. When it is
         not finite, no weight is changed.
         """
+        for parameter, rows in self._rows.items():
+            rows.grad = None if parameter.grad is None else own_rows(parameter.grad)
         for parameter, first_step in self._first_steps.items():
             if step < first_step:
                 parameter.grad = None
@@ -64,8 +73,11 @@ class Optimizers:
         ]
         for rule, _ in active:
             self._scaler.unscale_(_as_optimizer(rule))
-        gradients = [parameter.grad for parameter in self._names if parameter.grad is not None]
-        norm = gradient_scale * float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
+        gradients = [_values(parameter) for parameter in self._names if parameter.grad is not None]
+        found = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        if self._rows:
+            found = norm_over(group_of(next(iter(self._rows))), found)
+        norm = gradient_scale * float(found)
         if math.isfinite(norm):
             clip = 1.0 if clip_norm is None or norm <= clip_norm else clip_norm / norm
             torch._foreach_mul_(gradients, gradient_scale * clip)
@@ -78,7 +90,7 @@ class Optimizers:
         return norm
 
     def forget_gradients(self) -> None:
-        for parameter in self._names:
+        for parameter in (*self._names, *self._rows):
             parameter.grad = None
 
     @property
@@ -88,35 +100,82 @@ class Optimizers:
         return rate
 
     def state(self) -> dict[str, Tensor]:
-        """All moments, by `moment/parameter name`, and the gradient scale of float16."""
-        scale = {f"scaler/{key}": torch.tensor(value) for key, value in self._scaler.state_dict().items()}
-        return scale | {
-            f"{moment}/{self._names[parameter]}": torch.as_tensor(value)
-            for rule in self._all
-            for parameter, moments in rule.state.items()
-            for moment, value in moments.items()
-        }
+        """All moments, by `moment/parameter name`, and the gradient scale of float16.
 
-    def load_state(self, tensors: dict[str, Tensor], steps: int = 1) -> None:
+        Those of sharded parameters are sharded.
+        """
+        found = {f"{_SCALER}{key}": torch.tensor(value) for key, value in self._scaler.state_dict().items()}
+        sharded = self._sharded()
+        for rule in self._all:
+            for parameter, moments in rule.state.items():
+                for moment, value in moments.items():
+                    tensor = torch.as_tensor(value)
+                    if parameter in sharded and tensor.ndim:
+                        tensor = sharded_like(tensor, sharded[parameter])
+                    found[f"{moment}/{self._names[parameter]}"] = tensor
+        return found
+
+    def _sharded(self) -> dict[Tensor, Parameter]:
+        """The sharded parameters, by the rows that the rules see."""
+        return {rows: parameter for parameter, rows in self._rows.items()}
+
+    def load_state(self, tensors: dict[str, Tensor], steps: int = 1, where: str = "") -> None:
         """Load the moments that `state` returned after so many steps.
 
-        Raises KeyError when a tensor belongs to no parameter, or when a parameter that was trained has none.
+        where: the checkpoint. Raises CheckpointError that names the first that is missing, unknown or misshapen.
         """
-        parameters = {name: parameter for parameter, name in self._names.items()}
         owner = {p: o for o in self._all for group in o.param_groups for p in group["params"]}
-        scale = {key.removeprefix("scaler/"): tensor for key, tensor in tensors.items() if key.startswith("scaler/")}
+        scale = {key.removeprefix(_SCALER): tensor for key, tensor in tensors.items() if key.startswith(_SCALER)}
+        moments = {key: tensor for key, tensor in tensors.items() if not key.startswith(_SCALER)}
+        known = {f"{moment}/{self._names[p]}": p for p, rule in owner.items() for moment in rule.moments}
+        whole = self._sharded()
+        # in float16 the first steps may have been skipped
+        needed = {key for key, p in known.items() if self._first_steps[p] < steps} if moments or not scale else set()
+        for key in sorted(moments.keys() | needed):
+            if (
+                key not in moments
+                or key not in known
+                or not _fits(moments[key], whole.get(known[key], known[key]), key)
+            ):
+                what = "does not fit the model" if key in moments and key in known else "is unknown"
+                raise _misfit(f"{key} {what if key in moments else 'is missing'}", where)
         if self._scaler.is_enabled() and scale:
+            if scale.keys() != self._scaler.state_dict().keys() or any(
+                tensor.numel() != 1 for tensor in scale.values()
+            ):
+                raise _misfit("the scale of float16 is not one", where)
             self._scaler.load_state_dict({key: tensor.item() for key, tensor in scale.items()})
-        moments = {key: tensor for key, tensor in tensors.items() if not key.startswith("scaler/")}
-        trained = {self._names[parameter] for parameter, first_step in self._first_steps.items() if first_step < steps}
-        if moments and (missing := trained - {key.partition("/")[2] for key in moments}):
-            raise KeyError(f"no moments of {min(missing)}")
         for key, tensor in moments.items():
-            moment, _, name = key.partition("/")
-            parameter = parameters[name]
+            moment, parameter = key.partition("/")[0], known[key]
             # counters stay on the device that torch requires, moments on that of their parameter
             place = tensor.device if tensor.ndim == 0 and parameter.device.type != "cuda" else parameter.device
+            if parameter in whole and tensor.ndim:
+                tensor = own_part(tensor, whole[parameter])
             owner[parameter].state[parameter][moment] = tensor.clone().to(place)
+
+
+def _values(parameter: Tensor) -> Tensor:
+    """The gradient of a parameter; of a sparse one the rows that it has, each of which becomes one."""
+    assert parameter.grad is not None
+    if not parameter.grad.is_sparse:
+        return parameter.grad
+    parameter.grad = parameter.grad.coalesce()
+    return parameter.grad._values()
+
+
+def _fits(moment: Tensor, parameter: Parameter, key: str) -> bool:
+    """Whether a tensor can be this moment of a parameter: of its shape and type, numbers for its rows, or a counter."""
+    if key.startswith("step/"):
+        return moment.shape == () and moment.dtype == torch.float32
+    if key.startswith("square/"):
+        return moment.shape == (len(parameter), 1) and moment.dtype == parameter.dtype
+    return moment.shape == parameter.shape and moment.dtype == parameter.dtype
+
+
+def _misfit(what: str, where: str) -> CheckpointError:
+    return CheckpointError(
+        f"the optimizer state does not fit the run: {what}", where=where, fix="resume from another checkpoint"
+    )
 
 
 def _as_optimizer(rule: UpdateRule) -> torch.optim.Optimizer:
@@ -124,8 +183,19 @@ def _as_optimizer(rule: UpdateRule) -> torch.optim.Optimizer:
     return cast(torch.optim.Optimizer, rule)
 
 
-def _build(spec: Optimizer, model: LanguageModel, shares: Shares) -> Iterator[UpdateRule]:
-    """The update rules of the parameters in `shares`, which gives the factor of each on the learning rate."""
+def _build(
+    spec: Optimizer, model: LanguageModel, rows: Mapping[Parameter, Parameter], shares: Shares
+) -> Iterator[UpdateRule]:
+    """The update rules of the parameters in `shares`, which gives the factor of each on the learning rate.
+
+    rows: of this process, of sharded parameters. Embeddings of n-grams have a rule of their own.
+    """
+    found = (rows.get(part.weight, part.weight) for part in ngrams_of(model))
+    tables = {table: shares[table] for table in found if table in shares}
+    if tables:
+        groups = [{"params": [table], "lr": spec.lr * share} for table, share in tables.items()]
+        yield RowAdagrad(groups)
+        shares = {p: share for p, share in shares.items() if p not in tables}
     match spec:
         case _ if not shares:
             return
@@ -134,10 +204,12 @@ def _build(spec: Optimizer, model: LanguageModel, shares: Shares) -> Iterator[Up
         case Adam() | AdamW():
             yield _adam(spec, shares)
         case Muon():
-            blocks = {matrix: rows for matrix, rows in layer_matrices(model).items() if matrix in shares}
+            matrices = layer_matrices(model)
+            blocks = {rows.get(p, p): parts for p, parts in matrices.items() if rows.get(p, p) in shares}
             if blocks:
                 groups = _groups({p: shares[p] for p in blocks}, spec)
-                yield MuonMatrices(groups, blocks, momentum=spec.momentum)
+                sharded = group_of(next(iter(rows))) if rows else None
+                yield MuonMatrices(groups, blocks, sharded, momentum=spec.momentum)
             yield _adam(spec.adamw, {p: share for p, share in shares.items() if p not in blocks})
 
 

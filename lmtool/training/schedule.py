@@ -1,8 +1,13 @@
 """The learning rate as a function of the step."""
 
 import math
+import time
+from dataclasses import dataclass
 
 from lmtool.recipe.spec import Constant, Cosine, InverseSquareRoot, Linear, Recipe, Schedule
+
+TOLERANCE = 0.03
+"""Relative change of the number of steps below which it stays as it is."""
 
 LOW_FACTOR, LOW_RATE = 0.1, 1e-4
 """An `lr` below the first is no factor of an inverse square root, where the highest rate is below the second."""
@@ -23,10 +28,50 @@ def multiplier(spec: Schedule, step: int, steps: int, d_model: int) -> float:
     match spec:
         case Constant():
             return 1.0
-        case Linear(final_fraction=final):
-            return 1 - (1 - final) * done
+        case Linear(final_fraction=final, decay_fraction=share):
+            return 1 - (1 - final) * max(0.0, 1 - (1 - done) / share)
         case Cosine(final_fraction=final):
             return final + (1 - final) * (1 + math.cos(math.pi * done)) / 2
+
+
+def shortest(recipe: Recipe, done: int) -> int | None:
+    """The least number of steps of a run whose first `done` steps, at least one, are those of this recipe.
+
+    None when they depend on the number of all steps, so that there is no other.
+    """
+    schedule = recipe.schedule
+    if getattr(recipe.objective, "scheduled_sampling", None) is not None:
+        return None
+    if isinstance(schedule, Constant | InverseSquareRoot) or done <= schedule.warmup_steps:
+        return done
+    if isinstance(schedule, Cosine):
+        return None
+    warmup, plateau = schedule.warmup_steps, 1 - schedule.decay_fraction
+    if done - warmup > plateau * (recipe.training.steps - warmup):
+        return None
+    return math.ceil(warmup + (done - warmup) / plateau)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The time that a run has. Its number of steps follows the speed, while the steps done do not depend on it.
+
+    until: when training has to end, by time.perf_counter. most: steps that another limit leaves.
+    """
+
+    until: float
+    most: int
+
+    def steps(self, recipe: Recipe, done: int, began: float) -> int:
+        """The number of steps of the run, after `done` of them since `began` by time.perf_counter."""
+        least = shortest(recipe, done)
+        if least is None:
+            return recipe.training.steps
+        now = time.perf_counter()
+        steps = max(least, done + 1, done + int((self.until - now) * done / (now - began)))
+        steps = min(steps, max(self.most, done + 1))
+        is_close = abs(steps - recipe.training.steps) <= TOLERANCE * recipe.training.steps
+        return recipe.training.steps if is_close else steps
 
 
 def doubtful_rate(recipe: Recipe) -> str | None:

@@ -7,17 +7,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
-from lmtool.compute.device import Compute, resolve
-from lmtool.compute.memory import machine_memory
-from lmtool.compute.processes import World, joined, local_rank
+from lmtool.compute.device import Compute, device_memory, resolve
+from lmtool.compute.processes import World, joined, local_rank, local_size
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference.base import Base, base_of, open_base, read_tokenizer, recipe_of, teacher_of, written_recipe
 from lmtool.inference.features import FeatureSource, open_features
 from lmtool.inference.load import features_of
 from lmtool.inference.vectors import open_vectors
-from lmtool.model.size import check_fits, outline
+from lmtool.model.size import check_fits, outline, training_bytes
 from lmtool.recipe.changes import changes, unchangeable
 from lmtool.recipe.dump import dump
 from lmtool.recipe.finetuning import HeadKind, recipe_for_tables, recipe_for_text, with_choices
@@ -35,6 +32,7 @@ from lmtool.recipe.spec import (
     Tagging,
     Transformer,
 )
+from lmtool.records import encode
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import FLOOR, RECIPE, RESULTS, SPLIT, Run, check_folder, describe_environment
 from lmtool.run.find import find
@@ -61,6 +59,7 @@ def pretrain(
     base: Base | None,
     *,
     output: Path | None,
+    retry: bool = False,
     command: Sequence[str],
     report: Report,
     stop: Callable[[], bool],
@@ -68,20 +67,21 @@ def pretrain(
     """Prepare the text, create a run directory, and train.
 
     resolved: a recipe, or the default one, which the text settles. base: another run for the initial weights and the
-    tokenizer; from scratch when None. output: the run directory; a
-    new one under the runs directory when None. command: as typed, for run.json. report: called with the progress of
-    preparing the text. stop: called after each step.
+    tokenizer; from scratch when None. output: the run directory; a new one under the runs directory when None. retry:
+    it may hold a run that ended before its first checkpoint, which is replaced. command: as typed, for run.json.
+    report: called with the progress of preparing the text. stop: called after each step.
 
     Raises the errors of every part; nothing is created before recipe, folder and memory are checked.
     """
     began = time.perf_counter()
-    check_folder(output)
+    check_folder(output, retry)
+    named = resolved.draft if isinstance(resolved, DefaultRecipe) else resolved.recipe
+    if not named.data.sources:
+        raise UsageError("no text to train on", fix="name a file: lmtool pretrain TEXT")
     resolved, inferred = settle(resolved, cache=default_cache(), report=report)
     resolved, teacher = with_teacher(resolved, base)
     tokenizer = tokenizer_of(base, teacher)
     recipe = resolved.recipe
-    if not recipe.data.train:
-        raise UsageError("no text to train on", fix="name a file: lmtool pretrain TEXT")
     if recipe.data.split == "slice" and recipe.data.documents in ("line", "blank-line"):
         raise UsageError(
             f"data.documents {recipe.data.documents} divides the text, but data.split slice makes one text of it",
@@ -102,7 +102,7 @@ def pretrain(
         data, length = with_length(data, began, compute, world, base, teacher)
         return data, (*inferred, length)
 
-    yield from _begin(resolved, read, base, teacher, output, command, stop)
+    yield from _begin(resolved, read, base, teacher, output, retry, command, stop)
 
 
 def to_continue(
@@ -113,7 +113,8 @@ def to_continue(
     other: the recipe of all but model, tokenizer and data; the run's own recipe when None.
     """
     base = open_base(source)
-    own = base.recipe.model_copy(update={"distillation": Distillation()})
+    own_data = base.recipe.data.model_copy(update={"mixture": {}})
+    own = base.recipe.model_copy(update={"distillation": Distillation(), "data": own_data})
     recipe = recipe_for_text(base.recipe, own if other is None else other.recipe)
     name = base.run.name
     return lay_over(recipe, f"recipe of {name}", f"from-{name}", overrides, flags), base
@@ -141,6 +142,7 @@ class FineTuning:
         self,
         *,
         output: Path | None,
+        retry: bool = False,
         command: Sequence[str],
         report: Report,
         stop: Callable[[], bool],
@@ -157,7 +159,8 @@ class FineTuning:
             lines = () if features is None else (features.line,)
             return read_tables(recipe, self.tables, tokenizer_of(base, teacher)), lines
 
-        yield from _begin(replace(resolved, recipe=recipe), read, self.base, teacher, output, command, stop, features)
+        resolved = replace(resolved, recipe=recipe)
+        yield from _begin(resolved, read, self.base, teacher, output, retry, command, stop, features)
 
 
 def plan_finetuning(
@@ -230,8 +233,8 @@ def _last_body() -> tuple[Base | None, str]:
     recipe, name = base.recipe, base.run.name
     last = f"the last run, {name}, is"
     if isinstance(recipe.objective, HeadSpec):
-        below = base.run.info.get("base")
-        other = f", --from {below['run']} what it was fine-tuned from" if below else ""
+        below = base.run.info.base
+        other = f", --from {below.run} what it was fine-tuned from" if below else ""
         what = "a classifier" if isinstance(recipe.objective, Classification) else f"one for {recipe.objective.kind}"
         return None, f"{last} {what} (--from {name} trains it on{other})"
     if not isinstance(recipe.model, Transformer | Recurrent):
@@ -245,7 +248,8 @@ def _plan_linear(why: str, overrides: Sequence[str], flags: Sequence[Setting]) -
         raise UsageError(f"{part.flag} is for a trained model: {why}", fix="name one: --from RUN or --from hf:ORG/NAME")
     kind = _named_kind(overrides, flags)
     unkinded = [flag for flag in flags if flag.key != "objective.kind"]
-    tables = tuple(open_tables(load("linear", overrides, unkinded).recipe.data, kind))
+    data = load("linear", overrides, unkinded).recipe.data
+    tables = tuple(open_tables(data, kind))
     if tables[0].columns.kind != "texts":
         what = "tagged words" if tables[0].columns.kind == "words" else "questions"
         raise UsageError(
@@ -257,7 +261,7 @@ def _plan_linear(why: str, overrides: Sequence[str], flags: Sequence[Setting]) -
             f"a table of target texts needs a model that writes: {why}",
             fix="name one: --from RUN or --from hf:ORG/NAME; or train one from scratch: --recipe transformer-tiny",
         )
-    words = has_words(sample_texts(tables[0]))
+    words = has_words(sample_texts(tables[0], data.skip_bad_rows))
     of = "words and word pairs" if words else "character n-grams"
     resolved = load("linear", [*(() if words else CHARACTERS), *overrides], flags)
     choice = f"{why}: a linear model of {of} is trained; for more, --from hf:ORG/NAME or --from RUN fine-tunes a model"
@@ -270,6 +274,7 @@ def _begin(
     base: Base | None,
     teacher: Base | None,
     output: Path | None,
+    retry: bool,
     command: Sequence[str],
     stop: Callable[[], bool],
     features: FeatureSource | None = None,
@@ -281,11 +286,12 @@ def _begin(
     source = open_vectors(recipe, base)
     compute = resolve(recipe.training.device, recipe.training.precision, local_rank())
     with joined(compute) as world:
-        _check(recipe, compute, world, resolved.origins)
+        sharded = _check(recipe, compute, world, resolved.origins)
         if world.is_main:
-            check_folder(output)
+            check_folder(output, retry)
         data, inferred = read(world, compute)
         recipe = data.recipe
+        _agree(recipe, data.fingerprint, compute, world)
         if teacher is not None:
             check_teacher(teacher, recipe, data.framing.tokenizer)
         vectors = None if source is None else source.match(data.framing.tokenizer, data.token_counts())
@@ -303,13 +309,14 @@ def _begin(
                 base=None if base is None else base.record(),
                 teacher=None if teacher is None else teacher.record(),
                 data={"lines": [*data.lines, *inferred], "bytes_per_token": data.bytes_per_token},
+                retry=retry,
             )
         with run or nullcontext():
             if run is not None:
                 if features is not None:
                     run.keep_features(features.base.run, features.base.checkpoint)
                 if data.split is not None:
-                    write_file(run.path / SPLIT, json.dumps(data.split).encode())
+                    write_file(run.path / SPLIT, encode(data.split.model_dump()))
                 run.start(step=0, command=command, environment=describe_environment(str(compute.device)))
                 yield Started(run.path, run.name, recipe, data.framing.tokenizer, (*data.lines, *inferred))
                 yield from _floors(run, data)
@@ -326,6 +333,7 @@ def _begin(
                 same_labels=same,
                 vectors=vectors,
                 features=frozen,
+                sharded=sharded,
                 stop=stop,
             )
 
@@ -334,14 +342,13 @@ def _floors(run: Run, data: TrainingData) -> Iterator[Event]:
     """Measure the floors of tables with labels, or read those that the run has kept."""
     if not isinstance(data, TableData):
         return
-    kept = run.path / FLOOR
-    if kept.exists():
-        data.floors = {name: Floor.of_record(record) for name, record in json.loads(kept.read_bytes()).items()}
+    kept = run.saved_floors
+    if kept is not None:
+        data.floors = {name: Floor(**figures.model_dump()) for name, figures in kept.root.items()}
     else:
         data.measure_floors()
         if data.floors:
-            records = {name: floor.record() for name, floor in data.floors.items()}
-            write_file(kept, json.dumps(records, indent=1).encode())
+            write_file(run.path / FLOOR, encode({name: floor.record() for name, floor in data.floors.items()}))
     for name, floor in data.floors.items():
         yield Noted(f"{name}: {floor.line()}" if name else floor.line())
 
@@ -376,7 +383,7 @@ def resume(
         )
     compute = resolve(recipe.training.device, recipe.training.precision, local_rank())
     with joined(compute) as world:
-        _check(recipe, compute, world, {})
+        sharded = _check(recipe, compute, world, {})
         if world.is_main:
             run.lock()
         with run if world.is_main else nullcontext():
@@ -388,19 +395,21 @@ def resume(
             _refuse(changed, run)
             if _is_over(run, recipe, checkpoint, state):
                 if world.is_main:
-                    if not changed and run.info["sessions"][-1]["outcome"] is None:
+                    if not changed and run.info.sessions[-1].outcome is None:
                         # killed between its last checkpoint and its end
+                        run.tidy(recipe.checkpoint.keep_last)
                         run.end("finished")
-                        if not recipe.checkpoint.keep_optimizer:
-                            run.drop_optimizers()
+                    if not changed and not recipe.checkpoint.keep_optimizer:
+                        run.drop_optimizers()
                     yield AlreadyFinished(run.path, checkpoint.step, state.is_stale(recipe.evaluation))
                 return
             tokenizer = read_tokenizer(run)
             base = base_of(run) if recipe.tuning.lora is not None else None
             teacher = teacher_of(run) if recipe.distillation.teacher is not None else None
             data = _read_again(recipe, run, tokenizer, world, report)
+            _agree(recipe, data.fingerprint, compute, world)
             if world.is_main:
-                run.start(
+                damaged = run.start(
                     step=checkpoint.step,
                     command=command,
                     environment=describe_environment(str(compute.device)),
@@ -408,6 +417,7 @@ def resume(
                     pending=state.pending is not None,
                 )
                 run.write_recipe(dump(recipe))
+                yield from map(Warned, damaged)
                 yield Started(run.path, run.name, recipe, tokenizer, data.lines, tuple(changed.values()))
                 yield from _floors(run, data)
             main = run if world.is_main else None
@@ -421,8 +431,21 @@ def resume(
                 base=base,
                 teacher=teacher,
                 features=features_of(run, recipe, compute),
+                sharded=sharded,
                 stop=stop,
             )
+
+
+def go_on(folder: Path, *, command: Sequence[str], report: Report, stop: Callable[[], bool]) -> Iterator[Event]:
+    """Continue the run in a folder under its own recipe, or say that it is finished; see `resume`.
+
+    With a warning where the command is not the one that began it, since what the two set differently has no effect.
+    """
+    sessions = Run.open(folder).info.sessions
+    began = list(sessions[0].command) if sessions else [*command]
+    if [*command] != began:
+        yield Warned(f"the run goes on as it began, not as this command says: {' '.join(began)}")
+    yield from resume(str(folder), (), command=command, report=report, stop=stop)
 
 
 def _is_over(run: Run, recipe: Recipe, checkpoint: Checkpoint, state: TrainingState) -> bool:
@@ -437,15 +460,14 @@ def _read_again(recipe: Recipe, run: Run, tokenizer: Tokenizer, world: World, re
     """The training data of a run. Raises CheckpointError when they have changed."""
     data: TrainingData
     if _is_for_tables(recipe):
-        split = run.path / SPLIT
-        saved = json.loads(split.read_text(encoding="utf-8")) if split.exists() else None
-        data = read_tables(recipe, open_tables(recipe.data, kind_of_rows(recipe.objective)), tokenizer, saved)
+        tables = open_tables(recipe.data, kind_of_rows(recipe.objective))
+        data = read_tables(recipe, tables, tokenizer, run.saved_split)
     else:
         data = read_text(recipe, tokenizer, world, report)
     if data.fingerprint != run.fingerprints["data"]:
         raise CheckpointError(
             "the run cannot be resumed: its training data have changed since it was started",
-            where=", ".join((*recipe.data.train, *recipe.data.valid)),
+            where=", ".join((*recipe.data.sources, *recipe.data.valid)),
             fix="restore the old data, or start a new run",
         )
     return data
@@ -484,8 +506,11 @@ def _refuse_adapters_alone(recipe: Recipe) -> None:
         )
 
 
-def _check(recipe: Recipe, compute: Compute, world: World, origins: Mapping[str, str]) -> None:
-    """Raise UsageError for a recipe that cannot run on this device or with so many processes."""
+def _check(recipe: Recipe, compute: Compute, world: World, origins: Mapping[str, str]) -> bool:
+    """Whether the processes shard the model.
+
+    Raises UsageError for a recipe that cannot run on this device or with so many processes.
+    """
     if recipe.training.batch_size % world.size:
         raise UsageError(
             f"a batch of {recipe.training.batch_size} rows cannot be shared by {world.size} processes",
@@ -498,11 +523,52 @@ def _check(recipe: Recipe, compute: Compute, world: World, origins: Mapping[str,
             where="training.carry_state",
             fix="run lmtool without torchrun, or set it to false",
         )
-    memory = machine_memory()
-    if compute.device.type == "cuda":
-        memory = torch.cuda.get_device_properties(compute.device).total_memory
+    memory = device_memory(compute.device)
+    sharded = _shards(recipe, compute, world, memory)
     if memory is not None:
-        check_fits(recipe, memory, origins)
+        check_fits(recipe, memory, origins, world.size if sharded else 1)
+    return sharded
+
+
+def _shards(recipe: Recipe, compute: Compute, world: World, memory: int | None) -> bool:
+    """Whether the processes shard the model. memory: of this one, in bytes, if known.
+
+    Raises UsageError where they should, and the recipe has a part that does not allow it.
+    """
+    training = recipe.training
+    if world.size == 1 or training.shard == "none" or not isinstance(recipe.model, Transformer):
+        return False
+    if training.shard == "auto":
+        own = None if memory is None else memory // (1 if compute.device.type == "cuda" else local_size())
+        is_short = own is not None and training_bytes(recipe) > own
+        # machines may differ, and all must do the same
+        if not world.sum((float(is_short),), compute)[0]:
+            return False
+    for excluded, where in (
+        (compute.scales_gradients, "training.precision=float16"),
+        (training.compile is True, "training.compile=true"),
+        (training.minutes is not None, "training.minutes"),
+        (recipe.evaluation.gradient_norms, "evaluation.gradient_norms=true"),
+    ):
+        if excluded:
+            raise UsageError(
+                "the processes shard this model, which one of its settings does not allow",
+                where=where,
+                fix="set it otherwise, or training.shard=none",
+            )
+    return True
+
+
+def _agree(recipe: Recipe, fingerprint: str, compute: Compute, world: World) -> None:
+    """Raise UsageError in a process whose recipe or text differ from those of the main one. Files may lie elsewhere."""
+    data = recipe.data.model_copy(update={"train": (), "valid": ()})
+    own = {"recipe": dump(recipe.model_copy(update={"data": data})), "training data": fingerprint}
+    of_main = json.loads(world.from_main(json.dumps(own), compute))
+    if differs := [name for name in own if own[name] != of_main[name]]:
+        raise UsageError(
+            f"process {world.rank} has another {' and another '.join(differs)} than process 0",
+            fix="start all processes with the same command, recipe and files",
+        )
 
 
 def _refuse(changed: Mapping[str, str], run: Run) -> None:

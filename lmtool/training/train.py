@@ -1,8 +1,9 @@
 """A training run from data to its last checkpoint: fit, save, validate, sample; yields events."""
 
-import json
 import math
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from lmtool.compute.device import Compute
 from lmtool.compute.processes import World
 from lmtool.decoding.settings import MaskPredict, Options, Sample, Settings
 from lmtool.decoding.text import complete, write
+from lmtool.errors import NumericalError
 from lmtool.inference.base import Base
 from lmtool.inference.evaluation import Validation
 from lmtool.inference.load import learner, load_weights
@@ -22,17 +24,19 @@ from lmtool.model.transformer import TransformerUnmasked
 from lmtool.objective import Objective, build_objective
 from lmtool.recipe.spec import Recipe
 from lmtool.run.checkpoint import Checkpoint
-from lmtool.run.directory import RESULTS, Run
+from lmtool.run.directory import Run
 from lmtool.run.find import find
-from lmtool.text.disk import write_file
 from lmtool.training import carried
 from lmtool.training.data import TextData, TrainingData
-from lmtool.training.events import Ended, EndReason, Event, Plan, Sampled, Stepped, Warned
+from lmtool.training.events import Ended, EndReason, Event, Plan, Resized, Sampled, Stepped, Warned
 from lmtool.training.fit import Step, fit
 from lmtool.training.keeper import RunKeeper, TrainingState
+from lmtool.training.length import with_steps
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.schedule import doubtful_rate
+from lmtool.training.sharding import Sharding
 from lmtool.training.teaching import distilled
+from lmtool.training.windows import ExampleSource
 
 RISING = 2
 """Validations of a text without a new best after which a rising loss is told."""
@@ -57,6 +61,7 @@ def train(
     same_labels: bool = False,
     vectors: MatchedVectors | None = None,
     features: LanguageModel | None = None,
+    sharded: bool = False,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Event]:
     """Train on `data` with its recipe, from the start or from `checkpoint`, and save everything in `run`.
@@ -65,25 +70,28 @@ def train(
     state: of the checkpoint, when the run stopped.
     base: initial weights, of another run; same_labels: its head has the same labels. With `checkpoint` only for a run
     that saves only adapters to them. teacher: of a distilled model. vectors: that the embeddings of a new model begin
-    with. features: the frozen model whose states the model reads, if it reads any.
+    with. features: the frozen model whose states the model reads, if it reads any. sharded: over the processes.
     stop: called after each step; when True the run is saved and ends, in all processes at the same step.
 
     At a step that ends with a validation the checkpoint is saved first: no later error loses the step, and a run that
     is resumed there begins with that validation. A step at which the run is interrupted is validated as well, outside
     of the training: patience, the best step and the metrics are as if it had not been.
 
-    Raises NumericalError, ResourceError and CheckpointError. When saving fails, training continues with a warning, but
-    a run whose last save fails ends with that error.
+    Raises NumericalError, also when the first validation loss is not finite, ResourceError and CheckpointError. When
+    saving fails, training continues with a warning, but a run whose last save fails ends with that error.
     """
     recipe = data.recipe
-    keeper = RunKeeper(run, recipe.checkpoint.keep_last)
+    superseded = None if checkpoint is None or _saves(recipe, checkpoint.step) else checkpoint.step
+    keeper = RunKeeper(run, recipe.checkpoint, checkpoint, superseded)
     state = state or TrainingState()
-    trainee = _Trainee.of(data, compute, world, state, checkpoint, base, teacher, same_labels, vectors, features)
+    trainee = _Trainee.of(
+        data, compute, world, state, checkpoint, base, teacher, same_labels, vectors, features, sharded
+    )
     last = trainee.first_step
     yield from map(Warned, trainee.warnings)
     examples = data.examples(trainee.objective)
     per_epoch = examples.per_epoch
-    steps, every, metric = recipe.training.steps, recipe.evaluation.every, recipe.evaluation.metric
+    steps, metric = recipe.training.steps, recipe.evaluation.metric
     yield Plan(
         parameters=sum(parameter.numel() for parameter in trainee.lm.parameters()),
         learning=sum(parameter.numel() for parameter in trainee.lm.parameters() if parameter.requires_grad),
@@ -93,53 +101,61 @@ def train(
         steps=steps,
         first_step=last,
         epochs=1.0 if isinstance(trainee.lm, CountingModel) else steps * recipe.training.batch_size / per_epoch,
-        device=compute.describe() + (f", {world.size} processes" if world.size > 1 else ""),
+        device=compute.describe()
+        + (f", {world.size} processes" if world.size > 1 else "")
+        + (", sharded" if sharded else ""),
     )
-    if _compiles(recipe, compute):
+    if _compiles(recipe, compute, sharded):
         trainee.lm.compile()
     if state.pending is not None:
-        yield from _validate(trainee, data, keeper, compute, world, None)
+        with trainee.whole():
+            yield from _validate(trainee, data, keeper, compute, world, None)
     aside: Validation | None = None
     reason: EndReason = "early" if last < steps and state.is_stale(recipe.evaluation) else "finished"
-    fitted = fit(
-        trainee.lm,
-        trainee.taught,
-        trainee.optimizers,
-        examples,
-        recipe,
-        compute,
-        world,
-        first_step=last,
-        micro_batch=state.micro_batch,
-        carried=trainee.carried,
-        stop=stop,
-    )
-    for step in fitted if reason == "finished" else ():
+    began, recomputes = time.perf_counter(), False
+    fitted = _saying(trainee.fit(examples, recipe, compute, world, last, trainee.carried, stop), keeper)
+    while reason == "finished" and (step := next(fitted, None)) is not None:
         last = step.step
+        if step.recomputes and not recomputes:
+            recomputes = True
+            yield Warned("out of memory: activations are computed again in the backward pass from now on")
         if step.micro_batch != state.micro_batch:
             yield Warned(f"out of memory: {step.micro_batch} rows at once from now on; the batch stays the same")
         record = state.advance(step)
-        validates = last % every == 0 or last == steps
-        if step.stop and last < steps:
+        validates = _validates(recipe, last)
+        if step.stop and last < recipe.training.steps:
             reason = "interrupted"
         state.pending = record if validates else None
         if not validates:
             yield from keeper.log(record)
             if reason != "interrupted":
                 yield Stepped(step, None, False)
-        if validates or last % recipe.checkpoint.every == 0 or reason == "interrupted":
+        if _saves(recipe, last) or reason == "interrupted":
             moments = trainee.optimizers.state()
             moments |= {} if step.carried is None else carried.to_tensors(step.carried)
             yield from keeper.save(last, trainee.lm, moments, state)
         if validates:
-            yield from _validate(trainee, data, keeper, compute, world, step)
-            if reason == "finished" and last < steps and state.is_stale(recipe.evaluation):
+            with trainee.whole():
+                yield from _validate(trainee, data, keeper, compute, world, step)
+            if reason == "finished" and last < recipe.training.steps and state.is_stale(recipe.evaluation):
                 reason = "early"
+            if reason == "finished" and isinstance(data, TextData) and data.pace is not None:
+                own = data.pace.steps(recipe, last, began) if world.is_main else 0
+                steps = int(world.sum((own,), compute)[0])
+                if last < recipe.training.steps != steps:
+                    recipe = with_steps(recipe, steps)
+                    data = data.with_recipe(recipe, data.pace)
+                    state.recipe = recipe.model_dump(mode="json")
+                    yield from keeper.keep_recipe(recipe)
+                    yield Resized(steps)
+                    fitted.close()
+                    fitted = _saying(trainee.fit(examples, recipe, compute, world, last, step.carried, stop), keeper)
         elif reason == "interrupted":
-            aside = data.validate(trainee.lm, trainee.objective, compute, world)
+            with trainee.whole():
+                aside = data.validate(trainee.lm, trainee.objective, compute, world)
             yield Stepped(step, aside, state.is_better(aside, metric))
-        if reason != "finished":
-            break
+    yield from keeper.settle()
+    yield from keeper.tidy()
     best = state.best_step, state.best_value
     if aside is not None:
         is_best = state.is_better(aside, metric)
@@ -157,18 +173,45 @@ def train(
         yield from keeper.drop_optimizers()
 
 
+def _validates(recipe: Recipe, step: int) -> bool:
+    """Whether a step ends with a validation."""
+    return step % recipe.evaluation.every == 0 or step == recipe.training.steps
+
+
+def _saves(recipe: Recipe, step: int) -> bool:
+    """Whether a step ends with a checkpoint, also where nothing interrupts it."""
+    return _validates(recipe, step) or step % recipe.checkpoint.every == 0
+
+
+def _saying(steps: Iterator[Step], keeper: RunKeeper) -> Generator[Step]:
+    """The same steps; a NumericalError among them also says what is saved."""
+    try:
+        yield from steps
+    except NumericalError as error:
+        where = "; ".join(filter(None, (error.where, keeper.saved)))
+        raise NumericalError(error.what, where=where, fix=error.fix) from error
+
+
 @dataclass
 class _Trainee:
-    """A model in training, and all that changes with it. taught: the objective with its teacher, if it has one."""
+    """A model in training, and all that changes with it.
+
+    taught: the objective with its teacher, if it has one. sharding: of a model that is sharded over the processes.
+    """
 
     lm: LanguageModel
     objective: Objective
     taught: Objective
+    sharding: Sharding | None
     optimizers: Optimizers
     state: TrainingState
     first_step: int
     carried: DecodeState | None
     warnings: list[str]
+
+    def whole(self) -> AbstractContextManager[None]:
+        """A context in which this process can compute with the model by itself."""
+        return nullcontext() if self.sharding is None else self.sharding.whole()
 
     @classmethod
     def of(
@@ -183,11 +226,14 @@ class _Trainee:
         same_labels: bool,
         vectors: MatchedVectors | None,
         features: LanguageModel | None,
+        sharded: bool,
     ) -> "_Trainee":
         """The initial state, or that of a checkpoint; see `train`."""
         recipe, tokenizer = data.recipe, data.framing.tokenizer
         warnings = []
-        lm, notice = learner(recipe, tokenizer, compute, data.set_statistics, base, same_labels, checkpoint, features)
+        # shards move to the device layer by layer, so it never holds the whole model
+        place = Compute(torch.device("cpu"), compute.precision) if sharded else compute
+        lm, notice = learner(recipe, tokenizer, place, data.set_statistics, base, same_labels, checkpoint, features)
         if vectors is not None:
             vectors.copy_to(lm)
         if isinstance(lm, TransformerUnmasked):
@@ -196,6 +242,7 @@ class _Trainee:
         for parameter in objective.idle(lm):
             parameter.requires_grad_(False)
         taught = objective if teacher is None else distilled(objective, recipe, tokenizer, teacher, compute)
+        sharding = Sharding(lm, taught, compute, world) if sharded else None
         optimizers = Optimizers(recipe.optimizer, lm, compute, recipe.tuning)
         first_step = 0
         states: DecodeState | None = None
@@ -208,22 +255,50 @@ class _Trainee:
             first_step = checkpoint.step
         elif checkpoint is not None:
             tensors = checkpoint.optimizer()
-            moments = {name: tensors[name] for name in tensors if not name.startswith(carried.PREFIX)}
-            optimizers.load_state(moments, checkpoint.step)
+            where = str(checkpoint.path)
             if recipe.training.carry_state:
                 like = carried.fresh(lm, recipe.training.batch_size, compute.device)
-                states = carried.from_tensors(tensors, like, str(checkpoint.path))
+                states = carried.from_tensors(tensors, like, where)
+                tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(carried.PREFIX)}
+            optimizers.load_state(tensors, checkpoint.step, where)
             first_step = checkpoint.step
         else:
             warnings += filter(None, (notice, doubtful_rate(recipe)))
-        setup = _setup(recipe, compute, world)
-        changed = [f"{k} {state.setup.get(k)} -> {v}" for k, v in setup.items() if state.setup.get(k) != v]
+        setup = _setup(recipe, compute, world, sharded)
+        keys = (setup | state.setup).keys()
+        changed = [f"{k} {state.setup.get(k)} -> {setup.get(k)}" for k in keys if state.setup.get(k) != setup.get(k)]
         if changed:
             if checkpoint is not None:
                 warnings.append(f"not bitwise reproducible, since the setup changed: {', '.join(changed)}")
             state.micro_batch = recipe.training.rows_at_once(world.size)
         state.setup, state.recipe = setup, recipe.model_dump(mode="json")
-        return cls(lm, objective, taught, optimizers, state, first_step, states, warnings)
+        return cls(lm, objective, taught, sharding, optimizers, state, first_step, states, warnings)
+
+    def fit(
+        self,
+        examples: ExampleSource,
+        recipe: Recipe,
+        compute: Compute,
+        world: World,
+        first_step: int,
+        carried: DecodeState | None,
+        stop: Callable[[], bool],
+    ) -> Generator[Step]:
+        """The steps from `first_step` on; see `lmtool.training.fit.fit`."""
+        return fit(
+            self.lm,
+            self.taught,
+            self.optimizers,
+            examples,
+            recipe,
+            compute,
+            world,
+            first_step=first_step,
+            micro_batch=self.state.micro_batch,
+            carried=carried,
+            module=None if self.sharding is None else self.sharding.module,
+            stop=stop,
+        )
 
 
 def _validate(
@@ -244,6 +319,13 @@ def _validate(
     if step is not None:
         yield Stepped(step, validation, is_best)
     value = validation.value(evaluation.metric)
+    if not math.isfinite(validation.loss) and before is None and not isinstance(trainee.lm, CountingModel):
+        raise NumericalError(
+            f"the first validation loss, of step {number}, is {validation.loss}: the weights are useless",
+            where=keeper.saved,
+            fix=f"start anew with optimizer.lr below {data.recipe.optimizer.lr:g}, more schedule.warmup_steps, or "
+            "training.precision=float32",
+        )
     if not math.isfinite(value):
         yield Warned(f"the validation {evaluation.metric} of step {number} is {value}, which is never the best")
     if data.unit == "token" and before is not None and state.stale == RISING and value > TOLD * before:
@@ -266,11 +348,12 @@ def _measure(trainee: _Trainee, data: TrainingData, run: Run | None, compute: Co
     path = Path(world.from_main("" if run is None else str(run.path.resolve()), compute))
     checkpoint, _ = find(str(path)).best(optimizer=False)
     load_weights(trainee.lm, checkpoint)
-    results = data.measure(trainee.lm, trainee.objective, checkpoint.step, compute, world)
-    if world.is_main:
+    with trainee.whole():
+        results = data.measure(trainee.lm, trainee.objective, checkpoint.step, compute, world)
+    if run is not None:
         records = [result.record() for result in results]
-        kept = records[0] if len(records) == 1 else {"tasks": {record["task"]: record for record in records}}
-        write_file(path / RESULTS, json.dumps(kept, indent=1).encode())
+        is_one = len(records) == 1
+        run.write_results(records[0] if is_one else {"tasks": {record["task"]: record for record in records}})
         yield from results
 
 
@@ -293,7 +376,7 @@ def _samples(keeper: RunKeeper, lm: LanguageModel, data: TrainingData, step: int
         yield Warned(f"no samples at step {step}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
 
 
-def _setup(recipe: Recipe, compute: Compute, world: World) -> dict[str, object]:
+def _setup(recipe: Recipe, compute: Compute, world: World, sharded: bool) -> dict[str, object]:
     """What results depend on bitwise, besides the recipe and the data."""
     return {
         "device": compute.device.type,
@@ -302,14 +385,14 @@ def _setup(recipe: Recipe, compute: Compute, world: World) -> dict[str, object]:
         "processes": world.size,
         "micro_batch": recipe.training.micro_batch,
         "micro_tokens": recipe.training.micro_tokens,
-        "compile": _compiles(recipe, compute),
+        "compile": _compiles(recipe, compute, sharded),
         "torch": torch.__version__,
-    }
+    } | ({"sharded": True} if sharded else {})
 
 
-def _compiles(recipe: Recipe, compute: Compute) -> bool:
+def _compiles(recipe: Recipe, compute: Compute, sharded: bool) -> bool:
     asked = recipe.training.compile
-    if recipe.distillation.teacher is not None:
+    if sharded or recipe.distillation.teacher is not None:
         return False
     if asked != "auto":
         return asked

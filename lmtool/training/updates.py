@@ -5,13 +5,19 @@ Shapes: G matrices of one shape, R rows, C columns.
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.nn import Parameter
 from torch.optim.adam import adam
+
+from lmtool.compute.shards import RowExchange
+
+TINY = 1e-10
+"""Added to the root of a sum of squares, which is zero for a row that never had a gradient."""
 
 Groups = list[dict[str, Any]]
 Grads = tuple[Tensor, ...]
@@ -28,6 +34,11 @@ class UpdateRule(ABC):
         """groups: dictionaries with `params`, `lr`, and settings that differ from `settings`."""
         self.param_groups: Groups = [settings | group for group in groups]
         self.state: dict[Tensor, dict[str, Tensor]] = defaultdict(dict)
+
+    @property
+    @abstractmethod
+    def moments(self) -> tuple[str, ...]:
+        """Names of the moments of a parameter that has been updated."""
 
     @torch.no_grad()
     def step(self) -> None:
@@ -51,6 +62,10 @@ class UpdateRule(ABC):
 class MomentumSgd(UpdateRule):
     """v = m v + lr g; w = w - v (Polyak 1964, in the form with the learning rate inside the velocity)."""
 
+    @property
+    def moments(self) -> tuple[str, ...]:
+        return ("velocity",) if self.param_groups[0]["momentum"] else ()
+
     def _update(self, group: Mapping[str, Any], parameters: list[Tensor], grads: Grads) -> None:
         if group["weight_decay"]:
             grads = torch._foreach_add(grads, parameters, alpha=group["weight_decay"])
@@ -65,6 +80,8 @@ class MomentumSgd(UpdateRule):
 
 class AdamUpdate(UpdateRule):
     """Adam (Kingma and Ba 2015), and with `decoupled` weight decay AdamW (Loshchilov and Hutter 2019)."""
+
+    moments = ("step", "exp_avg", "exp_avg_sq")
 
     def _update(self, group: Mapping[str, Any], parameters: list[Tensor], grads: Grads) -> None:
         fused = all(p.device.type in ("cpu", "cuda") for p in parameters)
@@ -91,6 +108,31 @@ class AdamUpdate(UpdateRule):
         )
 
 
+class RowAdagrad(UpdateRule):
+    """Adagrad (Duchi et al. 2011) with one scale per row: s = s + mean(g^2), w = w - lr g / s^0.5, for each row.
+
+    For embeddings of which a step has few: rows without a gradient are not changed, and rare rows move far. A gradient
+    may be sparse.
+    """
+
+    moments = ("square",)
+
+    def _update(self, group: Mapping[str, Any], parameters: list[Tensor], grads: Grads) -> None:
+        for parameter, grad in zip(parameters, grads, strict=True):
+            state = self.state[parameter]
+            if "square" not in state:
+                state["square"] = parameter.new_zeros(len(parameter), 1)
+            square_R1 = state["square"]
+            if not grad.is_sparse:
+                square_R1.add_(grad.square().mean(1, keepdim=True))
+                parameter.addcdiv_(grad, square_R1.sqrt().add_(TINY), value=-group["lr"])
+                continue
+            row_U, grad_UC = grad._indices()[0], grad._values()
+            square_U1 = square_R1[row_U] + grad_UC.square().mean(1, keepdim=True)
+            square_R1[row_U] = square_U1
+            parameter.index_add_(0, row_U, grad_UC / square_U1.sqrt().add_(TINY), alpha=-group["lr"])
+
+
 class MuonMatrices(UpdateRule):
     """Muon, momentum orthogonalised: w = w - lr max(1, R/C)^0.5 NS(Nesterov momentum) (Jordan et al. 2024).
 
@@ -98,25 +140,56 @@ class MuonMatrices(UpdateRule):
     linear map of its own.
     """
 
-    def __init__(self, groups: Groups, blocks: Blocks, **settings: Any) -> None:
-        """blocks: the rows of the parts of each parameter."""
+    moments = ("momentum",)
+
+    def __init__(self, groups: Groups, blocks: Blocks, sharded: ProcessGroup | None = None, **settings: Any) -> None:
+        """blocks: the rows of the parts of each parameter. sharded: the processes that share the parameters by rows.
+
+        Each process then orthogonalises its part of the matrices.
+        """
         super().__init__(groups, **settings)
         self._blocks = blocks
+        self._sharded = sharded
 
     def _update(self, group: Mapping[str, Any], parameters: list[Tensor], grads: Grads) -> None:
         averages = self._moments("momentum", parameters)
         torch._foreach_lerp_(averages, grads, 1 - group["momentum"])
         updates = torch._foreach_lerp(grads, averages, group["momentum"])
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-        by_shape: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = defaultdict(list)
-        for parameter, update in zip(parameters, updates, strict=True):
-            rows = self._blocks[cast(Parameter, parameter)]
-            for pair in zip(torch.split(parameter, rows), torch.split(update, rows), strict=True):
-                by_shape[pair[0].shape[0], pair[0].shape[1]].append(pair)
-        for (n_rows, n_columns), pairs in by_shape.items():
-            orthogonal_GRC = orthogonalise(torch.stack([update for _, update in pairs]))
+        parts = [self._blocks[cast(Parameter, parameter)] for parameter in parameters]
+        if self._sharded is not None:
+            self._update_rows(self._sharded, group["lr"], parameters, updates, parts)
+            return
+        pairs = list(zip(parameters, updates, strict=True))
+        for (n_rows, n_columns), found in _by_shape(pairs, parts).items():
+            orthogonal_GRC = orthogonalise(torch.stack([update for _, update in found]))
             rate = group["lr"] * max(1, n_rows / n_columns) ** 0.5
-            torch._foreach_add_([weight for weight, _ in pairs], list(orthogonal_GRC.unbind()), alpha=-rate)
+            torch._foreach_add_([weight for weight, _ in found], list(orthogonal_GRC.unbind()), alpha=-rate)
+
+    def _update_rows(
+        self, sharded: ProcessGroup, rate: float, rows: list[Tensor], updates: Grads, parts: list[list[int]]
+    ) -> None:
+        """Update the rows that this process has of all matrices; it orthogonalises its part of the matrices."""
+        shapes = [(sum(rows_of_parts), own.shape[1]) for rows_of_parts, own in zip(parts, rows, strict=True)]
+        exchange = RowExchange(sharded, shapes)
+        matrices = exchange.gather(updates)
+        own_parts = [parts[i] for i in exchange.owned]
+        for (n_rows, n_columns), found in _by_shape([(matrix,) for matrix in matrices], own_parts).items():
+            orthogonal_GRC = orthogonalise(torch.stack([update for (update,) in found]))
+            orthogonal_GRC = orthogonal_GRC * max(1, n_rows / n_columns) ** 0.5
+            torch._foreach_copy_([update for (update,) in found], list(orthogonal_GRC.unbind()))
+        torch._foreach_add_(rows, exchange.scatter(matrices, updates[0]), alpha=-rate)
+
+
+def _by_shape(
+    matrices: Sequence[tuple[Tensor, ...]], parts: Sequence[list[int]]
+) -> dict[tuple[int, int], list[tuple[Tensor, ...]]]:
+    """The parts of matrices by their rows and columns; those together are cut alike. parts: the rows of each part."""
+    found: dict[tuple[int, int], list[tuple[Tensor, ...]]] = defaultdict(list)
+    for together, rows in zip(matrices, parts, strict=True):
+        for part in zip(*(torch.split(matrix, rows) for matrix in together), strict=True):
+            found[part[0].shape[0], part[0].shape[1]].append(part)
+    return found
 
 
 def orthogonalise(matrices_GRC: Tensor, steps: int = 5) -> Tensor:

@@ -17,11 +17,14 @@ from numpy.typing import NDArray
 from lmtool.batch import IGNORE, Batch
 from lmtool.errors import DataError
 from lmtool.objective import Cut, Example
-from lmtool.run.order import LaneOrder, SampleOrder, StreamWindows, hash_key
+from lmtool.run.order import LaneOrder, MixtureOrder, SampleOrder, StreamWindows, hash_key, permute
 from lmtool.text.store import TokenStore
 
 TRIES = 8
 """Documents that are drawn to find one that is long enough."""
+
+LONGER = 0.01
+"""Share of the tokens that may be in documents longer than a row where documents are drawn one by one."""
 
 
 class ExampleSource(Protocol):
@@ -47,10 +50,9 @@ class ExampleSource(Protocol):
 
 @dataclass(frozen=True)
 class _Place:
-    """The span of an example: tokens start..stop, and for a pair also tokens other_start..other_stop."""
+    """The tokens of an example: spans of the store, start..stop, one after the other; for a pair also a second part."""
 
-    start: int
-    stop: int
+    spans: Sequence[tuple[int, int]]
     other: tuple[int, int] | None = None
     follows: bool = False
 
@@ -65,7 +67,45 @@ class _Stream:
 
     def place(self, epoch: int, item: int, rng: np.random.Generator) -> _Place:
         start = int(self._windows.starts(np.array([epoch]), np.array([item]))[0])
-        return _Place(start, start + self._length)
+        return _Place([(start, start + self._length)])
+
+
+class _Documents:
+    """Rows of whole documents, of which only the last one is cut, in an order of documents that is new each epoch.
+
+    Row i begins with document i k of that order, where k documents fill a row on average, so that neighbors in a sorted
+    list are in different batches, and nothing begins within a document. Of a document that is longer than a row only
+    the beginning is seen.
+    """
+
+    def __init__(self, store: TokenStore, cut: Cut, seed: int) -> None:
+        self._store = store
+        self._length = cut.length
+        self._seed = seed
+        self._per_row = max(1, round(cut.step * store.n_documents / len(store)))
+        self.n_items = max(1, store.n_documents // self._per_row)
+
+    @staticmethod
+    def suit(store: TokenStore, cut: Cut) -> bool:
+        """Whether a row holds two documents or more, and almost all tokens are in documents that fit into one."""
+        if len(store) < cut.length or 2 * len(store) > cut.step * store.n_documents:
+            return False
+        length_D = store.document_lengths()
+        return int(length_D[length_D > cut.length].sum()) <= LONGER * len(store)
+
+    def place(self, epoch: int, item: int, rng: np.random.Generator) -> _Place:
+        n, key = self._store.n_documents, hash_key(self._seed, "documents", epoch)
+        spans: list[tuple[int, int]] = []
+        first, left = item * self._per_row, self._length
+        while left:
+            for number in permute((first + np.arange(self._per_row + 1)) % n, n, key).tolist():
+                begin, end = self._store.document(number)
+                spans.append((begin, min(end, begin + left)))
+                left -= spans[-1][1] - begin
+                if not left:
+                    break
+            first += self._per_row + 1
+        return _Place(spans)
 
 
 class _Pairs:
@@ -98,10 +138,10 @@ class _Pairs:
         start, stop = self._window(own, anchor, self._cut.length)
         middle = start + int(rng.integers(1, stop - start))
         if rng.integers(2):
-            return _Place(start, middle, (middle, stop), follows=True)
+            return _Place([(start, middle)], (middle, stop), follows=True)
         other = self._other(own, stop - start, rng)
         first, last = self._window(*other, stop - start)
-        return _Place(start, middle, (max(first + 1, last - (stop - middle)), last))
+        return _Place([(start, middle)], (max(first + 1, last - (stop - middle)), last))
 
     def _other(self, own: int, length: int, rng: np.random.Generator) -> tuple[int, int]:
         """Another document than `own`, and an anchor in it: the first drawn with `length` tokens, or the longest."""
@@ -146,19 +186,32 @@ class Windows:
     """Examples cut from a store, in an order that is a function of the seed.
 
     lanes: rows of a batch that continue from one batch to the next; None where rows are independent. marks: the tokens
-    that start and end a document, which are in no pair. length: most tokens of an example.
+    that start and end a document, which are in no pair. isolated: documents do not see each other; short
+    ones are drawn one by one. length: most tokens of an example.
     Raises DataError when the text is too short for one example.
     """
 
     unit = "documents"
 
     def __init__(
-        self, store: TokenStore, cut: Cut, seed: int, lanes: int | None = None, marks: Sequence[int] = ()
+        self,
+        store: TokenStore,
+        cut: Cut,
+        seed: int,
+        lanes: int | None = None,
+        marks: Sequence[int] = (),
+        isolated: bool = False,
     ) -> None:
         self.length = cut.length
         self._store = store
         self._seed = seed
-        self._cutter = _Pairs(store, cut, seed, marks) if cut.unit == "pair" else _Stream(store, cut, seed)
+        self._cutter: _Pairs | _Stream | _Documents
+        if cut.unit == "pair":
+            self._cutter = _Pairs(store, cut, seed, marks)
+        elif isolated and _Documents.suit(store, cut):
+            self._cutter = _Documents(store, cut, seed)
+        else:
+            self._cutter = _Stream(store, cut, seed)
         n_items = self._cutter.n_items
         self._order = SampleOrder(n_items, seed) if lanes is None else LaneOrder(n_items, lanes, seed)
 
@@ -176,7 +229,7 @@ class Windows:
         """The examples with these sample numbers, which continue from epoch to epoch."""
         return [
             Example(
-                self._store.read(place.start, place.stop),
+                np.concatenate([self._store.read(*span) for span in place.spans]),
                 rng,
                 other=None if place.other is None else self._store.read(*place.other),
                 follows=place.follows,
@@ -205,7 +258,7 @@ class Windows:
         """Numbers of the documents of the samples, sorted and distinct."""
         touched: set[int] = set()
         for place, _ in self._places(sample_S):
-            for start, stop in ((place.start, place.stop), *([place.other] if place.other else [])):
+            for start, stop in (*place.spans, *([place.other] if place.other else [])):
                 touched.update(range(self._store.document_at(start), self._store.document_at(stop - 1) + 1))
         return sorted(touched)
 
@@ -219,3 +272,44 @@ class Windows:
             rng = self._rng(int(sample))
             found.append((self._cutter.place(int(epoch), int(item), rng), rng))
         return found
+
+
+class Mixture:
+    """Examples of several texts in proportion to their weights, in an order that is a function of the seed.
+
+    Each text is read in its own order and, at its end, again. An epoch has as many examples as one of all texts.
+    """
+
+    unit = "documents"
+
+    def __init__(
+        self, texts: Sequence[Windows], n_documents: Sequence[int], weights: Sequence[float], seed: int
+    ) -> None:
+        """n_documents: of each text."""
+        self._texts = texts
+        self._before = np.cumsum([0, *n_documents])
+        self._order = MixtureOrder(tuple(weights), seed)
+        self.length = texts[0].length
+
+    @property
+    def per_epoch(self) -> int:
+        return sum(text.per_epoch for text in self._texts)
+
+    def restarts(self, step: int) -> bool:
+        return True
+
+    def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
+        text_S, own_S = self._order(sample_S)
+        found: dict[int, Example] = {}
+        for number, text in enumerate(self._texts):
+            (here,) = np.nonzero(text_S == number)
+            found |= zip(here.tolist(), text.read(own_S[here]), strict=True)
+        return [found[place] for place in range(len(sample_S))]
+
+    def documents(self, sample_S: NDArray[np.int64]) -> list[int]:
+        text_S, own_S = self._order(sample_S)
+        return [
+            int(self._before[number]) + document
+            for number, text in enumerate(self._texts)
+            for document in text.documents(own_S[text_S == number])
+        ]

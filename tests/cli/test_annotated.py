@@ -67,6 +67,7 @@ def run(*arguments: object) -> str:
 def refusal(*arguments: object) -> str:
     error = CliRunner().invoke(app, [str(argument) for argument in arguments]).exception
     assert isinstance(error, UsageError | DataError), error
+    assert len(error.lines()) in (2, 3)
     return f"{error.what} | {error.where} | {error.fix}"
 
 
@@ -190,6 +191,9 @@ def test_a_students_mistakes_are_told(folder: Path) -> None:
     base = pretrained(folder, "encoder")
     assert "is not at answer_start 3" in refusal("finetune", folder / "a.json", "--from", base)
     assert "begins at" in refusal("finetune", folder / "a.json", "--from", base)
+    questions["data"][0]["paragraphs"][1]["qas"][0]["answers"] = [{"text": "the moon", "answer_start": 900}]
+    (folder / "a.json").write_text(json.dumps(questions))
+    assert "the answer 'the moon' is not at answer_start 900" in refusal("finetune", folder / "a.json", "--from", base)
     assert "is not exported" in exported(folder, train, base)
 
 

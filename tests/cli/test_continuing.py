@@ -59,3 +59,12 @@ def test_the_run_stays_as_it_was(lmtool, run, other):
     before = contents(run)
     continued(lmtool, other, "--from", run, *SMALL, "-q")
     assert contents(run) == before
+
+
+def test_a_second_phase_has_longer_rows(lmtool, run, other):
+    """As BERT's: the weights of the first phase, in a longer context. A table of learned positions has all rows."""
+    learned = ["-s", "model.position={kind: learned, size: 32}", "-q"]
+    for base in (run, lmtool.succeeds("pretrain", other, *SMALL, *learned).out.strip()):
+        model = load(f"{base}/recipe.yaml").recipe.model
+        found = continued(lmtool, other, "--from", base, *SHORT, "-s", "model.context=32")
+        assert found.model == model.model_copy(update={"context": 32}) != model

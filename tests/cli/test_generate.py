@@ -23,8 +23,10 @@ from lmtool.decoding.text import complete, write
 from lmtool.errors import CheckpointError, DataError, UsageError
 from lmtool.inference import load as build
 from lmtool.recipe.spec import Causal
+from tests.cli.conftest import RUN, SMALL
 from tests.decoding.models import AnswerModel, HistoryModel, SidesModel
 from tests.decoding.test_text import ByteTokenizer, ScriptModel
+from tests.interop.test_importing import peer_in
 
 HASH = "ab" * 32
 
@@ -369,7 +371,14 @@ def test_other_weights_are_not_replayed(load, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [("", "no record"), ("{}\n", "not a record"), ("not JSON", "not a record")]
+    ("content", "words"),
+    [
+        ("", "no record"),
+        ("{}\n", "not a record"),
+        ("not JSON", "not a record"),
+        ("[" * 100_000, "not a record"),
+        (json.dumps({"prompt": 3}), "not a record"),
+    ],
 )
 def test_what_is_no_record_is_refused(load, tmp_path, content, words):
     load(history_model())
@@ -444,6 +453,10 @@ def test_an_empty_prompt_and_a_stop_string_that_never_comes(lmtool, run):
         (["--repetition-penalty", "0"], ["repetition_penalty is 0"]),
         (["--rounds", "0"], ["rounds is 0"]),
         (["--replay", "x", "--greedy"], ["repeats records as they are"]),
+        (["--replay", "x", "--draft", "ngram"], ["repeats records as they are"]),
+        (["--num-beams", "4", "--draft", "ngram"], ["beam contradicts draft"]),
+        (["--length", "3", "--draft", "ngram"], ["mask-predict contradicts draft"]),
+        (["--draft-tokens", "3"], ["draft_tokens is 3, without a draft", "--draft RUN"]),
     ],
     ids=lambda value: " ".join(value),
 )
@@ -463,6 +476,78 @@ def test_a_trained_run_is_repeated_bit_for_bit(lmtool, run, tmp_path):
     out = lmtool.succeeds("generate", "The", "One", "-n", "2", "--max-new-tokens", "30", "--json", "-q").out
     (tmp_path / "texts.jsonl").write_text(out)
     assert lmtool.succeeds("generate", "--replay", tmp_path / "texts.jsonl").out.count("same") == 4
+
+
+@pytest.mark.parametrize("chosen", [["--greedy"], ["--temperature", "0.05", "--seed", "5", "-n", "2"]], ids=" ".join)
+def test_a_draft_leaves_texts_as_they_are_and_says_how_many_of_its_tokens_they_have(lmtool, run, chosen):
+    arguments = ["generate", "The baker sold", "One", "--max-new-tokens", "20", "--json", *chosen]
+    plainly = [json.loads(line) for line in lmtool.succeeds(*arguments).out.splitlines()]
+    said = lmtool.succeeds(*arguments, "--draft", "ngram", "--draft-tokens", "3")
+    drafted = [json.loads(line) for line in said.out.splitlines()]
+    assert [record["text"] for record in drafted] == [record["text"] for record in plainly]
+    assert [record["tokens"] for record in drafted] == [record["tokens"] for record in plainly]
+    assert all(record["draft"] == {"run": None, "tokens": 3} for record in drafted)
+    assert not {"draft", "proposed", "accepted"} & plainly[0].keys()
+    accepted, proposed = (sum(record[name] for record in drafted) for name in ("accepted", "proposed"))
+    assert 0 <= accepted <= proposed > 0
+    assert "draft n-gram look-up, 3 tokens at once\n" in said.err
+    assert f" tokens/s, {accepted} of {proposed} proposed tokens accepted\n" in said.err
+
+
+def test_texts_with_a_run_as_draft_are_repeated_bit_for_bit(lmtool, run, tmp_path):
+    arguments = ["The", "One", "-n", "2", "--max-new-tokens", "30", "--max-time", "100", "--json", "-q"]
+    out = lmtool.succeeds("generate", *arguments, "--draft", f"{RUN}@2").out
+    records = [json.loads(line) for line in out.splitlines()]
+    assert all(record["draft"]["step"] == 2 and record["step"] == 6 for record in records)
+    assert sum(record["accepted"] for record in records) > 0
+    (tmp_path / "texts.jsonl").write_text(out + lmtool.succeeds("generate", *arguments, "--draft", "ngram").out)
+    assert lmtool.succeeds("generate", "--replay", tmp_path / "texts.jsonl").out.count("same") == 8
+    records[0]["draft"]["checkpoint"] = HASH
+    (tmp_path / "other.jsonl").write_text(json.dumps(records[0]))
+    lmtool.refuses(
+        4, "generate", "--replay", tmp_path / "other.jsonl", words=["step-000002", "not the one of the record"]
+    )
+    records[0]["draft"]["tokens"] = 0
+    (tmp_path / "wrong.jsonl").write_text(json.dumps(records[0]))
+    lmtool.refuses(3, "generate", "--replay", tmp_path / "wrong.jsonl", words=["draft.tokens", "not a record"])
+
+
+def test_drafts_that_do_not_fit_are_refused(lmtool, run, corpus):
+    tiny = [*SMALL, "-q", "-s", "training.steps=1"]
+    lmtool.succeeds("pretrain", corpus, *tiny, "-o", "runs/words", "-s", "tokenizer.vocab_size=310")
+    lstm = "model={kind: recurrent, cell: lstm, n_layers: 1, d_model: 8, context: 16}"
+    steps = ["-q", "-s", "training.steps=1", "-s", "tokenizer.vocab_size=300", "-s", "evaluation.baseline=false"]
+    lmtool.succeeds("pretrain", corpus, "-o", "runs/lstm", *steps, "-s", lstm)
+    generate = ["generate", "The", "--max-new-tokens", "4", "-q", "--greedy"]
+    lmtool.refuses(2, *generate, "--run", RUN, "--draft", "words", words=["another tokenizer", "--draft words for"])
+    lmtool.refuses(2, *generate, "--run", "lstm", "--draft", "ngram", words=["go back", "--draft ngram for"])
+    lmtool.refuses(4, *generate, "--run", RUN, "--draft", "none", words=["none"])
+    plainly = lmtool.succeeds(*generate, "--run", RUN).out
+    assert lmtool.succeeds(*generate, "--run", RUN, "--draft", "lstm").out == plainly
+
+
+@pytest.mark.parametrize("case", ["gpt2", "qwen2", "mistral"])
+def test_published_models_write_the_same_with_a_draft(lmtool, home, tmp_path, monkeypatch, case):
+    """Learned and rotary positions, grouped heads, a window, and vocabularies that are padded."""
+    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
+    peer_in(tmp_path / case, case)
+    arguments = ["generate", "the cat and the cat", "--run", tmp_path / case, "--greedy", "--max-new-tokens", "40"]
+    plainly = json.loads(lmtool.succeeds(*arguments, "--json", "-q").out)
+    for draft in ("ngram", tmp_path / case):
+        drafted = json.loads(lmtool.succeeds(*arguments, "--draft", draft, "--json", "-q").out)
+        assert drafted["tokens"] == plainly["tokens"]
+        assert drafted["proposed"] > 0
+    assert drafted["accepted"] > 20
+
+
+def test_a_program_loads_a_draft(run):
+    settings = Sample(max_new_tokens=12, temperature=1.0)
+    plainly = lmtool.load(RUN).complete("The", settings)
+    assert lmtool.load(RUN, draft="ngram").complete("The", settings) == plainly
+    model = lmtool.load(RUN, draft=RUN, draft_tokens=3)
+    (completion,) = model.completions("The", settings)
+    assert 0 < completion.accepted <= completion.proposed
+    assert model.complete("The", settings) == [completion.text]
 
 
 def test_a_page_of_texts(lmtool, run):

@@ -220,25 +220,6 @@ def test_single_lines(stderr, event, line):
     assert line in stream.getvalue()
 
 
-@pytest.mark.parametrize("columns", [None, 80])
-def test_training_outlives_its_reader(stderr, monkeypatch, columns):
-    """A closed pipe or terminal ends the messages, not the run."""
-    stream = stderr(columns)
-    n_shown = 0
-    with Display(shown=True, quiet=False) as display:
-        display.show(STORY[0])
-
-        def fail(text):
-            raise BrokenPipeError(32, "Broken pipe")
-
-        monkeypatch.setattr(stream, "write", fail)
-        for event in STORY[1:]:
-            display.show(event)
-            n_shown += 1
-    assert n_shown == len(STORY) - 1
-    sys.stderr.close()
-
-
 def test_time_left_forgets_the_slow_first_step(stderr):
     stream = stderr()
     tell([plan(steps=100), stepped(1, seconds=50), stepped(2, seconds=1.0), stepped(3, 2.0, seconds=1.0)])

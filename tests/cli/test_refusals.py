@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import socket
 import sys
 
 import pytest
@@ -45,6 +46,14 @@ def test_text_that_cannot_be_read(lmtool, run, home, command, name):
     arguments = ["eval", "last"] if command == "eval" else [command]
     lines = lmtool.refuses(DATA, *arguments, name, words=[*words, name])
     assert len(lines) == 3
+
+
+@pytest.mark.parametrize("name", ["n" * 5000, "folder/" * 700 + "file.txt"])
+@pytest.mark.parametrize("command", [["pretrain"], ["finetune"], ["recipes", "show"], ["predict", "last"], []])
+def test_a_very_long_name_is_shortened(lmtool, run, home, command, name):
+    done = lmtool(*command, name)
+    assert done.code in (USAGE, DATA, CHECKPOINT, ENVIRONMENT)
+    assert 0 < max(map(len, done.err.splitlines())) <= 650
 
 
 @pytest.mark.parametrize("arguments", [["pretrain"], ["tokenize"], ["eval", "last"]])
@@ -336,7 +345,7 @@ def test_cuda_that_is_not_there(lmtool, run, corpus):
         (["eval", "last"], ["nothing to evaluate", "--text"]),
         (["eval"], ["Missing argument 'RUN'", "lmtool eval --help"]),
         (["eval", "last", "x.txt", "--device", "tpu"], ["--device", "'tpu'", "'cuda'"]),
-        (["pretrain"], ["Missing argument 'TEXT'"]),
+        (["pretrain"], ["no text to train on", "lmtool pretrain TEXT"]),
         (["pretrain", "x.txt", "-s"], ["-s"]),
         (["pretrain", "x.txt", "-s", "steps"], ["KEY=VALUE"]),
         (["tokenize"], ["no text to tokenize"]),
@@ -448,6 +457,16 @@ def test_an_environment_that_torchrun_did_not_make(lmtool, home, corpus, monkeyp
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     lmtool.refuses(USAGE, "pretrain", corpus, *SMALL, words=words)
+
+
+def test_processes_that_cannot_meet(lmtool, home, corpus, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for given, words in ((port, [port, "free port"]), ("abc", ["abc"]), ("99999999", ["65535"])):
+            names = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+            for name, value in zip(names, ("2", "0", "0", "127.0.0.1", given), strict=True):
+                monkeypatch.setenv(name, value)
+            lmtool.refuses(5, "pretrain", corpus, *SMALL, words=words)
 
 
 @pytest.mark.parametrize("penalty", ["1e300", "-1e300", "nan", "101"])

@@ -177,7 +177,12 @@ def test_nothing_is_removed_where_nobody_is_asked(run: Run, monkeypatch: pytest.
 
 def test_old_runs_are_removed(run: Run, runs: Path) -> None:
     other = Run.create(
-        runs / "other", name="tiny", summary="", recipe="", tokenizer={"tokenizer.json": b"{}"}, fingerprints={}
+        runs / "other",
+        name="tiny",
+        summary="",
+        recipe="",
+        tokenizer={"tokenizer.json": b"{}"},
+        fingerprints={"data": "", "tokenizer": ""},
     )
     other.release()
     assert removing("--older-than", "1h", "--yes") == ("", "no runs older than 1h\n")

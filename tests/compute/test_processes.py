@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 import lmtool
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World, joined
+from tests.compute.forked import forked
 from tests.compute.together import together
 
 CPU = Compute(torch.device("cpu"), "float32")
@@ -70,9 +71,8 @@ def test_sums_and_a_text_of_the_main_process(monkeypatch: pytest.MonkeyPatch, si
 
 def test_two_real_processes(tmp_path: Path) -> None:
     """By gloo, which knows the types of all that is told."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*torchrun, "-m", "tests.compute.test_processes", str(tmp_path / "order")],
+        [sys.executable, "-m", "tests.compute.test_processes", str(tmp_path / "order")],
         cwd=Path(lmtool.__file__).parents[1],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -109,4 +109,4 @@ def _tell(order: Path) -> None:
 
 
 if __name__ == "__main__":
-    _tell(Path(sys.argv[1]))
+    sys.exit(forked(2, lambda: _tell(Path(sys.argv[1]))))

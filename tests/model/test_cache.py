@@ -17,11 +17,13 @@ from torch import Tensor
 from lmtool.batch import Batch
 from lmtool.model import DecodeState, KeyValue, LanguageModel, Memory
 from lmtool.model import state as state_module
+from lmtool.model.state import RowTokens
 from tests.model import tiny
 from tests.model.tiny import CACHED, FAMILIES
 
 EXACT: dict[str, float] = {"rtol": 1e-9, "atol": 1e-9}
-quick = settings(max_examples=8, deadline=None)
+quick = settings(max_examples=50 if settings.get_current_profile_name() == "thorough" else 4, deadline=None)
+"""A few examples for each family, of which there are many."""
 families = pytest.mark.parametrize("family", CACHED)
 Texts = Sequence[Sequence[int]]
 
@@ -224,7 +226,10 @@ def test_joining_does_not_look_at_what_stands_in_the_padding(family: str) -> Non
     for layer in joined.layers:
         copies = [t.clone() for t in layer]
         for t in copies:
-            t[0, :, slice(0, missing) if isinstance(layer, KeyValue) else slice(2, None)] = 1e6
+            if isinstance(layer, RowTokens):
+                t[0, :missing] = 3
+            else:
+                t[0, :, slice(0, missing) if isinstance(layer, KeyValue) else slice(2, None)] = 1e6
         spoiled.append(type(layer)(*copies) if copies else ())
     step = tiny.tokens(2, 3, seed=5)
     one, _ = model.advance(step, joined)
@@ -261,7 +266,7 @@ def keeps_lines(state: DecodeState) -> bool:
 
 
 @families
-@settings(max_examples=4, deadline=None)
+@quick
 @given(
     parents=st.lists(st.lists(st.integers(0, 2), min_size=3, max_size=3), min_size=1, max_size=6),
     lengths=st.lists(st.integers(1, 4), min_size=1, max_size=2),
@@ -364,3 +369,25 @@ def test_a_cache_made_in_inference_mode_can_be_gone_on_from_outside_of_it() -> N
 def test_a_state_of_no_rows(family: str) -> None:
     _, state = read(model_of(family), tiny.tokens(2, 3), [])
     assert state[torch.tensor([], dtype=torch.long)].n_rows == 0
+
+
+@families
+def test_states_that_hold_all_positions_go_back(family: str) -> None:
+    """And go on in the same slots when they are reclaimed; those of recurrent models and of n-grams cannot."""
+    model, tokens_BT = model_of(family), tiny.tokens(1, 12)
+    with torch.inference_mode():
+        _, before = read(model, tokens_BT[:, :5], [])
+        _, after = read(model, tiny.tokens(1, 4, seed=9), [], before)
+        kept = after.upto(before.length)
+        assert after.goes_back == (kept is not None)
+        if kept is None:
+            assert any(layer and not isinstance(layer, KeyValue | Memory) for layer in after.layers)
+            return
+        expected = full(model, tokens_BT)[:, 5:]
+        hidden, _ = read(model, tokens_BT[:, 5:], [3], kept)
+        torch.testing.assert_close(hidden, expected, **EXACT)
+        hidden, later = read(model, tokens_BT[:, 5:], [3], kept.reclaimed())
+        torch.testing.assert_close(hidden, expected, **EXACT)
+        for old, new in zip(after.layers, later.layers, strict=True):
+            if isinstance(old, KeyValue) and isinstance(new, KeyValue):
+                assert old.k_BNSH.data_ptr() == new.k_BNSH.data_ptr()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.model import DecodeState, LanguageModel, NGramModel, build
+from lmtool.model.layers.ngrams import ngrams_of
 from lmtool.model.transformer import TransformerPrefix
 from lmtool.recipe.spec import (
     AlibiPosition,
@@ -120,6 +121,7 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
         },
         "head_width": 8,
     },
+    "n-grams": {"ngram_embedding": {"entries": 60, "longest": 4}, "position": {"kind": "rotary"}},
     "wide values": {"head_width": 2, "value_width": 6, "n_kv_heads": 2, "position": {"kind": "rotary"}},
     "bilinear": {"score": "bilinear"},
     "reduced-rank": {"score": "reduced-rank", "rank": 2},
@@ -248,9 +250,11 @@ def spec(**changes: Any) -> Transformer:
 def model(seed: int = 0, dtype: torch.dtype = torch.float64, vocab_size: int = VOCAB, **changes: Any) -> LanguageModel:
     """A model in evaluation mode with large random weights, biases and gains, so that errors are visible.
 
-    An n-gram model has counted a random text.
+    An n-gram model has counted a random text, as have embeddings of n-grams.
     """
     built = build(any_spec(**changes), vocab_size).to(dtype).eval()
+    for ngrams in ngrams_of(built):
+        ngrams.count(tokens(400, seed=seed, vocab_size=vocab_size))
     if isinstance(built, NGramModel):
         text = tokens(1, 400, seed=seed, vocab_size=vocab_size)
         built.count([Batch(text[:, :-1], text[:, 1:])], 400)
@@ -334,7 +338,7 @@ class _Weights:
 
     def __init__(self, built: LanguageModel, of: Transformer) -> None:
         self.named: dict[str, NDArray[np.float64]] = {name: array(p) for name, p in built.named_parameters()}
-        self.of = of
+        self.built, self.of = built, of
         self.head_width = of.head_width or of.d_model // of.n_heads
         self.n_kv_heads = of.n_kv_heads or of.n_heads
 
@@ -362,9 +366,23 @@ class _Weights:
             project=self.affine(f"{inputs}.project") if of.embedding_width else None,
             target=self.model("target_inputs") if of.separate_inputs and inputs == "inputs" else None,
             embedding_scale=(of.embedding_width or of.d_model) ** 0.5 if of.scale_embedding else 1.0,
+            ngrams=self.ngrams(),
             pooler=self.affine("pooler") if of.next_sentence_head else None,
             next_sentence=self.affine("next_sentence") if of.next_sentence_head else None,
         )
+
+    def ngrams(self) -> dict[tuple[int, ...], NDArray[np.float64]]:
+        """The vector of each n-gram, whose tokens are the digits of its key, each one more than the token."""
+        found = {}
+        for part in ngrams_of(self.built):
+            for row, key in enumerate(part.keys_K.tolist()):
+                digits, base = [], self.built.vocab_size + 1
+                while key and key < base**part.longest:
+                    key, digit = divmod(key, base)
+                    digits.insert(0, digit - 1)
+                if digits:
+                    found[tuple(digits)] = self.named["ngrams.weight"][row]
+        return found
 
     def positions(self, inputs: str) -> NDArray[np.float64] | None:
         table = self.named.get(f"{inputs}.position.table.weight")

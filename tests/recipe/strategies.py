@@ -51,6 +51,8 @@ def values(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
         )
     if schema["type"] == "array":
         return st.lists(values(schema["items"]), min_size=schema.get("minItems", 0), max_size=3).map(tuple)
+    if schema["type"] == "object":
+        return st.dictionaries(texts, values(schema["additionalProperties"]), max_size=3)
     return {"boolean": st.booleans(), "null": st.none(), "string": texts}[schema["type"]]
 
 
@@ -145,6 +147,9 @@ def transformers(draw: st.DrawFn) -> Transformer:
         "rank": draw(st.none() | st.integers(1, 5)),
         "n_segments": draw(st.integers(0, 3)),
     }
+    if drawn["ngram_embedding"] is not None:
+        changes = {"entries": draw(st.integers(1, 50))}
+        drawn["ngram_embedding"] = drawn["ngram_embedding"].model_copy(update=changes)
     return cast(Transformer, _grown(Transformer, sizes, {**drawn, **small}))
 
 

@@ -89,11 +89,10 @@ def test_a_folder_is_not_a_recipe(tmp_path):
     [
         (b"", "x.yaml: is empty; a recipe is a mapping of keys such as model and training"),
         (b"# only words\n", "x.yaml: is empty; a recipe is a mapping of keys such as model and training"),
-        (b"- a\n", "x.yaml: holds ['a']; a recipe is a mapping of keys such as model and training"),
-        (
-            b"To be, or not to be",
-            "x.yaml: holds 'To be, or not to be'; a recipe is a mapping of keys such as model and",
-        ),
+        (b"- a\n", "x.yaml: holds a list; a recipe is a mapping of keys such as model and training"),
+        (b"To be, or not to be", "x.yaml: holds a text; a recipe is a mapping of keys such as model and training"),
+        (b"0x7f", "x.yaml: holds a number; a recipe"),
+        (b"true", "x.yaml: holds true or false; a recipe"),
         (b"description: caf\xe9\n", "x.yaml: byte 16 is not UTF-8; a recipe is YAML text"),
         (b"a: [1\n", "x.yaml:1:4: not YAML: a list that [ opened is not closed"),
         (b"\n" * (LARGEST_FILE + 1), "x.yaml: 1000001 bytes; a recipe is a short YAML file"),
@@ -104,6 +103,26 @@ def test_a_file_that_is_no_recipe(tmp_path, monkeypatch, content, message):
     (tmp_path / "x.yaml").write_bytes(content)
     (line,) = mistakes("x.yaml")
     assert line.startswith(message)
+
+
+def test_what_a_link_leads_to_is_not_printed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").write_text("root:x:0:0:root:/root\ndaemon:x:1:1\n")
+    (tmp_path / "x.yaml").symlink_to("elsewhere")
+    assert "root" not in " ".join(mistakes("x.yaml"))
+
+
+def test_very_many_mistakes_are_counted(tmp_path, monkeypatch):
+    """They took milliseconds each, for the nearest known key."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.yaml").write_text(RECIPE + "".join(f"key{i}: 1\n" for i in range(5000)))
+    asked = []
+    monkeypatch.setattr("lmtool.recipe.grammar.get_close_matches", lambda *given, **n: asked.append(given) or [])
+    with pytest.raises(RecipeError) as caught:
+        load("x.yaml")
+    assert len(caught.value.mistakes) == 5000
+    assert caught.value.lines()[2:] == ["and 4,998 more mistakes: is this a recipe?"]
+    assert len(asked) < 100
 
 
 def test_a_byte_order_mark_is_no_mistake(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from lmtool.errors import RecipeError
 from lmtool.recipe.load import Setting, load
 from lmtool.recipe.pretraining import LENGTHS, DefaultRecipe, TextShape
-from lmtool.recipe.spec import CharTokenizer, Recipe
+from lmtool.recipe.spec import CharTokenizer, Recipe, Recurrent, Transformer
 
 PROSE = TextShape(
     is_list=False,
@@ -77,6 +77,20 @@ def test_more_text_gives_more_pieces_more_width_less_dropout_and_fewer_passes() 
         assert found[0] < found[-1]
 
 
+def test_only_decoders_of_much_text_have_embeddings_of_ngrams() -> None:
+    large = replace(PROSE, characters=20_000_000, n_bytes=20_000_000)
+    recipe, told = settled(large)
+    assert isinstance(recipe.model, Transformer)
+    assert recipe.model.ngram_embedding is not None
+    assert "model.ngram_embedding" in told
+    for others in (["model.shape=encoder", "objective.kind=masked"], ["model.ngram_embedding=null"]):
+        recipe, told = settled(large, *others)
+        assert isinstance(recipe.model, Transformer)
+        assert recipe.model.ngram_embedding is None
+        assert "ngram" not in told
+    assert isinstance(settled(large, "model={kind: recurrent, d_model: 32, context: 32}")[0].model, Recurrent)
+
+
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
 @pytest.mark.parametrize(
     ("override", "value"),
@@ -118,10 +132,10 @@ def test_who_sets_a_length_sets_it_alone(shape: TextShape, key: str) -> None:
     assert (by_flag.training.minutes, by_flag.training.epochs) == (2.0, None)
 
 
-@pytest.mark.parametrize("width", range(2, 400, 2))
-def test_heads_divide_any_even_width(width: int) -> None:
-    model = settled(PROSE, f"model.d_model={width}")[0].model
-    assert model.d_model == width
+def test_heads_divide_any_even_width() -> None:
+    for width in range(2, 400, 2):
+        model = settled(PROSE, f"model.d_model={width}")[0].model  # refuses heads that do not divide it
+        assert model.d_model == width
 
 
 @pytest.mark.parametrize("kind", ["recurrent", "skipgram", "ngram"])

@@ -1,6 +1,7 @@
 """The recipes that come with lmtool, and their published schema."""
 
 import json
+from functools import cache
 from pathlib import Path
 
 import jsonschema
@@ -15,6 +16,12 @@ from lmtool.recipe.load import load, shipped
 FOLDER = Path(__file__).parents[2] / "recipes"
 
 
+@cache
+def published():
+    """A validator by the published schema, which is read and prepared once."""
+    return jsonschema.Draft202012Validator(json.loads((FOLDER / "schema.json").read_text(encoding="utf-8")))
+
+
 def test_these_are_shipped():
     assert {"tiny", "shakespeare-char", "gpt1", "gpt2-124m"} <= set(shipped())
 
@@ -24,13 +31,13 @@ def test_a_shipped_recipe_is_valid_documented_and_passes_the_schema(name):
     text = shipped()[name].read_text(encoding="utf-8")
     assert text.startswith("# yaml-language-server: $schema=schema.json\n")
     assert load(name).recipe.description
-    jsonschema.validate(parse(text, name).value, json.loads((FOLDER / "schema.json").read_text(encoding="utf-8")))
+    published().validate(parse(text, name).value)
 
 
 def test_the_published_schema_is_current():
     # lmtool recipes schema > recipes/schema.json
     assert (FOLDER / "schema.json").read_text(encoding="utf-8") == schema()
-    jsonschema.Draft202012Validator.check_schema(json.loads(schema()))
+    jsonschema.Draft202012Validator.check_schema(published().schema)
 
 
 @pytest.mark.parametrize(
@@ -48,13 +55,13 @@ def test_the_schema_refuses_what_the_language_refuses(wrong):
     for part, values in wrong.items():
         tree[part].update(values)
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(tree, json.loads(schema()))
+        published().validate(tree)
 
 
 def test_a_single_text_passes_the_schema_as_a_list():
     tree = parse(dump(load("tiny").recipe), "f").value
     tree["data"]["train"] = "a.txt"
-    jsonschema.validate(tree, json.loads(schema()))
+    published().validate(tree)
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,87 @@ def continuation(
     return tokens, logprobs
 
 
+def named_uniform(seed, sample, prompt, name, n_written):
+    """The further random numbers of a draft and of acceptance, as docs/generate.md says it."""
+    words = " ".join(str(word) for word in [seed, sample, *prompt])
+    key = hashlib.sha256(hashlib.sha256(words.encode("ascii")).digest() + name.encode("ascii")).digest()
+    number = int(hashlib.sha256(key + n_written.to_bytes(8, "big")).hexdigest()[:16], 16)
+    return (number // 2**11) / 2**53
+
+
+def speculative(
+    logits_after,
+    draft_after,
+    prompt,
+    *,
+    n,
+    max_new_tokens,
+    context=None,
+    end_ids=(),
+    t=1.0,
+    k=None,
+    p=None,
+    seed=1,
+    sample=0,
+):
+    """Tokens of one request, how many were proposed, and how many accepted: Leviathan et al. 2023, Algorithm 1.
+
+    Draft and model have the same context. The token after a window that was read anew comes without a proposal.
+    """
+
+    def distribution(scores):
+        scores = temperature(scores, t)
+        scores = top_k(scores, k) if k is not None else scores
+        return softmax(top_p(scores, p) if p is not None else scores)
+
+    window, tokens, n_proposed, n_accepted = list(prompt), [], 0, 0
+    is_new = True
+    while True:
+        room = 0 if is_new else n if context is None else min(n, context - len(window))
+        is_new = False
+        proposed, q = [], []
+        while len(proposed) < room and not (proposed and proposed[-1] in end_ids):
+            q.append(distribution(draft_after([*window, *proposed])))
+            u = named_uniform(seed, sample, prompt, "draft", len(tokens) + len(proposed))
+            proposed.append(inverse_cdf(q[-1], u))
+        n_proposed += len(proposed)
+        for i in range(len(proposed) + 1):
+            target = distribution(logits_after(window))
+            u = uniform(seed, sample, prompt, len(tokens))
+            r = named_uniform(seed, sample, prompt, "accept", len(tokens))
+            is_accepted = i < len(proposed) and r < target[proposed[i]] / q[i][proposed[i]]
+            if is_accepted:
+                token = proposed[i]
+                n_accepted += 1
+            elif i < len(proposed):
+                rest = [max(0.0, a - b) for a, b in zip(target, q[i], strict=True)]
+                token = inverse_cdf([mass / sum(rest) for mass in rest], u)
+            else:
+                token = inverse_cdf(target, u)
+            tokens.append(token)
+            if token in end_ids or len(tokens) == max_new_tokens:
+                return tokens, n_proposed, n_accepted
+            window.append(token)
+            if not is_accepted:
+                break
+        if context is not None and len(window) > context:
+            window, is_new = window[-max(1, context // 2) :], True
+
+
+def looked_up(text, n, end_ids=()):
+    """What followed the longest suffix of 4, 3 or 2 tokens that stood before, where it stood last."""
+    for length in (4, 3, 2):
+        places = [i for i in range(len(text) - length) if text[i : i + length] == text[-length:]]
+        if places:
+            longer = list(text)
+            for _ in range(n):
+                longer.append(longer[places[-1] + length + len(longer) - len(text)])
+                if longer[-1] in end_ids:
+                    break
+            return longer[len(text) :]
+    return []
+
+
 def min_p(scores, p):
     probabilities = softmax(scores)
     return [s if q >= p * max(probabilities) else -math.inf for s, q in zip(scores, probabilities, strict=True)]

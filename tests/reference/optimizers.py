@@ -65,6 +65,18 @@ def muon(
     return w
 
 
+def row_adagrad(w: Array, gradients: Sequence[Array], rates: Sequence[float]) -> Array:
+    """Duchi et al. 2011, with one sum of squares per row, of the mean over the row; row by row."""
+    sums = np.zeros(len(w))
+    for g, rate in zip(gradients, rates, strict=True):
+        w = w.copy()
+        for row in range(len(w)):
+            sums[row] += sum(float(value) ** 2 for value in g[row]) / g.shape[1]
+            if sums[row] > 0:
+                w[row] = w[row] - rate * g[row] / math.sqrt(sums[row])
+    return w
+
+
 def orthogonalised(matrix: Array) -> Array:
     """What the quintic iteration does, said of singular values: five times s -> a s + b s^3 + c s^5."""
     left, singular, right = np.linalg.svd(matrix, full_matrices=False)

@@ -15,6 +15,15 @@ def linear(t: int, steps: int, warmup: int, final: float) -> float:
     return final + (1 - final) * left
 
 
+def plateau(t: int, steps: int, warmup: int, final: float, share: float) -> float:
+    """Up to 1, at 1 until the last `share` of the other steps, then the line of `linear` (Hu et al. 2024)."""
+    if t <= warmup:
+        return t / warmup
+    decay = share * (steps - warmup)
+    left = steps + 1 - t
+    return 1.0 if left >= decay else final + (1 - final) * left / decay
+
+
 def cosine(t: int, steps: int, warmup: int, final: float) -> float:
     """Half a cosine over the same stretch (Loshchilov and Hutter 2017)."""
     if t <= warmup:

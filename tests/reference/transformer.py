@@ -4,8 +4,8 @@ Shapes: T positions, S keys, D model width, H head width, V vocabulary. A matrix
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -218,6 +218,8 @@ class Model:
     target: "Model | None" = None
     """What embeds the target of an answer, where it is not what embeds the source."""
     embedding_scale: float = 1.0
+    ngrams: Mapping[tuple[int, ...], Array] = field(default_factory=dict)
+    """Vectors that are added to those of the tokens with which these n-grams end (Huang et al. 2025)."""
     pooler: Affine | None = None
     next_sentence: Affine | None = None
 
@@ -249,6 +251,8 @@ class Model:
         stream = []
         for t, token in enumerate(tokens):
             x = self.embedding[token] * self.embedding_scale
+            for n in range(2, t + 2):
+                x = x + self.ngrams.get(tuple(tokens[t + 1 - n : t + 1]), 0.0)
             if self.positions is not None:
                 x = x + self.positions[t]
             if self.sinusoidal:

@@ -34,7 +34,7 @@ def make(runs: Path) -> MakeRun:
             run.start(step=0, command=["lmtool", "pretrain", "a b.txt"], environment={"python": "3", "gpu": None})
             for step in steps:
                 run.metrics.append({"step": step, "loss": 2.0, "valid_loss": 1 + step / 100})
-                run.samples.append({"step": step, "text": "Once"})
+                run.samples.append({"step": step, "prompt": "", "text": "Once"})
                 run.save(
                     step, {"w": torch.tensor([step])}, {}, {"step": step}, best_step=steps[0], keep_last=len(steps)
                 )

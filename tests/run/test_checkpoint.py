@@ -28,7 +28,9 @@ def tensors(step: int) -> dict[str, Tensor]:
     }
 
 
-def save(folder: Path, step: int, best_step: int | None = None, keep_last: int = 99) -> Checkpoint:
+def save(
+    folder: Path, step: int, best_step: int | None = None, keep_last: int = 99, superseded: int | None = None
+) -> Checkpoint:
     return checkpoint.save(
         folder,
         step,
@@ -37,6 +39,7 @@ def save(folder: Path, step: int, best_step: int | None = None, keep_last: int =
         {"step": step},
         best_step=best_step,
         keep_last=keep_last,
+        superseded=superseded,
     )
 
 
@@ -100,6 +103,14 @@ def test_the_last_and_the_best_are_kept(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-000020", "step-000040", "step-000050"]
     save(tmp_path, 60, best_step=60, keep_last=2)
     assert names(tmp_path) == ["step-000050", "step-000060"]
+
+
+@pytest.mark.parametrize(("best_step", "left"), [(20, [20, 40, 60]), (45, [40, 45, 60])])
+def test_one_that_is_superseded_is_none_of_the_last(tmp_path: Path, best_step: int, left: list[int]) -> None:
+    for step in (20, 40, 45):
+        save(tmp_path, step)
+    save(tmp_path, 60, best_step, keep_last=2, superseded=45)
+    assert names(tmp_path) == [f"step-{step:06d}" for step in left]
 
 
 def test_the_one_just_saved_is_never_removed(tmp_path: Path) -> None:

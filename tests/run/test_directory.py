@@ -1,5 +1,6 @@
 import errno
 import json
+import math
 import os
 import platform
 import re
@@ -13,6 +14,7 @@ import torch
 from lmtool import __version__
 from lmtool.errors import CheckpointError, LmtoolError, ResourceError, UsageError
 from lmtool.run.directory import Run, check_folder, describe_environment
+from lmtool.run.files import Validated
 from lmtool.run.lock import RunLock
 from tests.run.conftest import MakeRun
 
@@ -23,6 +25,10 @@ GIVEN: dict[str, Any] = {
     "tokenizer": {"tokenizer.json": b"{}"},
     "fingerprints": {"data": "d0", "tokenizer": "t0"},
 }
+
+
+def validated(step: int, best_step: int | None) -> Validated:
+    return Validated(step=step, best_step=best_step, best_value=1.5, stale=0)
 
 
 def names(folder: Path) -> list[str]:
@@ -53,14 +59,14 @@ def test_what_is_kept_of_a_new_run(runs: Path, tmp_path: Path) -> None:
     assert run.tokenizer_path.read_text() == '{"kind": "word"}'
     again = Run.open(run.path)
     assert again.fingerprints == {"data": "d0", "tokenizer": "t0"}
-    (session,) = again.info["sessions"]
-    assert session["command"] == ["lmtool", "pretrain"]
-    assert session["environment"]["lmtool"] == __version__
-    assert session["environment"]["python"] == platform.python_version()
-    assert session["environment"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
-    assert session["environment"]["threads"] == torch.get_num_threads()
-    assert session["environment"]["gpu"] is None
-    assert again.last_started == session["started"] > again.info["created"]
+    (session,) = again.info.sessions
+    assert session.command == ["lmtool", "pretrain"]
+    assert session.environment["lmtool"] == __version__
+    assert session.environment["python"] == platform.python_version()
+    assert session.environment["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    assert session.environment["threads"] == torch.get_num_threads()
+    assert session.environment["gpu"] is None
+    assert again.last_started == session.started > again.info.created
 
 
 @pytest.mark.parametrize(
@@ -184,7 +190,7 @@ def test_resuming_takes_away_what_came_after(make: MakeRun) -> None:
         assert [record["step"] for record in run.metrics.read()] == [10, 20]
         assert [record["step"] for record in run.samples.read()] == [10, 20]
         assert names(run.path / "checkpoints") == ["step-000010", "step-000020", "step-000030.aside-1"]
-        assert [session["step"] for session in run.info["sessions"]] == [0, 20]
+        assert [session.step for session in run.info.sessions] == [0, 20]
         run.save(30, {"w": torch.tensor([-30])}, {}, {}, best_step=10, keep_last=1)
         assert run.newest()[0].model()["w"].item() == -30
         assert names(run.path / "checkpoints") == ["step-000010", "step-000030", "step-000030.aside-1"]
@@ -222,7 +228,7 @@ def test_the_best_is_found_without_a_look_at_the_weights_of_others(make: MakeRun
     if noted is not None:
         with run:
             run.lock()
-            run.note_validation({"step": 30, "best_step": noted})
+            run.note_validation(validated(30, noted))
     best_step = noted or 10
     for step in {10, 20, 30} - {best_step}:
         for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
@@ -237,7 +243,7 @@ def test_a_best_that_is_the_newest_and_damaged_is_told_once(make: MakeRun) -> No
     run = make(steps=(10, 20))
     with run:
         run.lock()
-        run.note_validation({"step": 20, "best_step": 20})
+        run.note_validation(validated(20, 20))
     (run.path / "checkpoints" / "step-000020" / "state.json").unlink()
     best, warnings = run.best()
     assert best.step == 10
@@ -248,13 +254,13 @@ def test_what_is_noted_of_a_validation_is_there_again(make: MakeRun, monkeypatch
     run = make()
     assert run.validated is None
     with pytest.raises(RuntimeError, match="lock"):
-        run.note_validation({"step": 20, "best_step": 10})
+        run.note_validation(validated(20, 10))
     with run:
         run.lock()
-        run.note_validation({"step": 20, "best_step": None, "stale": 3})
-        assert Run.open(run.path).validated == {"step": 20, "best_step": None, "stale": 3}
+        run.note_validation(validated(20, None))
+        assert Run.open(run.path).validated == validated(20, None)
         assert run.best_step is None
-        run.note_validation({"step": 20, "best_step": 20})
+        run.note_validation(validated(20, 20))
 
         def full(handle: int) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -262,18 +268,18 @@ def test_what_is_noted_of_a_validation_is_there_again(make: MakeRun, monkeypatch
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", full)
             with pytest.raises(ResourceError, match="No space left"):
-                run.note_validation({"step": 20, "best_step": 10})
+                run.note_validation(validated(20, 10))
         assert (run.best_step, run.best()[0].step) == (20, 20)
 
 
-@pytest.mark.parametrize("validated", [None, {"step": 20, "best_step": 10}])
-def test_a_session_begins_with_what_is_known_of_its_step(make: MakeRun, validated: dict[str, Any] | None) -> None:
+@pytest.mark.parametrize("noted", [None, validated(20, 10)])
+def test_a_session_begins_with_what_is_known_of_its_step(make: MakeRun, noted: Validated | None) -> None:
     run = make(steps=(10, 20, 30))
     with run:
         run.lock()
-        run.note_validation({"step": 30, "best_step": 30})
-        run.start(step=20, command=[], environment={}, validated=validated)
-        assert run.validated == validated
+        run.note_validation(validated(30, 30))
+        run.start(step=20, command=[], environment={}, validated=noted)
+        assert run.validated == noted
         assert run.best_step == 10
 
 
@@ -324,11 +330,15 @@ def test_the_newest_is_the_best_before_any_validation(runs: Path) -> None:
         (b"[]", "damaged"),
         (b"\xff", "damaged"),
         (b"[" * 100_000, "damaged"),
-        ({"format": 2}, "has format 2; this lmtool reads 1"),
+        ({"format": 2}, "format should be 1, not 2"),
         ({"sessions": [{}]}, "damaged"),
         ({"sessions": 3}, "damaged"),
         ({"sessions": [{"started": "2026", "step": 0, "command": [], "outcome": None}]}, "damaged"),
-        ({"created": 3}, "damaged"),
+        ({"created": 3}, "created should be a valid string"),
+        ({"created": "2026-01-01"}, "created is no time of a session, or has no time zone"),
+        ({"unknown": 3}, "unknown is unknown"),
+        ({"base": {"run": "a"}}, "base.path is missing"),
+        ({"data": {"lines": [], "bytes_per_token": math.nan}}, "damaged"),
         ({"fingerprints": None}, "damaged"),
         (None, "missing"),
     ],

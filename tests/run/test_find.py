@@ -124,7 +124,12 @@ def test_a_name_may_end_like_a_step(make: MakeRun, tmp_path: Path) -> None:
 def test_an_unknown_name_lists_the_nearest(runs: Path) -> None:
     for name in ("gpt-tiny", "gpt-small", "lstm"):
         Run.create(
-            runs / name, name=name, summary="", recipe="", tokenizer={"tokenizer.json": b""}, fingerprints={}
+            runs / name,
+            name=name,
+            summary="",
+            recipe="",
+            tokenizer={"tokenizer.json": b""},
+            fingerprints={"data": "", "tokenizer": ""},
         ).release()
     with pytest.raises(CheckpointError) as caught:
         find("gpt-tyni")
@@ -142,7 +147,12 @@ def test_an_unknown_name_lists_the_nearest(runs: Path) -> None:
 def test_dates_make_no_names_similar(runs: Path) -> None:
     for name in ("2026-11-20-lstm-7f3a", "2026-11-21-tiny-01bc"):
         Run.create(
-            runs / name, name=name, summary="", recipe="", tokenizer={"tokenizer.json": b""}, fingerprints={}
+            runs / name,
+            name=name,
+            summary="",
+            recipe="",
+            tokenizer={"tokenizer.json": b""},
+            fingerprints={"data": "", "tokenizer": ""},
         ).release()
     with pytest.raises(CheckpointError, match="none with a similar name"):
         find("2026-11-20-names-7f3b")

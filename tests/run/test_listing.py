@@ -96,4 +96,4 @@ def test_what_counts_for_a_run(
 def test_damaged_results_are_a_problem_of_their_run(make: MakeRun, content: bytes) -> None:
     run = make()
     (run.path / "metrics.json").write_bytes(content)
-    assert "metrics.json of this run is damaged" in summarise(run.path).problem
+    assert "metrics.json is damaged" in summarise(run.path).problem

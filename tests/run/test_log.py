@@ -1,4 +1,5 @@
 import errno
+import hashlib
 import json
 import math
 import os
@@ -7,12 +8,17 @@ from pathlib import Path
 import pytest
 
 from lmtool.errors import CheckpointError, ResourceError
-from lmtool.run.log import Log
+from lmtool.records import FileModel
+from lmtool.run.log import Log, LogMark
+
+
+class Numbered(FileModel, extra="allow"):
+    step: int
 
 
 @pytest.fixture
 def log(tmp_path: Path) -> Log:
-    log = Log(tmp_path / "metrics.jsonl")
+    log = Log(tmp_path / "metrics.jsonl", Numbered)
     for step in (1, 2, 2, 3):
         log.append({"step": step, "loss": 0.1 * step})
     return log
@@ -46,7 +52,7 @@ def test_numbers_that_json_lacks_become_null(log: Log) -> None:
 
 
 def test_a_log_that_is_not_there_is_empty(tmp_path: Path) -> None:
-    log = Log(tmp_path / "none.jsonl")
+    log = Log(tmp_path / "none.jsonl", Numbered)
     assert steps(log) == []
     log.rewind(3)
     log.sync()
@@ -97,9 +103,9 @@ def test_a_damaged_line_is_named(log: Log) -> None:
 def test_an_unreadable_log_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(CheckpointError, match="cannot read the log"):
-        steps(Log(tmp_path / "metrics.jsonl"))
+        steps(Log(tmp_path / "metrics.jsonl", Numbered))
     with pytest.raises(ResourceError, match="cannot write the log"):
-        Log(tmp_path / "metrics.jsonl").append({"step": 1})
+        Log(tmp_path / "metrics.jsonl", Numbered).append({"step": 1})
 
 
 def test_a_record_that_does_not_fit_leaves_nothing(log: Log) -> None:
@@ -129,3 +135,60 @@ def test_a_full_disk_while_rewinding_leaves_the_log(log: Log, monkeypatch: pytes
         log.rewind(1)
     assert log.path.read_bytes() == before
     assert os.listdir(log.path.parent) == ["metrics.jsonl"]
+
+
+def marked(log: Log) -> LogMark:
+    content = log.path.read_bytes()
+    return LogMark(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+
+
+def test_a_mark_is_the_digest_of_what_is_written(log: Log) -> None:
+    assert log.mark() == marked(log)
+    log.append({"step": 4})
+    assert log.mark() == marked(log) == Log(log.path, Numbered).mark()
+    log.rewind(2)
+    assert log.mark() == marked(log)
+    log.append({"step": 3})
+    assert log.mark() == marked(log)
+
+
+def test_a_whole_log_is_not_told(log: Log) -> None:
+    mark = log.mark()
+    assert log.check(3, mark, range(1, 4)) == []
+    log.append({"step": 4})
+    with log.path.open("ab") as file:
+        file.write(b'{"step": 5, "lo')  # by a process that was killed
+    assert log.check(4, mark, range(1, 5)) == []
+    assert Log(log.path.with_name("none.jsonl"), Numbered).check(0, None, range(1, 1)) == []
+
+
+def test_damaged_lines_are_told_by_their_numbers(log: Log) -> None:
+    lines = log.path.read_bytes().splitlines(keepends=True)
+    log.path.write_bytes(b"".join([lines[0], b"{oops}\n", *lines[1:3], b"[]\n", lines[3]]))
+    assert log.check(3, None, range(1, 4)) == ["metrics.jsonl: damaged and removed: lines 2, 5"]
+
+
+def test_missing_steps_are_told(log: Log) -> None:
+    assert log.check(9, None, range(1, 10)) == ["metrics.jsonl has no record of steps 4, 5, 6, 7, 8 and 1 more"]
+    log.path.unlink()
+    assert log.check(2, None, range(1, 3)) == ["metrics.jsonl has no record of steps 1, 2"]
+
+
+def test_records_out_of_order_are_told(log: Log) -> None:
+    lines = log.path.read_bytes().splitlines(keepends=True)
+    log.path.write_bytes(b"".join(reversed(lines)))
+    assert log.check(3, None, range(1, 4)) == ["metrics.jsonl: its records are not in the order of their steps"]
+
+
+def test_a_changed_number_is_told(log: Log) -> None:
+    """The line is a record still, so that only its digest tells."""
+    mark = log.mark()
+    content = log.path.read_bytes()
+    for at in range(len(content)):
+        if content[at : at + 1].isdigit():
+            log.path.write_bytes(content[:at] + b"%d" % ((int(content[at : at + 1]) + 1) % 10) + content[at + 1 :])
+            assert len(log.check(3, mark, range(1, 4))) == 1
+    log.path.write_bytes(content[:-2])
+    assert log.check(2, mark, range(1, 3)) == [
+        "metrics.jsonl has been changed since it was written: its numbers may be wrong"
+    ]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtool.errors import DataError
-from lmtool.run.order import LaneOrder, SampleOrder, StreamWindows, hash_key, permute, rank_samples
+from lmtool.run.order import LaneOrder, MixtureOrder, SampleOrder, StreamWindows, hash_key, permute, rank_samples
 from tests.reference import order as reference
 
 keys = st.integers(0, 2**63 - 1)
@@ -183,3 +183,31 @@ def test_windows_that_are_left_over_are_others_in_each_epoch() -> None:
     order = LaneOrder(103, 10, seed=1)
     firsts = {int(order(np.array([epoch * 100]))[1][0]) for epoch in range(50)}
     assert firsts == {0, 1, 2, 3}
+
+
+def test_a_mixture_has_the_shares_of_its_weights_in_every_block() -> None:
+    order = MixtureOrder((7.0, 2.0, 1.0), seed=1)
+    text_S, _ = order(np.arange(3 * 1000))
+    assert np.stack([np.bincount(block) for block in text_S.reshape(3, 1000)]).tolist() == [[700, 200, 100]] * 3
+
+
+def test_a_mixture_reads_each_text_in_order_and_in_any_place() -> None:
+    order = MixtureOrder((0.3, 0.1, 0.6001), seed=5)
+    text_S, own_S = order(np.arange(5000))
+    for text in range(3):
+        assert own_S[text_S == text].tolist() == list(range(int((text_S == text).sum())))
+    some = np.array([4999, 0, 1234, 1234, 2000])
+    assert [found.tolist() for found in order(some)] == [text_S[some].tolist(), own_S[some].tolist()]
+
+
+def test_a_mixture_is_shuffled_by_seed_and_block() -> None:
+    first, second = (MixtureOrder((1.0, 1.0), seed)(np.arange(2000))[0] for seed in (1, 2))
+    assert (first != second).any()
+    assert (first[:1000] != first[1000:]).any()
+    # halves of a block are about even too
+    assert abs(int(first[:500].sum()) - 250) < 60
+
+
+def test_a_share_that_no_block_can_have_is_refused() -> None:
+    with pytest.raises(DataError, match="text 2 of the mixture"):
+        MixtureOrder((1.0, 1e-5), seed=1)

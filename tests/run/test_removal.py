@@ -131,8 +131,9 @@ def test_a_damaged_run_goes_by_its_name(make: MakeRun, runs: Path) -> None:
 
 def test_only_old_runs_are_old(make: MakeRun) -> None:
     new, old, oldest = make(), aged(make(finished=True), 40), aged(make(), 400)
-    (imported := aged(make("imported"), 100)).info["origin"] = {"reference": "hf:a/b"}
-    info = json.loads((imported.path / "run.json").read_text()) | {"origin": {"reference": "hf:a/b"}}
+    imported = aged(make("imported"), 100)
+    origin = {"reference": "hf:a/b", "revision": None, "model_type": "gpt2", "sha256": {}}
+    info = json.loads((imported.path / "run.json").read_text()) | {"origin": origin}
     (imported.path / "run.json").write_text(json.dumps(info))
     assert runs_older_than(timedelta(days=30)) == [oldest.path, old.path]
     assert runs_older_than(timedelta(days=300)) == [oldest.path]

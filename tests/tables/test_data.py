@@ -13,6 +13,7 @@ from lmtool.inference.load import load_run
 from lmtool.objective import build_objective
 from lmtool.recipe.load import Setting, load
 from lmtool.recipe.spec import Classification
+from lmtool.run.files import SavedSplit
 from lmtool.tables.data import TableData, open_tables, read_tables
 from lmtool.tables.predict import predict
 from tests.training.tiny import Work, after, lasting, words
@@ -115,8 +116,8 @@ def test_the_rows_held_out_are_told_and_found_again(work: Work) -> None:
     data = read(work, table)
     assert data.split is not None
     numbers = {part: [row.number for row in rows] for part, rows in parts(data).items()}
-    assert data.split == {"table": str(table), "train": numbers["train"], "test": numbers["validation"]}
-    again = read(work, table, "seed=7", split=json.loads(json.dumps(data.split)))
+    assert data.split.model_dump() == {"table": str(table), "train": numbers["train"], "test": numbers["validation"]}
+    again = read(work, table, "seed=7", split=SavedSplit.model_validate_json(data.split.model_dump_json()))
     assert again.split == data.split
     assert again.fingerprint == data.fingerprint
     assert read(work, table, "seed=7").split != data.split
@@ -153,7 +154,7 @@ def test_each_of_several_tasks_has_rows_of_its_own(work: Work) -> None:
         ("two", 2.0, 18, 2),
     ]
     assert data.split is not None
-    assert [len(data.split[name]["test"]) for name in ("one", "two")] == [6, 2]
+    assert [len(data.split.of(name).test) for name in ("one", "two")] == [6, 2]
     assert read_tables(recipe, open_tables(recipe.data), None, data.split).fingerprint == data.fingerprint
     examples = data.examples(build_objective(data.recipe, data.framing.tokenizer))
     assert examples.per_epoch == 54 + 2 * 18

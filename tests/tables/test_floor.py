@@ -9,6 +9,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score
 
+from lmtool.run.files import FloorFigures
 from lmtool.tables import floor
 from lmtool.tables.floor import Floor, has_words, mean_line, measure_floor
 from lmtool.tables.reading import LabelledTexts
@@ -121,7 +122,7 @@ def test_words_recur_in_half_of_the_texts() -> None:
 
 def test_a_floor_is_read_back_and_compared() -> None:
     found = Floor("class", "test", "accuracy", 0.223, 0.881, "words and pairs", 10, 10)
-    assert Floor.of_record(found.record()) == found
+    assert Floor(**FloorFigures.model_validate(found.record()).model_dump()) == found
     assert found.line() == "floor: majority 22.3 %, words and pairs 88.1 %"
     assert found.beside({"accuracy": 0.9}) == f"{found.line()}; this model 90.0 %"
     below = found.beside({"accuracy": 0.7})

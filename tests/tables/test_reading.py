@@ -267,7 +267,15 @@ def test_the_page_on_tables_names_every_fault_and_notice() -> None:
     page = (root / "docs" / "tables.md").read_text(encoding="utf-8")
     source = "".join(
         (root / "lmtool" / f"{name}.py").read_text()
-        for name in ("text/delimited", "text/rowfile", "text/table", "tables/reading")
+        for name in (
+            "text/delimited",
+            "text/rowfile",
+            "text/table",
+            "text/notices",
+            "tables/reading",
+            "tables/findings",
+            "tables/data",
+        )
     )
     found = set(re.findall(r'(?:\bFault|\bNotice|\.fault|\._fault)\(\s*"([^"]+)"', source))
     assert {"ragged row", "unclosed quote", "label unseen in training", "heavy imbalance"} <= found

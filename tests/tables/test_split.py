@@ -1,12 +1,12 @@
 """Holding out a part of a table."""
 
-import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from lmtool.errors import CheckpointError, DataError
+from lmtool.run.files import HeldRows
 from lmtool.tables.reading import shared_rows
 from lmtool.tables.split import restore_split, split_rows
 from tests.tables.labelled import labelled, read
@@ -49,8 +49,8 @@ def test_strata_of_numbers_and_several_labels(tmp_path: Path) -> None:
 def test_a_split_is_restored_from_its_row_numbers(tmp_path: Path) -> None:
     examples = labelled(tmp_path, *["x", "y"] * 30)
     split = split_rows(examples, 0.2, 3)
-    saved = json.loads(json.dumps(split.to_json()))
+    saved = HeldRows.model_validate_json(split.held_rows().model_dump_json())
     assert restore_split(examples, saved) == split
-    for damaged in (None, {}, {**saved, "test": saved["test"][1:]}, {**saved, "test": [*saved["test"][1:], 99]}):
+    for test in saved.test[1:], [*saved.test[1:], 99], [*saved.test[1:], saved.test[1]]:
         with pytest.raises(CheckpointError, match="does not fit"):
-            restore_split(examples, damaged)
+            restore_split(examples, saved.model_copy(update={"test": test}))

@@ -38,7 +38,10 @@ def test_the_limit_is_that_of_the_content(tmp_path):
     copy = tmp_path / "renamed.txt"
     copy.write_bytes(VALID.read_bytes())
     assert bundled.limit([copy]) == bundled.limit([VALID])
+    assert bundled.limit([]) is None
     copy.write_bytes(VALID.read_bytes() + b"More.\n")
+    assert bundled.limit([copy]) is None
+    copy.write_bytes(VALID.read_bytes()[:-1] + b"!")
     assert bundled.limit([copy]) is None
     assert bundled.limit([VALID, copy]) is None
 
@@ -46,3 +49,10 @@ def test_the_limit_is_that_of_the_content(tmp_path):
 def test_tables_have_no_limit_in_bits():
     assert bundled.limit([bundled.folder() / "translation.tsv"]) is None
     assert bundled.limit([bundled.folder() / "reviews.csv"]) is None
+
+
+def test_without_the_bundled_texts_no_text_has_a_limit(tmp_path, monkeypatch):
+    copy = tmp_path / "stories.txt"
+    copy.write_bytes(TRAIN.read_bytes())
+    monkeypatch.setattr(bundled, "folder", lambda: tmp_path / "none")
+    assert bundled.limit([copy]) is None

@@ -6,11 +6,12 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lmtool.errors import DataError, LmtoolError, ResourceError
@@ -76,11 +77,35 @@ def test_tables_give_a_document_a_row(suffix: str, packed: bool, tmp_path: Path)
     assert read(path, stream=True) == [text + "\n" for text in TEXTS]
 
 
-def pack(path: Path) -> Path:
-    packed = path.with_name(path.name + ".gz")
-    packed.write_bytes(gzip.compress(path.read_bytes()))
+def pack(path: Path, ending: str = ".gz") -> Path:
+    packed = path.with_name(path.name + ending)
+    packed.write_bytes(PACKERS[ending](path.read_bytes()))
     path.unlink()
     return packed
+
+
+def zstd(content: bytes) -> bytes:
+    """Two frames of Zstandard, as files that were appended to each other have."""
+    half = len(content) // 2
+    return b"".join(pa.Codec("zstd").compress(part, asbytes=True) for part in (content[:half], content[half:]))
+
+
+PACKERS = {".gz": gzip.compress, ".zst": zstd}
+
+
+@pytest.mark.parametrize("suffix", TABLES)
+def test_tables_are_read_from_zstd(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"table{suffix}"
+    TABLES[suffix](path)
+    assert read(pack(path, ".zst")) == TEXTS
+    assert read(tmp_path) == TEXTS
+
+
+def test_a_long_text_is_read_from_zstd(tmp_path: Path) -> None:
+    path = tmp_path / "long.txt"
+    text = prose(20_000)
+    path.write_text(text, encoding="utf-8")
+    assert read(pack(path, ".zst")) == [text]
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -138,6 +163,7 @@ def test_a_csv_of_one_column_has_commas(tmp_path: Path) -> None:
 
 
 @given(text=st.text(st.sampled_from("a \n\r\té"), max_size=60), block=st.integers(1, 9), chunk=st.integers(1, 9))
+@example(text="aaaaaaa\r\n", block=1, chunk=1)
 @settings(deadline=None)
 @pytest.mark.parametrize("documents_are", ["whole", "line", "blank-line"])
 def test_blocks_and_chunks_do_not_show(documents_are: str, text: str, block: int, chunk: int) -> None:
@@ -177,6 +203,22 @@ def test_a_long_row_comes_in_chunks(tmp_path: Path) -> None:
     chunks = list(Corpus((path,), frozenset(), "text", "whole").chunks())
     assert max(chunk.size for chunk in chunks) < 3 * corpus_module.CHUNK
     assert documents(chunks) == [text, "next"]
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl"])
+@pytest.mark.parametrize("documents_are", ["whole", "line", "blank-line"])
+def test_a_text_without_any_space_comes_in_chunks(suffix: str, documents_are: Any, tmp_path: Path) -> None:
+    text = "é" * 1_000_000
+    path = tmp_path / f"a{suffix}"
+    path.write_text(text if suffix == ".txt" else json.dumps({"text": text}), encoding="utf-8")
+    chunks = list(Corpus((path,), frozenset(), "text", documents_are).chunks())
+    assert max(chunk.size for chunk in chunks) < 4 * corpus_module.CHUNK
+    assert documents(chunks) == [text]
+
+
+def test_a_document_of_spaces_only_is_none_however_long(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": " " * 1_000_000}) + '\n{"text": "b"}', encoding="utf-8")
+    assert read(tmp_path / "a.jsonl") == ["b"]
 
 
 def test_empty_rows_are_left_out(tmp_path: Path) -> None:
@@ -238,6 +280,10 @@ UNREADABLE = {
     "no gzip": ("a.txt.gz", b"plain", ["gzip", "a.txt.gz"]),
     "cut gzip": ("a.txt.gz", gzip.compress(prose(500).encode())[:-20], ["gzip"]),
     "latin-1 in gzip": ("a.txt.gz", gzip.compress(b"abc\xe9 "), ["offset 3"]),
+    "no zstd": ("a.txt.zst", b"plain", ["the zstd file is damaged", "a.txt.zst"]),
+    "cut zstd": ("a.txt.zst", zstd(prose(500).encode())[:-20], ["the zstd file is damaged"]),
+    "latin-1 in zstd": ("a.txt.zst", zstd(b"abc\xe9 "), ["offset 3"]),
+    "zstd as text": ("a.txt", zstd(b"abc"), ["zstd, not text", "a.txt", ".zst"]),
     "gzip as text": ("a.txt", gzip.compress(b"abc"), ["gzip, not text", "a.txt", ".gz"]),
 }
 

@@ -5,7 +5,8 @@ import gzip
 import io
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from lmtool.text.corpus import open_corpus
 from lmtool.text.delimited import FIELD_LIMIT
 from lmtool.text.files import BLOCK
 from lmtool.text.hub import fetch
+from lmtool.text.rowfile import open_rows
 from lmtool.text.table import open_table
 from tests.text.test_corpus import documents
 from tests.text.texts import prose
@@ -206,3 +208,38 @@ def test_what_a_corpus_takes_and_a_table_does_not(tmp_path: Path) -> None:
     assert corpus_cells(path) == ["a\0"]
     with pytest.raises(DataError, match="occurs twice"):
         table_cells(path)
+
+
+@pytest.mark.parametrize("line", ["a" * BLOCK, "some text, and more\n" * 1000])
+def test_an_unclosed_quote_does_not_read_on_for_ever(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few megabytes of .gz may be gigabytes of text."""
+    limit = 1 << 12
+
+    def endless(path: Path, encoding: str | None) -> Iterator[str]:
+        yield 'id,text\n1,good\n2,"'
+        for _ in range(100):
+            yield line
+        raise AssertionError("read on")
+
+    monkeypatch.setattr("lmtool.text.files.text_blocks", endless)
+    file = open_rows(tmp_path / "a.csv", ".csv", limit, quoted=True, sample=1 << 10)
+    good, bad = islice(file.records(), 2)
+    assert good == (2, ["1", "good"], None)
+    assert bad[2] is not None
+    assert (bad[0], bad[2].line) == (3, 3)
+
+
+@pytest.mark.parametrize("only", [None, "text"])
+def test_parquet_with_text_that_is_not_utf_8(only: str | None, tmp_path: Path) -> None:
+    bad = pa.Array.from_buffers(pa.string(), 2, [*pa.array(["ab", "cd"]).buffers()[:2], pa.py_buffer(b"ab\xff\xfe")])
+    pq.write_table(pa.table({"text": bad}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="not valid UTF-8"):
+        list(open_rows(tmp_path / "a.parquet", ".parquet", FIELD_LIMIT).records(only))
+
+
+def test_parquet_with_a_date_beyond_python(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["a"], "day": pa.array([2**31 - 1], pa.date32())}), tmp_path / "a.parquet")
+    with pytest.raises(DataError):
+        list(open_rows(tmp_path / "a.parquet", ".parquet", FIELD_LIMIT).records())

@@ -119,13 +119,17 @@ def test_vocabulary_keeps_its_size(name: str) -> None:
     assert tokenizer.vocab_size <= getattr(SPECS[name], "vocab_size", 10**6)
 
 
-@pytest.mark.parametrize("lowercase", [False, True])
-def test_words_are_learned_from_texts_that_spell_special_tokens(lowercase: bool) -> None:
-    spec = WordTokenizer(kind="word", vocab_size=100, lowercase=lowercase)
-    trained = Tokenizer.train(spec, ["a [CLS] b [PAD]", "a b"])
-    ids = trained.encode("a [CLS]")
-    assert len(ids) == 4
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize(
+    "text", [" ".join(SPECIALS), f"x{''.join(SPECIALS)}y [pad] <extra_id_0> <extra_id_9>", "[PAD]"]
+)
+def test_texts_that_spell_special_tokens_are_ordinary_texts(name: str, text: str) -> None:
+    """Also in training, where they are all there is."""
+    trained = Tokenizer.train(SPECS[name], [f"{text}\n", *[text] * 20])
+    ids = trained.encode(text)
     assert not set(ids) & trained.special_ids
+    shown = trained.decode(ids).replace(" ", "")
+    assert shown == (text.lower() if name.endswith("lower") else text).replace(" ", "")
 
 
 @pytest.mark.parametrize(
@@ -147,6 +151,19 @@ def test_entries_of_several_characters_encode_no_text(tmp_path: Path) -> None:
     longer = Tokenizer.load(file)
     assert longer.encode("abc") == trained.encode("abc")
     assert longer.decode([trained.vocab_size]) == "ab"
+
+
+def test_a_token_with_characters_that_stand_for_no_byte_is_text(tmp_path: Path) -> None:
+    config = json.loads(BPE.to_json())
+    vocabulary = config["model"]["vocab"]
+    used = {part for merge in config["model"]["merges"] for part in (*merge, "".join(merge))}
+    name = next(name for name in vocabulary if name not in used and len(name) == 1)
+    number = vocabulary.pop(name)
+    vocabulary["\u2603x"] = number
+    (tmp_path / "tokenizer.json").write_text(json.dumps(config), encoding="utf-8")
+    loaded = Tokenizer.load(tmp_path)
+    assert loaded.decode([number]) == "\u2603x"
+    assert loaded.decode(loaded.encode_many(["the king"])[0].tolist()) == "the king"
 
 
 def test_saved_and_loaded_is_the_same(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ VARIANTS = {
         "training.carry_state=true",
         "training.micro_batch=3",
     ),
+    "in the background": ("checkpoint.background=true", "evaluation.every=2"),
 }
 
 

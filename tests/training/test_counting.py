@@ -120,3 +120,13 @@ def test_a_run_without_parameters_has_no_optimizer(work: Work) -> None:
     assert list(build_model(loaded.recipe, loaded.tokenizer, loaded.compute).parameters()) == []
     checkpoint = Path(work.run()) / "checkpoints" / "step-000005"
     assert (checkpoint / "optimizer.safetensors").stat().st_size < 100
+
+
+def test_plain_counts_give_a_text_with_an_unseen_n_gram_no_probability(work: Work) -> None:
+    """Saved, and resumed with an infinite loss of the last step."""
+    plain = tuple(key.replace("order: 3", "order: 3, smoothing: none") for key in NGRAM)
+    work.pretrain(*plain, stop=after(2))
+    work.resume()
+    losses = [record["loss"] for record in metrics(work.run())]
+    assert losses[0] == pytest.approx(math.log(load_run(str(work.run())).tokenizer.vocab_size), rel=1e-6)
+    assert losses[1:] == [None] * 4

@@ -23,6 +23,7 @@ ON_TEXT: dict[str, Sequence[str]] = {
     "encoder": (f"model={{{TRANSFORMER}, shape: encoder}}", "objective.kind=masked"),
     "longformer": (f"model={{{TRANSFORMER}, shape: encoder, {WINDOW}}}", "objective={kind: masked, spans: {}}"),
     "window": (f"model={{{TRANSFORMER}, {WINDOW}}}",),
+    "n-grams": (f"model={{{TRANSFORMER}, ngram_embedding: {{entries: 80, min_count: 2}}}}",),
     "prefix": (f"model={{{TRANSFORMER}, shape: prefix}}", "objective.kind=prefix"),
     "t5": (
         f"model={{{TRANSFORMER}, shape: encoder-decoder}}",

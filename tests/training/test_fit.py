@@ -337,6 +337,33 @@ def test_out_of_memory_halves_the_micro_batch_and_keeps_the_batch(
     assert_same(plenty.everything(), tight.everything())
 
 
+def test_out_of_memory_recomputes_activations_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before fewer rows are computed at once, with the same result; unless the recipe keeps them."""
+    plenty = Trainer(a_recipe(dropout=0.2, recompute="none"))
+    tight = Trainer(a_recipe(dropout=0.2))
+    genuine = tight.model.forward
+
+    def forward(batch: Batch) -> Tensor:
+        if not tight.model.stack.recomputes:
+            raise ERRORS[0]
+        return genuine(batch)
+
+    monkeypatch.setattr(tight.model, "forward", forward)
+    expected, found = plenty.train(), tight.train()
+    assert [step.recomputes for step in found] == [True] * 3
+    assert [step.recomputes for step in expected] == [False] * 3
+    assert [(step.loss, step.micro_batch) for step in found] == [(step.loss, 8) for step in expected]
+    assert_same(plenty.everything(), tight.everything())
+
+    kept = Trainer(a_recipe(recompute="none"))
+    limit_memory(monkeypatch, kept, 3, ERRORS[0])
+    assert [(step.micro_batch, step.recomputes) for step in kept.train()] == [(2, False)] * 3
+    assert not kept.model.stack.recomputes
+    asked = Trainer(a_recipe(recompute="layers"))
+    asked.train()
+    assert asked.model.stack.recomputes
+
+
 def test_gradients_from_before_memory_ran_out_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Out of memory in the second step's second micro-batch, when the first has accumulated gradients."""
     trainer, reference = Trainer(a_recipe(micro_batch=4)), Trainer(a_recipe(micro_batch=4))

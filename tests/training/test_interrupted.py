@@ -1,7 +1,8 @@
 """A run that is interrupted is validated, outside of the training; a finished one drops its optimizer state."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from lmtool.errors import CheckpointError
 from lmtool.inference.evaluation import Validation
 from lmtool.inference.load import load_run
+from lmtool.run import checkpoint
 from lmtool.run.checkpoint import listed
 from lmtool.run.directory import Run
 from lmtool.run.listing import summarise
@@ -40,6 +42,10 @@ def session(work: Work) -> dict[str, Any]:
 
 def optimizers(work: Work, name: str = "run") -> list[int]:
     return [step for step, path in listed(work.run(name) / "checkpoints") if (path / "optimizer.safetensors").exists()]
+
+
+def steps_of(work: Work, name: str = "run") -> list[int]:
+    return [step for step, _ in listed(work.run(name) / "checkpoints")]
 
 
 def test_its_last_step_is_validated_and_told(work: Work) -> None:
@@ -74,6 +80,42 @@ def test_the_resumed_run_is_the_unbroken_one(work: Work, stops: tuple[int, ...])
         work.resume(stop=after(steps))
     work.resume()
     assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
+
+
+@pytest.mark.parametrize("stops", [(9,), (11,), (9, 2)])
+def test_the_same_checkpoints_stay_as_of_an_unbroken_run(work: Work, stops: tuple[int, ...]) -> None:
+    work.pretrain(name="whole")
+    work.pretrain(stop=after(stops[0]))
+    assert sum(stops[:1]) in steps_of(work)
+    for steps in stops[1:]:
+        work.resume(stop=after(steps))
+    work.resume()
+    assert steps_of(work) == steps_of(work, "whole")
+
+
+def test_a_former_best_goes_also_after_a_kill_at_the_end(
+    work: Work, validations: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed when the last validation is noted, and the best until then is still there."""
+
+    class Killed(BaseException):
+        pass
+
+    def prune(folder: Path, spared: Collection[int | None], *others: int | None) -> None:
+        if 12 in spared and json.loads((work.run() / "validated.json").read_text())["step"] == 12:
+            raise Killed
+        genuine(folder, spared, *others)
+
+    genuine = checkpoint.prune
+    monkeypatch.setattr(checkpoint, "prune", prune)
+    validations(3.0, 2.0, 1.0)
+    with pytest.raises(Killed):
+        work.pretrain("checkpoint.keep_last=1")
+    assert steps_of(work) == [8, 12]
+    (work.run() / "checkpoints" / ".tmp-step-000010").mkdir()
+    monkeypatch.setattr(checkpoint, "prune", genuine)
+    assert work.resume() == [AlreadyFinished(work.run(), 12, early=False)]
+    assert [path.name for path in (work.run() / "checkpoints").iterdir()] == ["step-000012"]
 
 
 def test_patience_does_not_count_it(work: Work, validations: Script) -> None:

@@ -9,9 +9,18 @@ from typing import Any
 import pytest
 
 from lmtool.recipe.load import load
+from lmtool.recipe.spec import Recipe
 from lmtool.training import length
+from lmtool.training.events import Plan, Resized, Stepped
 from lmtool.training.fit import fit
+from lmtool.training.schedule import Pace
 from tests.training.tiny import Work, ended, words
+
+WORD_VECTORS = {
+    "skip-gram": ("model={kind: skipgram, d_model: 8}", "objective={kind: skip-gram}"),
+    "cbow": ("model={kind: skipgram, d_model: 8}", "objective={kind: cbow}"),
+    "glove": ("model={kind: glove, d_model: 8}", "objective={kind: glove}"),
+}
 
 
 def recipe_of(work: Work) -> Any:
@@ -53,7 +62,7 @@ def test_minutes_follow_from_the_measured_speed(work: Work, monkeypatch: pytest.
 
     def slow(*args: Any, **options: Any) -> Any:
         for step in real(*args, **options):
-            yield replace(step, seconds=1.0 if step.step <= length.WARM_UP else 0.1)
+            yield replace(step, seconds=1.0 if step.step <= 2 else 0.1)
 
     monkeypatch.setattr(length, "fit", slow)
     told = work.pretrain("training.minutes=0.5", "training.compile=false")
@@ -64,11 +73,43 @@ def test_minutes_follow_from_the_measured_speed(work: Work, monkeypatch: pytest.
 
 def test_a_run_with_a_time_is_reproduced_by_its_steps(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is trained to measure the speed leaves no trace."""
-    monkeypatch.setattr(length, "PROBE_SECONDS", 0.0)
-    monkeypatch.setattr(length, "_steps_in", lambda *args, real=length._steps_in: (real(*args)[0], 9))
-    timed = work.pretrain("training.minutes=1", "evaluation.every=3", name="timed")
-    plain = work.pretrain("training.steps=9", "schedule.warmup_steps=1", "evaluation.every=1", name="plain")
+    planned(monkeypatch, 9)
+    cosine = "schedule={kind: cosine, warmup_steps: 0}"
+    timed = work.pretrain("training.minutes=1", cosine, "evaluation.every=3", name="timed")
+    plain = work.pretrain("training.steps=9", cosine, "evaluation.every=1", name="plain")
     assert ended(timed).best_value == ended(plain).best_value
+
+
+def planned(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """Runs with a time are planned with so many steps."""
+    real = length._measure
+    monkeypatch.setattr(length, "PROBE_SECONDS", 0.0)
+    monkeypatch.setattr(length, "_measure", lambda *args: real(*args)._replace(steps=steps))
+
+
+@pytest.mark.parametrize("last", [14, 60])
+def test_the_length_follows_the_speed(work: Work, monkeypatch: pytest.MonkeyPatch, last: int) -> None:
+    """The weights are those of a run that was planned with so many steps, and its recipe says how many."""
+    asked = []
+
+    def steps(pace: Pace, recipe: Recipe, done: int, began: float) -> int:
+        asked.append(done)
+        return last if len(asked) == 2 else recipe.training.steps
+
+    planned(monkeypatch, 24)
+    monkeypatch.setattr(Pace, "steps", steps)
+    schedule = "schedule={kind: linear, warmup_steps: 2, decay_fraction: 0.5}"
+    told = work.pretrain("training.minutes=1", schedule, name="timed")
+    assert asked[:2] == [2, 4]
+    assert [event.steps for event in told if isinstance(event, Resized)] == [last]
+    kept = load(work.run("timed") / "recipe.yaml").recipe
+    assert (kept.training.steps, kept.evaluation.every) == (last, math.ceil(last / 12))
+    assert ended(told).step == last
+    monkeypatch.undo()
+    plain = work.pretrain(f"training.steps={last}", schedule, f"evaluation.every={last}", name="plain")
+    validated = {event.step.step: event.validation for event in told if isinstance(event, Stepped)}
+    assert validated[last] is not None
+    assert validated[last].loss == ended(plain).best_value
 
 
 def test_it_is_resumed_with_the_same_steps(work: Work) -> None:
@@ -76,3 +117,14 @@ def test_it_is_resumed_with_the_same_steps(work: Work) -> None:
     assert ended(told).step == 1
     assert ended(work.resume()).step == 10
     assert ended(work.resume("training.steps=+2")).step == 12
+
+
+@pytest.mark.parametrize("kind", WORD_VECTORS)
+@pytest.mark.parametrize("budget", ["training.epochs=2", "training.minutes=0.01"])
+def test_word_vectors_have_a_length_too(work: Work, kind: str, budget: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(length, "PROBE_SECONDS", 0.1)
+    work.text.write_text(words(2000))
+    told = work.pretrain(*WORD_VECTORS[kind], "tokenizer={kind: word, vocab_size: 50}", "training.batch_size=1", budget)
+    assert ended(told).step == recipe_of(work).training.steps
+    if "epochs" in budget:
+        assert [event.epochs for event in told if isinstance(event, Plan)] == [2]

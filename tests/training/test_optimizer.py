@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from lmtool.batch import Batch
 from lmtool.compute.device import Compute
+from lmtool.errors import CheckpointError
 from lmtool.model import LanguageModel, build
+from lmtool.model.layers.ngrams import ngrams_of
 from lmtool.recipe.spec import Optimizer, Recurrent, Tuning
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.updates import MuonMatrices, orthogonalise
@@ -108,6 +110,28 @@ def test_several_steps_equal_the_plain_optimizer(fields: dict[str, Any]) -> None
         assert w == pytest.approx(wanted, rel=1e-9, abs=1e-12), name
 
 
+@pytest.mark.parametrize("fields", [SPECS["sgd"], SPECS["adamw"], MUON], ids=["sgd", "adamw", "muon"])
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_embeddings_of_ngrams_are_updated_by_adagrad(fields: dict[str, Any], is_sparse: bool) -> None:
+    """Whatever the optimizer, at its rate, without decay; a step has gradients of some rows, of some twice."""
+    model = tiny.model(ngram_embedding={"entries": 6})
+    (ngrams,) = ngrams_of(model)
+    before = ngrams.weight.detach().numpy().copy()
+    optimizers = Optimizers(spec_of(fields), model, CPU)
+    rng, gradients = np.random.default_rng(3), []
+    for multiplier in MULTIPLIERS:
+        set_gradients(model, {name: np.zeros(p.shape) for name, p in model.named_parameters()})
+        rows, values = torch.from_numpy(rng.integers(0, 5, 4)), torch.from_numpy(rng.normal(size=(4, 16)))
+        grad = torch.sparse_coo_tensor(rows[None], 8 * values, (6, 16), check_invariants=True)
+        gradients.append(grad.to_dense().numpy() / 8)
+        ngrams.weight.grad = grad if is_sparse else grad.to_dense()
+        norm = optimizers.update(multiplier, 1 / 8, None)
+        assert norm == pytest.approx(math.sqrt(float((gradients[-1] ** 2).sum())))
+    wanted = reference.row_adagrad(before, gradients, [fields["lr"] * multiplier for multiplier in MULTIPLIERS])
+    np.testing.assert_allclose(ngrams.weight.detach().numpy(), wanted, rtol=1e-7)
+    assert optimizers.state()["square/ngrams.weight"].shape == (6, 1)
+
+
 @pytest.mark.parametrize("kind", ["sgd", "adam", "adamw"])
 def test_only_matrices_decay(kind: str) -> None:
     model = Toy()
@@ -195,7 +219,7 @@ def test_resumed_steps_are_equal_bit_for_bit(fields: dict[str, Any], read_before
     resumed = Optimizers(spec_of(fields), other, CPU)
     saved = {name: tensor.clone() for name, tensor in optimizers.state().items()}
     kept = {name: tensor.tolist() for name, tensor in saved.items()}
-    resumed.load_state(saved)
+    resumed.load_state(saved, read_before)
     for step in gradients[read_before:]:
         for m, o in ((model, optimizers), (other, resumed)):
             set_gradients(m, step)
@@ -228,8 +252,38 @@ def test_plain_descent_keeps_nothing() -> None:
 
 
 def test_state_of_another_model_is_refused() -> None:
-    with pytest.raises(KeyError):
-        Optimizers(spec_of(MUON), gpt(), CPU).load_state({"momentum/stack.nowhere": torch.zeros(2)})
+    with pytest.raises(CheckpointError, match=r"momentum/stack\.nowhere is unknown"):
+        Optimizers(spec_of(MUON), gpt(), CPU).load_state({"momentum/stack.nowhere": torch.zeros(2)}, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("exp_avg/{}", torch.zeros(3), "exp_avg/{} does not fit the model"),
+        ("exp_avg/{}", None, "exp_avg/{} is missing"),
+        ("exp_avg_sq/{}", "half", "exp_avg_sq/{} does not fit the model"),
+        ("step/{}", torch.zeros(2), "step/{} does not fit the model"),
+        ("step/{}", torch.tensor(1), "step/{} does not fit the model"),
+        ("velocity/{}", "same", "velocity/{} is unknown"),
+    ],
+)
+def test_forged_moments_are_refused(name: str, tensor: Tensor | str | None, message: str) -> None:
+    model = gpt()
+    optimizers = Optimizers(spec_of(SPECS["adamw"]), model, CPU)
+    set_gradients(model, drawn_gradients(model, 1)[0])
+    optimizers.update(1.0, 1.0, None)
+    state = optimizers.state()
+    parameter, weight = next((n, p) for n, p in model.named_parameters() if p.ndim == 2)
+    key = name.format(parameter)
+    if tensor is None:
+        del state[key]
+    elif isinstance(tensor, str):
+        state[key] = weight.detach().half() if tensor == "half" else weight.detach()
+    else:
+        state[key] = tensor
+    with pytest.raises(CheckpointError, match=message.format(parameter)) as caught:
+        Optimizers(spec_of(SPECS["adamw"]), model, CPU).load_state(state, 1, "here")
+    assert len(caught.value.lines()) == 3
 
 
 @pytest.mark.parametrize(("fields", "peak"), [(SPECS["adamw"], 0.05), (MUON, 0.02)])
@@ -558,7 +612,7 @@ def test_state_that_lacks_what_has_learnt_is_refused() -> None:
     fresh = Optimizers(spec_of(SPECS["adamw"]), gpt(), CPU, Tuning(unfreeze_every=2))
     fresh.load_state(state, 2)
     # after a third step the upper layer would have been trained as well
-    with pytest.raises(KeyError, match="no moments of stack"):
+    with pytest.raises(CheckpointError, match=r"/stack.* is missing"):
         fresh.load_state(state, 3)
 
 

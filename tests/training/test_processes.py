@@ -1,10 +1,11 @@
-"""Two processes, started by torchrun, train as one does."""
+"""Two processes train as one does: started by torchrun, and once, for several commands, by a fork."""
 
 import csv
 import json
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from lmtool.run.checkpoint import listed, verify
 from lmtool.run.directory import Run
 from lmtool.tables.predict import predict
 from tests.training.programs import TORCHRUN, output, pretraining, saved, start, wait_until
-from tests.training.tiny import Work, ended, metrics, warnings_in, words
+from tests.training.tiny import Work, after, ended, metrics, warnings_in, words
 
 # No dropout: every process draws its own mask.
 TOGETHER = ("model.dropout=0", "training.micro_batch=3", "evaluation.every=5", "checkpoint.every=5")
@@ -35,7 +36,10 @@ def rank(parent: int, number: int) -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the ranks through /proc")
 def test_two_processes(work: Work) -> None:
-    """SIGTERM to one stops both and saves; resumed by two or by one, losses are those of one process throughout."""
+    """SIGTERM to one stops both and saves; resumed by two or by one, losses are those of one process throughout.
+
+    SIGKILL to one ends both.
+    """
     long = ("training.steps=100000", *TOGETHER)
     process = start(work, [*TORCHRUN, *pretraining(work, *long)])
     wait_until(saved(work.run(), 5), process, work)
@@ -51,39 +55,34 @@ def test_two_processes(work: Work) -> None:
     assert Run.open(work.run()).state == "stopped"
     assert "lmtool.errors" not in stderr
 
+    # Two go on, of which one is killed; one goes on, and one process goes the whole way, changing the schedule there.
     shutil.copytree(work.run(), work.run("one process"))
-    more = f"training.steps={step + 10}"
-    process = start(work, [*TORCHRUN, "resume", str(work.run()), "-s", more])
-    assert process.wait() == 0, output(work)
+    fewer, n = "training.steps=50000", 10 - step % 5
+    process = start(work, [*TORCHRUN, "resume", str(work.run()), "-s", fewer])
+    wait_until(saved(work.run(), step + n + 5), process, work)  # a step's record is written after its checkpoint
+    os.kill(rank(process.pid, 1), signal.SIGKILL)
+    assert process.wait() != 0
     assert "not bitwise" not in output(work)[1]
-    (warning,) = warnings_in(work.resume(more, name="one process"))
+    (warning,) = warnings_in(work.resume(fewer, name="one process", stop=after(n)))
     assert "processes 2 -> 1" in warning
-
-    # One process from the start, whose schedule is changed at the same step.
     asked = iter(range(1, 10**6))
     work.pretrain(*long, name="whole", stop=lambda: next(asked) == step)
-    assert ended(work.resume(more, name="whole")).step == step + 10
+    assert ended(work.resume(fewer, name="whole", stop=after(n))).step == step + n
     expected = metrics(work.run("whole"))
     for name in ("run", "one process"):
-        found = metrics(work.run(name))
+        found = metrics(work.run(name))[: step + n]
         for key in ("step", "tokens", "lr"):
             assert [record[key] for record in found] == [record[key] for record in expected]
         for key in ("loss", "valid_loss", "grad_norm"):
             assert [record[key] for record in found] == pytest.approx([record[key] for record in expected], abs=1e-5)
 
-
-@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the ranks through /proc")
-def test_a_process_that_dies_ends_the_others(work: Work) -> None:
-    process = start(work, [*TORCHRUN, *pretraining(work, "training.steps=100000", *TOGETHER)])
-    wait_until(saved(work.run(), 5), process, work)
-    os.kill(rank(process.pid, 1), signal.SIGKILL)
-    assert process.wait() != 0
-    found = listed(work.run() / "checkpoints")
-    assert found
-    for step, path in found:
-        assert verify(path).step == step
+    # What the killed ones saved is whole, and the run goes on.
+    left = listed(work.run() / "checkpoints")
+    assert left
+    for at, path in left:
+        assert verify(path).step == at
     assert Run.open(work.run()).state == "stopped"
-    assert ended(work.resume(f"training.steps={found[-1][0] + 2}")).reason == "finished"
+    assert ended(work.resume(f"training.steps={left[-1][0] + 2}")).reason == "finished"
 
 
 HEADS = (
@@ -94,50 +93,56 @@ HEADS = (
 )
 
 
-def test_heads_without_a_loss_and_runs_without_a_step(work: Work) -> None:
+STILL = ("model.dropout=0", "objective={kind: classification, dropout: 0}", "training.epochs=null")
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Work:
+    """A folder in which a group of two processes did some commands; N.stdout and N.stderr are what they wrote."""
+    work = Work(tmp_path_factory.mktemp("group"))
+    rows = [f"the cat {words(1 + i % 7, i)} {i},{'ab'[i % 2]}" for i in range(61)]
+    (work.folder / "table.csv").write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
+    recipe = ("--recipe", str(work.recipe))
+    commands = [
+        pretraining(work, *HEADS),
+        ["resume", str(work.run())],
+        ["finetune", "table.csv", *recipe, "-o", str(work.run("tuned")), *(w for of in STILL for w in ("-s", of))],
+        ["predict", str(work.run("tuned")), "table.csv", "-o", "out.csv"],
+    ]
+    process = start(work, [sys.executable, "-m", "tests.training.commands", json.dumps(commands)])
+    assert process.wait() == 0, [output(work), *((path, path.read_text()) for path in work.folder.glob("*.stderr"))]
+    return work
+
+
+def test_heads_without_a_loss_and_runs_without_a_step(group: Work) -> None:
     """Only gradients of trainable parameters are reduced; and a finished run is reported by one process."""
-    process = start(work, [*TORCHRUN, *pretraining(work, *HEADS)])
-    assert process.wait() == 0, output(work)
-    work.pretrain(*HEADS, name="whole")
-    for found, expected in zip(metrics(work.run()), metrics(work.run("whole")), strict=True):
+    group.pretrain(*HEADS, name="whole")
+    for found, expected in zip(metrics(group.run()), metrics(group.run("whole")), strict=True):
         assert found["tokens"] == expected["tokens"]
         assert found["loss"] == pytest.approx(expected["loss"], abs=1e-5)
-    first, last = (verify(work.run() / "checkpoints" / name).model() for name in ("step-000010", "step-000012"))
+    first, last = (verify(group.run() / "checkpoints" / name).model() for name in ("step-000010", "step-000012"))
     assert {name.split(".")[0] for name in first if bool((first[name] == last[name]).all())} == {
         "pooler",
         "next_sentence",
     }
-    assert ended(work.resume("training.steps=+2")).step == 14
-
-    process = start(work, [*TORCHRUN, "resume", str(work.run())])
-    assert process.wait() == 0, output(work)
-    stdout, stderr = output(work)
-    assert stdout == f"{work.run()}\n"
-    assert stderr.count("has completed all 14 steps") == 1
+    for number in (0, 1):
+        assert (group.folder / f"{number}.stdout").read_text() == f"{group.run()}\n"
+    assert (group.folder / "1.stderr").read_text().count("has completed all 12 steps") == 1
+    assert ended(group.resume("training.steps=+2")).step == 14
 
 
-def test_tables_are_learned_measured_and_answered_by_two(work: Work) -> None:
-    table = work.folder / "table.csv"
-    rows = [f"the cat {words(1 + i % 7, i)} {i},{'ab'[i % 2]}" for i in range(61)]
-    table.write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
-    still = ("model.dropout=0", "objective={kind: classification, dropout: 0}", "training.epochs=null")
-    settings = [word for override in still for word in ("-s", override)]
-    command = ["finetune", str(table), "--recipe", str(work.recipe), "-o", str(work.run()), *settings]
-    process = start(work, [*TORCHRUN, *command])
-    assert process.wait() == 0, output(work)
-    stdout, _ = output(work)
+def test_tables_are_learned_measured_and_answered_by_two(group: Work) -> None:
+    stdout = (group.folder / "2.stdout").read_text()
     assert stdout.count("validation: 6 rows") == 1, "results are printed once"
-    assert stdout.splitlines()[-1] == str(work.run())
-    work.learn_table(work.recipe, table, *still, name="whole")
-    found, expected = (json.loads((work.run(name) / "metrics.json").read_text()) for name in ("run", "whole"))
+    assert stdout.splitlines()[-1] == str(group.run("tuned"))
+    group.learn_table(group.recipe, group.folder / "table.csv", *STILL, name="tuned by one")
+    found, expected = (json.loads((group.run(name) / "metrics.json").read_text()) for name in ("tuned", "tuned by one"))
     assert found["loss"] == pytest.approx(expected["loss"], abs=1e-4)
     assert found["confusion"] == expected["confusion"]
 
-    process = start(work, [*TORCHRUN, "predict", str(work.run()), str(table), "-o", str(work.folder / "out.csv")])
-    assert process.wait() == 0, output(work)
-    with (work.folder / "out.csv").open(newline="", encoding="utf-8") as file:
+    with (group.folder / "out.csv").open(newline="", encoding="utf-8") as file:
         answers = [list(row.values())[2:] for row in csv.DictReader(file)]
-    alone = [cells for _, cells in predict(load_run(str(work.run())), str(table)).rows]
+    alone = [cells for _, cells in predict(load_run(str(group.run("tuned"))), str(group.folder / "table.csv")).rows]
     assert [row[0] for row in answers] == [cells[0] for cells in alone]
     for row, cells in zip(answers, alone, strict=True):
         assert [float(p) for p in row[1:]] == pytest.approx([float(str(p)) for p in cells[1:]], abs=1e-5)

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -176,7 +177,7 @@ def test_out_of_memory_is_told_from_the_first_step_on(work: Work, monkeypatch: p
         return model
 
     monkeypatch.setattr(load, "build_model", tight)
-    events = work.pretrain(stop=after(6))
+    events = work.pretrain("training.recompute=none", stop=after(6))
     assert [text for text in warnings_in(events) if "memory" in text] == [
         "out of memory: 2 rows at once from now on; the batch stays the same"
     ]
@@ -448,10 +449,14 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[set[int]], None]:
     return fill
 
 
-def test_a_full_disk_is_survived(work: Work, full_disk: Callable[[set[int]], None]) -> None:
-    work.pretrain(name="whole")
+BACKGROUND = "checkpoint.background=true"
+
+
+@pytest.mark.parametrize("how", [(), (BACKGROUND,)], ids=["at once", "in the background"])
+def test_a_full_disk_is_survived(work: Work, full_disk: Callable[[set[int]], None], how: tuple[str, ...]) -> None:
+    work.pretrain(*how, name="whole")
     full_disk({4, 6, 8})
-    events = work.pretrain()
+    events = work.pretrain(*how)
     told = warnings_in(events)
     assert len(told) == 3
     assert all("No space left on device" in text and "training continues" in text for text in told)
@@ -461,13 +466,14 @@ def test_a_full_disk_is_survived(work: Work, full_disk: Callable[[set[int]], Non
     assert not list((work.run() / "checkpoints").glob(".tmp*"))
 
 
+@pytest.mark.parametrize("how", [(), (BACKGROUND,)], ids=["at once", "in the background"])
 def test_a_full_disk_at_the_end_is_an_error(
-    work: Work, full_disk: Callable[[set[int]], None], monkeypatch: pytest.MonkeyPatch
+    work: Work, full_disk: Callable[[set[int]], None], monkeypatch: pytest.MonkeyPatch, how: tuple[str, ...]
 ) -> None:
-    work.pretrain(name="whole")
+    work.pretrain(*how, name="whole")
     full_disk({12})
     with pytest.raises(ResourceError, match="cannot save the checkpoint of step 12: No space left") as caught:
-        work.pretrain()
+        work.pretrain(*how)
     assert caught.value.exit_code == 5
     assert "disk space" in caught.value.fix
     assert kept(work.run()) == [8, 10]
@@ -475,6 +481,41 @@ def test_a_full_disk_at_the_end_is_an_error(
     monkeypatch.undo()
     work.resume()
     assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint of step 2 is not written before step 3 is done, which does not change what is in it."""
+    work.pretrain(name="whole")
+    genuine, third_step, calls = durable.write_new, threading.Event(), 0
+
+    def write_new(path: Path, chunks: Any) -> None:
+        if path.parent.name == ".tmp-step-000002":
+            assert third_step.wait(60), "the step waits for the checkpoint"
+        genuine(path, chunks)
+
+    def stop() -> bool:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            third_step.set()
+        return False
+
+    monkeypatch.setattr(durable, "write_new", write_new)
+    told = [
+        event.step.step if isinstance(event, Stepped) else event.path.name
+        for event in work.pretrain(BACKGROUND, "checkpoint.keep_last=9", stop=stop)
+        if isinstance(event, Stepped | Saved)
+    ]
+    assert told[:6] == [1, 2, 3, "step-000002", 4, "step-000004"]
+    assert told.index("step-000012") == len(told) - 1
+    found, expected = lasting(work.run(), 12), lasting(work.run("whole"), 12)
+    for part in ("model", "optimizer", "metrics", "validated"):
+        assert found[part] == expected[part]
+    early = work.run() / "checkpoints" / "step-000002"
+    work.pretrain("checkpoint.keep_last=9", name="all")
+    again = work.run("all") / "checkpoints" / "step-000002"
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (early / name).read_bytes() == (again / name).read_bytes()
 
 
 def test_a_log_that_cannot_be_written_is_survived(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -512,11 +553,12 @@ def test_a_batch_that_processes_cannot_share(work: Work) -> None:
     with pytest.raises(UsageError, match="a batch of 8 rows cannot be shared by 3 processes") as caught:
         start._check(recipe, Compute(torch.device("cpu"), "float32"), World(0, 3), {})
     assert caught.value.where == "training.batch_size"
-    start._check(recipe, Compute(torch.device("cpu"), "float32"), World(0, 4), {})
+    replicated = load(work.recipe, ["training.shard=none"]).recipe
+    start._check(replicated, Compute(torch.device("cpu"), "float32"), World(0, 4), {})
 
 
-# torch.compile imports parts of torch that torch itself has deprecated.
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+# torch.compile imports parts of torch that torch itself has deprecated, and asks inner tensors for their gradients.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute")
 @pytest.mark.slow
 def test_a_compiled_model_trains_like_one_that_is_not(work: Work) -> None:
     plain = work.pretrain("model.dropout=0", name="plain")

@@ -62,7 +62,7 @@ def test_the_teacher_is_named_and_stays(work: Work, teacher: Path) -> None:
     work.pretrain(teacher=teacher)
     after_all = verify(teacher / "checkpoints" / "step-000004").model()
     assert all(torch.equal(before[name], after_all[name]) for name in before)
-    assert Run.open(work.run()).info["teacher"]["run"] == "teacher"
+    assert Run.open(work.run()).info.teacher.run == "teacher"
     names = set(load_run(str(work.run()), device="cpu").model.state_dict())
     assert not any("teacher" in name for name in names)
 

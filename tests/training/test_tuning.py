@@ -179,9 +179,9 @@ def test_only_adapters_and_the_head_are_kept(base: Path, tuned: Path) -> None:
 
 
 def test_a_run_says_what_it_was_trained_on_from(base: Path, tuned: Path) -> None:
-    told = Run.open(tuned).info["base"]
-    assert (told["run"], told["checkpoint"]) == ("base", "step-000004")
-    assert Run.open(base).info["base"] is None
+    told = Run.open(tuned).info.base
+    assert (told.run, told.checkpoint) == ("base", "step-000004")
+    assert Run.open(base).info.base is None
 
 
 def refused(run: Path, what: str) -> None:

@@ -1,6 +1,7 @@
 """Pairs of texts: their spans, that half of them follow each other, and that only their content shows which."""
 
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -113,3 +114,57 @@ def test_a_second_document_is_needed(lengths: list[int]) -> None:
     with pytest.raises(DataError, match="two documents") as caught:
         pairs(store_of(lengths))
     assert "data.documents" in caught.value.fix
+
+
+def rows_of(lengths: list[int], length: int, seed: int = 1) -> Windows:
+    """Isolated documents in rows of `length` tokens, of which the last is a target only."""
+    return Windows(store_of(lengths), Cut("stream", length, length - 1), seed, isolated=True)  # type: ignore[arg-type]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 7), min_size=24, max_size=40),
+    length=st.integers(15, 40),
+    seed=st.integers(0, 100),
+)
+def test_rows_of_isolated_documents_begin_with_whole_documents(lengths: list[int], length: int, seed: int) -> None:
+    rows = rows_of(lengths, length, seed)
+    whole = [[BOS, *document, EOS] for document in documents_of(lengths)]
+    for number in range(20):
+        (example,) = rows.read(np.array([number]))
+        left = example.tokens.tolist()
+        assert len(left) == length
+        touched = set()
+        while left:
+            # empty documents are equal, so any of them may be meant
+            found = [i for i, document in enumerate(whole) if document[: len(left)] == left[: len(document)]]
+            assert found
+            touched.add(found[0] if len(found) == 1 else -1)
+            left = left[len(whole[found[0]]) :]
+        assert touched - {-1} <= set(rows.documents(np.array([number])))
+
+
+def test_isolated_documents_are_drawn_equally_often_in_another_order_each_epoch() -> None:
+    rows = rows_of([6] * 64, 33)
+    assert rows.per_epoch == 16
+    epochs = [[rows.documents(np.array([16 * epoch + row])) for row in range(16)] for epoch in range(60)]
+    assert epochs[0] != epochs[1]
+    counts = Counter(number for epoch in epochs for row in epoch for number in row)
+    # four whole documents and the first token of a fifth in each row
+    assert all(45 <= counts[number] <= 105 for number in range(64))
+    first = Counter(number for row in epochs[0] for number in row)
+    assert len(first) == 64
+
+
+def test_neighbors_in_a_list_are_in_different_rows() -> None:
+    rows = rows_of([6] * 400, 33)
+    together = [rows.documents(np.array([row])) for row in range(rows.per_epoch)]
+    adjacent = sum(b - a == 1 for row in together for a, b in pairwise(row))
+    assert adjacent < 0.1 * sum(len(row) - 1 for row in together)
+
+
+def test_where_rows_are_shorter_than_documents_they_are_windows_of_the_whole_text() -> None:
+    rows = rows_of([200, *[3] * 60], 33)
+    (long, *_) = documents_of([200])
+    seen = {token for row in range(rows.per_epoch) for token in rows.read(np.array([row]))[0].tokens.tolist()}
+    assert len(seen & set(long)) > 150

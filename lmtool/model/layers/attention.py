@@ -5,7 +5,10 @@ all rows have the same positions. Sliding window: C blocks of Q queries, with W 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from copy import copy
 from typing import NamedTuple
 
 import torch
@@ -22,11 +25,26 @@ from lmtool.model.layers.scores import Score
 PLAIN_LIMIT = 512
 """Up to this many keys, CPU training uses plain matrix products; the fused kernel's backward pass is slower."""
 
+FEW = 16
+"""Up to this many queries after cached keys are computed one by one on CPUs in inference; see `_Steps`."""
+
+_ALWAYS_FUSED = ContextVar("always_fused", default=False)
+
 BLOCK = 64
 """Minimum number of queries per block of sliding-window attention."""
 
 STEP = 16
 """The keys per block are a multiple of this; matrix products of odd sizes are slow."""
+
+
+@contextmanager
+def always_fused() -> Iterator[None]:
+    """Within it, a CPU's attention has the fused kernel for all lengths, as a GPU's has."""
+    before = _ALWAYS_FUSED.set(True)
+    try:
+        yield
+    finally:
+        _ALWAYS_FUSED.reset(before)
 
 
 class Attend:
@@ -64,7 +82,7 @@ class Attend:
         self._rotations: dict[torch.dtype, tuple[Tensor, Tensor] | None] = {}
         # no cached properties, since torch.compile stops at their locks
         self._begins_BT: Tensor | None = None
-        self._kernel: _Kernel | _Windows | None = None
+        self._kernel: _Kernel | _Windows | _Steps | None = None
 
     @property
     def keep_BT(self) -> Tensor | None:
@@ -82,6 +100,14 @@ class Attend:
     def in_blocks(self) -> bool:
         """Whether attention is computed block by block, not for all query-key pairs."""
         return self._n_queries == self._n_keys and _Windows.applies(self.mask, self._n_keys)
+
+    def apart(self) -> "Attend":
+        """The same without its bias, if that is learned and so has a gradient: it is computed anew."""
+        if self._rule is None or not any(parameter.requires_grad for parameter in self._rule.parameters()):
+            return self
+        anew = copy(self)
+        anew._kernel = None
+        return anew
 
     def rotate(self, x_BNTH: Tensor) -> Tensor:
         """Queries and new keys of all heads, rotated to the positions of the queries."""
@@ -115,10 +141,15 @@ class Attend:
                 observer(self._kernel.weights(_wide(q_BNTH), _wide(keys_BKSH), score))
         return self._kernel(q_BNTH, keys_BKSH, v_BKSH, dropout, score)
 
-    def _prepare(self) -> "_Kernel | _Windows":
+    def _prepare(self) -> "_Kernel | _Windows | _Steps":
         mask, n_queries, n_keys, device = self.mask, self._n_queries, self._n_keys, self._device
         if self.in_blocks:
             return _Windows(mask, n_keys, device, self._positions_PS, self._rule)
+        few = 1 < n_queries <= min(FEW, n_keys - 1) and self.width == 1
+        if few and mask.only_causal and device.type == "cpu" and not torch.is_grad_enabled():
+            lengths = range(n_keys - n_queries + 1, n_keys + 1)
+            steps = [Attend(mask, 1, n, device, self._positions_PS[:, :n], self._rule) for n in lengths]
+            return _Steps([step._prepare() for step in steps], n_keys)
         bias_PNTS = None if self._rule is None else self._rule.bias(self._query_PT, self._positions_PS)
         fused_causal = mask.only_causal and n_queries == n_keys and bias_PNTS is None
         sees_all = mask.sees_all or fused_causal or (mask.only_causal and n_queries == 1)
@@ -141,7 +172,9 @@ class _Kernel:
         self._causal = causal
         self._n_keys = n_keys
         self._device = device
-        self._plain = device.type == "cpu" and torch.is_grad_enabled() and n_keys <= PLAIN_LIMIT
+        self._plain = (
+            device.type == "cpu" and not _ALWAYS_FUSED.get() and torch.is_grad_enabled() and n_keys <= PLAIN_LIMIT
+        )
         self._addends: dict[tuple[torch.dtype, int], Tensor] = {}
 
     def __call__(self, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, dropout: float, score: Score) -> Tensor:
@@ -213,6 +246,39 @@ def _grouped(t_BKSH: Tensor, n_heads: int) -> Tensor:
 def _wide(t: Tensor) -> Tensor:
     """In float32, if narrower."""
     return t.to(torch.promote_types(t.dtype, torch.float32))
+
+
+class _Steps:
+    """Causal attention of the last queries, each by a kernel of its own for the keys up to it.
+
+    So they are computed as if they came one by one, and a product whose rows are independent, as in int8, then gives
+    bit for bit what it gives in decoding steps; rounding of its inputs would else make much of the last bits.
+    """
+
+    def __init__(self, kernels: "Sequence[_Kernel | _Windows | _Steps]", n_keys: int) -> None:
+        self._kernels = kernels
+        self._n_keys = n_keys
+
+    def __call__(self, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, dropout: float, score: Score) -> Tensor:
+        """As of `_Kernel`."""
+        parts = [
+            kernel(q_BNTH[:, :, i : i + 1], k_BKSH[:, :, :n], v_BKSH[:, :, :n], dropout, score)
+            for i, n, kernel in self._each()
+        ]
+        return torch.cat(parts, 2)
+
+    def weights(self, q_BNTH: Tensor, k_BKSH: Tensor, score: Score) -> Tensor:
+        """The attention weights (B, N, T, S), by the formula."""
+        rows = [
+            F.pad(kernel.weights(q_BNTH[:, :, i : i + 1], k_BKSH[:, :, :n], score), (0, self._n_keys - n))
+            for i, n, kernel in self._each()
+        ]
+        return torch.cat(rows, 2)
+
+    def _each(self) -> "Iterator[tuple[int, int, _Kernel | _Windows | _Steps]]":
+        """Each query, the number of its keys, and its kernel."""
+        first = self._n_keys - len(self._kernels) + 1
+        return ((i, first + i, kernel) for i, kernel in enumerate(self._kernels))
 
 
 class _Windows:

@@ -87,14 +87,24 @@ class Inputs(nn.Module):
             self.project = nn.Linear(width, spec.d_model, bias=spec.bias)
             initialise(self.project, spec)
 
-    def forward(self, tokens_BT: Tensor, positions_PT: Tensor, segments_BT: Tensor | None = None) -> Tensor:
-        """Embeddings (B, T, D). Without segments all tokens belong to the first one."""
-        x_BTD = self.embed(tokens_BT, positions_PT, segments_BT)
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        positions_PT: Tensor,
+        segments_BT: Tensor | None = None,
+        ngrams_BTD: Tensor | None = None,
+    ) -> Tensor:
+        """Embeddings (B, T, D). Without segments all tokens belong to the first one. ngrams_BTD: of the n-grams."""
+        x_BTD = self.embed(tokens_BT, positions_PT, segments_BT, ngrams_BTD)
         return x_BTD if self.project is None else cast(Tensor, self.project(x_BTD)).to(x_BTD.dtype)
 
-    def embed(self, tokens_BT: Tensor, positions_PT: Tensor, segments_BT: Tensor | None) -> Tensor:
+    def embed(
+        self, tokens_BT: Tensor, positions_PT: Tensor, segments_BT: Tensor | None, ngrams_BTD: Tensor | None = None
+    ) -> Tensor:
         """The same before they are mapped to the model width."""
         x_BTD: Tensor = self._tokens[0](tokens_BT) * self.scale
+        if ngrams_BTD is not None:
+            x_BTD = x_BTD + ngrams_BTD
         if self.segments is not None:
             x_BTD = x_BTD + (self.segments.weight[0] if segments_BT is None else self.segments(segments_BT))
         if self.position is not None:
@@ -116,8 +126,10 @@ class SharedInputs(Inputs):
     def tokens(self) -> nn.Embedding:  # type: ignore[override]  # not registered
         return self._inputs[0].tokens
 
-    def embed(self, tokens_BT: Tensor, positions_PT: Tensor, segments_BT: Tensor | None) -> Tensor:
-        return self._inputs[0].embed(tokens_BT, positions_PT, segments_BT)
+    def embed(
+        self, tokens_BT: Tensor, positions_PT: Tensor, segments_BT: Tensor | None, ngrams_BTD: Tensor | None = None
+    ) -> Tensor:
+        return self._inputs[0].embed(tokens_BT, positions_PT, segments_BT, ngrams_BTD)
 
 
 class Head(nn.Module):

@@ -9,6 +9,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lmtool.batch import Mask
 from lmtool.model.language_model import KeyValue, LayerState, Memory, Output, Parts, summed, topped
@@ -59,8 +60,12 @@ class Stack(nn.Module):
     """Input embeddings to hidden states.
 
     causal: causal self-attention. source: each layer also has cross-attention. `sublayers` are those of all layers, or
-    of one whose weights all share, which is then passed n_layers times (Lan et al. 2020, ALBERT).
+    of one whose weights all share, which is then passed n_layers times (Lan et al. 2020, ALBERT). `recomputes`: in
+    training keep the input of each layer only, and compute its activations again in the backward pass (Chen et al.
+    2016), with the same dropout.
     """
+
+    recomputes: bool = False
 
     def __init__(self, spec: Transformer, causal: bool, source: bool = False) -> None:
         super().__init__()
@@ -158,27 +163,55 @@ class Stack(nn.Module):
             everywhere = Attend(unlimited, T, S, x_BTD.device, positions_PS, self.position, source, width)
         now: list[LayerState | None] = []
         auxiliaries: list[Tensor | None] = []
-        input_BTD = x_BTD
-        for number, (sublayer, state) in enumerate(zip(sublayers, past, strict=True)):
-            layer, of_layer = divmod(number, self.per_layer)
-            if of_layer == 0:
-                input_BTD = x_BTD
-                if seen is not None:
-                    seen.append(x_BTD)
-            read_BTD = input_BTD if self._parallel else x_BTD
+        for layer, first in enumerate(range(0, len(sublayers), self.per_layer)):
+            if seen is not None:
+                seen.append(x_BTD)
+            part = slice(first, first + self.per_layer)
             own = everywhere if layer in self._full_layers else attend
-            x_BTD, after, auxiliary_B = sublayer(x_BTD, own, state, read_BTD)
-            now.append(after)
-            auxiliaries.append(auxiliary_B)
+            if self.recomputes and self.training and torch.is_grad_enabled():
+                x_BTD, after, found = checkpoint(
+                    self._layer_apart, sublayers[part], x_BTD, own, past[part], use_reentrant=False
+                )
+            else:
+                x_BTD, after, found = self._layer(sublayers[part], x_BTD, own, past[part])
+            now += after
+            auxiliaries += found
         hidden_BTD: Tensor = self.norm(x_BTD)
         if seen is not None:
             seen.append(hidden_BTD)
         return Output(hidden_BTD, summed(auxiliaries)), tuple(now)
 
+    def _layer(
+        self, sublayers: Sequence[nn.Module], x_BTD: Tensor, attend: Attend, past: Sequence[LayerState | None]
+    ) -> tuple[Tensor, list[LayerState | None], list[Tensor | None]]:
+        """The output of one layer, and the updated cache and the auxiliary loss of each of its sublayers."""
+        now: list[LayerState | None] = []
+        auxiliaries: list[Tensor | None] = []
+        input_BTD = x_BTD
+        for sublayer, state in zip(sublayers, past, strict=True):
+            x_BTD, after, auxiliary_B = sublayer(x_BTD, attend, state, input_BTD if self._parallel else x_BTD)
+            now.append(after)
+            auxiliaries.append(auxiliary_B)
+        return x_BTD, now, auxiliaries
+
+    def _layer_apart(
+        self, sublayers: Sequence[nn.Module], x_BTD: Tensor, attend: Attend, past: Sequence[LayerState | None]
+    ) -> tuple[Tensor, list[LayerState | None], list[Tensor | None]]:
+        """The same, but nothing that has a gradient is shared with other layers."""
+        return self._layer(sublayers, x_BTD, attend.apart(), past)
+
     def parts(self) -> Parts:
         """The sublayers of each layer, the last one together with the final norm; shared ones are one layer."""
         sublayers, n = list(self.sublayers), self.per_layer
         return topped((sublayers[i : i + n] for i in range(0, len(sublayers), n)), self.norm)
+
+
+def recompute_layers(model: nn.Module) -> bool:
+    """Let the stacks of a model recompute their activations; whether it has any that did not yet."""
+    stacks = [part for part in model.modules() if isinstance(part, Stack) and not part.recomputes]
+    for stack in stacks:
+        stack.recomputes = True
+    return bool(stacks)
 
 
 def _mixer(sublayer: nn.Module) -> Mixer:

@@ -1,0 +1,116 @@
+"""How near `lmtool plan` comes to what is measured: memory and time of six recipes on this machine.
+
+    python benchmarks/planning.py [--steps 24] [--recipes tiny ...] [--batch N]
+
+Each recipe is planned and trained in a process of its own, on the bundled stories, for some steps with one validation.
+Memory is what the resident set grows by while it trains, after a step of one row, with which libraries load their
+kernels; time is that of steps and validation.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from lmtool.model import LanguageModel
+from lmtool.objective import Objective
+from lmtool.recipe.load import Setting, load
+
+RECIPES = ("tiny", "shakespeare-char", "llama-tiny", "bert-tiny", "t5-tiny", "gru")
+TEXT = "data/stories.txt"
+
+
+def settings(steps: int, batch: int) -> list[str]:
+    length = [f"training.steps={steps}", f"evaluation.every={steps}", "evaluation.baseline=false"]
+    length += [f"training.batch_size={batch}"]
+    return [*length, "evaluation.prompts=[]", "evaluation.tokens=20000", f"checkpoint.every={steps}"]
+
+
+def planned(name: str, steps: int, batch: int) -> dict[str, float]:
+    command = [sys.executable, "-m", "lmtool", "plan", name, "--text", TEXT, "--json", "-q"]
+    for setting in settings(steps, batch):
+        command += ["-s", setting]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return {"bytes": found["footprint"]["peak"], "seconds": found["seconds"], "step": found["step_seconds"]}
+
+
+def resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def high_water() -> int:
+    """The largest resident set since it was reset."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+def trained(name: str, steps: int, batch: int) -> dict[str, float]:
+    """Of a training in this process, which has done nothing else."""
+    from lmtool.compute.device import resolve
+    from lmtool.compute.processes import World
+    from lmtool.inference.load import learner
+    from lmtool.objective import build_objective
+    from lmtool.training.data import read_text
+    from lmtool.training.fit import fit
+    from lmtool.training.optimizer import Optimizers
+
+    recipe = load(name, settings(steps, batch), [Setting("data.train", [TEXT], "TEXT")]).recipe
+    compute, world = resolve("cpu", recipe.training.precision), World()
+    data = read_text(recipe, None, world, lambda *_: None)
+    recipe = data.recipe
+
+    def train(rows: int, n: int) -> tuple[LanguageModel, Objective]:
+        changed = recipe.training.model_copy(update={"batch_size": rows, "steps": n})
+        own = recipe.model_copy(update={"training": changed})
+        lm, _ = learner(own, data.framing.tokenizer, compute, data.set_statistics, None, False, None)
+        objective = build_objective(own, data.framing.tokenizer, lm.counts_V)
+        for parameter in objective.idle(lm):
+            parameter.requires_grad_(False)
+        optimizers = Optimizers(own.optimizer, lm, compute, own.tuning)
+        for _ in fit(lm, objective, optimizers, data.examples(objective), own, compute, world):
+            pass
+        return lm, objective
+
+    # what libraries load at their first products is theirs, and what one row took goes back to the system
+    train(1, 1)
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    before = resident()
+    began = time.perf_counter()
+    lm, objective = train(recipe.training.batch_size, steps)
+    peak = high_water()
+    data.validate(lm, objective, compute, world)
+    return {"bytes": peak - before, "seconds": time.perf_counter() - began}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
+    parser.add_argument("--train", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.train:
+        print(json.dumps(trained(asked.train, asked.steps, asked.batch)))
+        return
+    print("| recipe | memory planned, MB | measured | ratio | seconds planned | measured | ratio |")
+    print("|---|---|---|---|---|---|---|")
+    for name in asked.recipes:
+        plan = planned(name, asked.steps, asked.batch)
+        command = [sys.executable, __file__, "--train", name, "--steps", str(asked.steps), "--batch", str(asked.batch)]
+        run = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        memory, seconds = plan["bytes"] / run["bytes"], plan["seconds"] / run["seconds"]
+        print(
+            f"| {name} | {plan['bytes'] / 1e6:.0f} | {run['bytes'] / 1e6:.0f} | {memory:.2f} "
+            f"| {plan['seconds']:.1f} | {run['seconds']:.1f} | {seconds:.2f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""Throughput and time to the first token of `lmtool serve`, beside `lmtool generate` and `transformers serve`.
+
+    python benchmarks/serving.py RUN [--clients 1 4 16 64] [--precision float32] [--beside DIRECTORY]
+
+Each client asks for a chat answer, greedy and streamed, waits for its end, and asks for the next one. Questions and
+answers have mixed lengths, the same for all contenders. A token is an event with text; the first one counts from the
+request on. DIRECTORY holds the same model for Transformers, as `lmtool export` writes it: `transformers serve` then
+answers the same questions afterwards. Needs `pip install 'lmtool[dev]'`.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+WORDS = ["the", "a", "cat", "dog", "river", "house", "old", "young", "saw", "found", "under", "over", "quickly", "moon"]
+PORT = 8765
+PATIENCE = 120
+"""Seconds in which a server must start."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A chat of one message, and the maximum tokens of its answer."""
+
+    text: str
+    max_tokens: int
+
+
+def questions(n: int, seed: int) -> list[Question]:
+    rng = random.Random(seed)
+    lengths = [(rng.choice((8, 30, 120)), rng.choice((16, 32, 64))) for _ in range(n)]
+    return [Question("Continue: " + " ".join(rng.choices(WORDS, k=read)), written) for read, written in lengths]
+
+
+@dataclass
+class Measured:
+    """tokens: in all. seconds: in which. firsts: seconds to the first token of each answer."""
+
+    tokens: int
+    seconds: float
+    firsts: list[float]
+
+    def row(self, name: str, n_clients: int) -> str:
+        firsts = sorted(self.firsts)
+        late = firsts[int(0.95 * (len(firsts) - 1))]
+        figures = (self.tokens / self.seconds, statistics.median(firsts), late)
+        return f"| {name} | {n_clients} | {figures[0]:.1f} | {figures[1]:.2f} | {figures[2]:.2f} |"
+
+
+async def answer(client: httpx.AsyncClient, model: str, asked: Question) -> tuple[int, float]:
+    """The tokens of an answer, and the seconds to its first."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": asked.text}],
+        "max_tokens": asked.max_tokens,
+        "temperature": 0,
+        "stream": True,
+    }
+    began, first, n = time.perf_counter(), 0.0, 0
+    async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        response.raise_for_status()
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            choices: list[dict[str, Any]] = json.loads(line[6:]).get("choices") or []
+            if choices and choices[0]["delta"].get("content"):
+                first = first or time.perf_counter() - began
+                n += 1
+    return n, first
+
+
+async def load(address: str, model: str, n_clients: int, each: int) -> Measured:
+    """All answers of so many clients at once."""
+    limits = httpx.Limits(max_connections=n_clients)
+    async with httpx.AsyncClient(base_url=address, timeout=600, limits=limits) as client:
+
+        async def ask(number: int) -> list[tuple[int, float]]:
+            return [await answer(client, model, one) for one in questions(each, number)]
+
+        began = time.perf_counter()
+        found = [one for own in await asyncio.gather(*map(ask, range(n_clients))) for one in own]
+        seconds = time.perf_counter() - began
+    return Measured(sum(n for n, _ in found), seconds, [first for _, first in found if first])
+
+
+@contextmanager
+def running(command: list[str], health: str) -> Iterator[None]:
+    """A server, once it answers."""
+    with Path("serving.log").open("w", encoding="utf-8") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+        try:
+            _wait(process, health)
+            yield
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _wait(process: "subprocess.Popen[bytes]", health: str) -> None:
+    for _ in range(PATIENCE * 4):
+        try:
+            if httpx.get(f"http://127.0.0.1:{PORT}{health}", timeout=5).status_code == 200:
+                return
+        except httpx.TransportError:
+            if process.poll() is not None:
+                break
+        time.sleep(0.25)
+    sys.exit("the server does not answer; see serving.log")
+
+
+def generated(run: str, precision: Any, each: int) -> Measured:
+    """The answers to the first client's questions by `lmtool chat`, one after the other, without a server."""
+    from lmtool.decoding.settings import Sample
+    from lmtool.inference.chatting import Conversation
+    from lmtool.inference.writing import writer_of
+
+    writer = writer_of(run, precision=precision)
+    warm = Conversation(writer, Sample(temperature=0, max_new_tokens=4))
+    list(warm.answer([{"role": "user", "content": "Hello"}]))
+    tokens, firsts, began = 0, [], time.perf_counter()
+    for one in questions(each, 0):
+        conversation = Conversation(writer, Sample(temperature=0, max_new_tokens=one.max_tokens))
+        asked, first = time.perf_counter(), 0.0
+        for text in conversation.answer([{"role": "user", "content": one.text}]):
+            if text:
+                first = first or time.perf_counter() - asked
+                tokens += 1
+        firsts.append(first)
+    return Measured(tokens, time.perf_counter() - began, firsts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run")
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument(
+        "--each", type=int, default=2, help="answers of each client, of the only one three times as many"
+    )
+    parser.add_argument("--precision", default="float32")
+    parser.add_argument("--beside", type=Path, help="the model for `transformers serve`")
+    parser.add_argument("--beside-clients", type=int, nargs="+", default=[1, 16])
+    asked = parser.parse_args()
+    address = f"http://127.0.0.1:{PORT}"
+
+    def measure(name: str, model: str, clients: list[int]) -> None:
+        asyncio.run(load(address, model, 1, 1))  # compiles and allocates
+        for n in clients:
+            each = asked.each * 3 if n == 1 else asked.each
+            print(asyncio.run(load(address, model, n, each)).row(name, n), flush=True)
+
+    print(
+        "| contender | clients | tokens/s | first token, median s | 95th percentile |\n|---|---|---|---|---|",
+        flush=True,
+    )
+    print(generated(asked.run, asked.precision, asked.each * 3).row("lmtool chat", 1), flush=True)
+    serve = [sys.executable, "-m", "lmtool", "serve", asked.run, "--port", str(PORT), "--precision", asked.precision]
+    with running(serve, "/health"):
+        model = httpx.get(f"{address}/v1/models").json()["data"][0]["id"]
+        measure("lmtool serve", model, asked.clients)
+    if asked.beside is not None:
+        command = str(Path(sys.executable).with_name("transformers"))
+        folder, options = str(asked.beside.resolve()), ["--dtype", asked.precision, "--device", "cpu"]
+        for name, more in (("", []), (", batched", ["--continuous-batching"])):
+            with running([command, "serve", folder, "--port", str(PORT), *options, *more], "/health"):
+                measure(f"transformers serve{name}", folder, asked.beside_clients)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""The running batch: requests of any settings, which join and leave it between tokens.
+
+Shapes: B rows, T positions of a chunk, D model width, V vocabulary.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from lmtool.decoding.reader import Prompt, Reader
+from lmtool.decoding.request import PromptToken, Request, Strategy, TokenEvent, read_probabilities
+from lmtool.model.language_model import DecodeState
+
+
+@dataclass
+class _Reading:
+    """Prompts of equal lengths that are read together, each distinct one once, before their requests generate.
+
+    state: after the first `n_read` tokens of each of the windows, its rows.
+    """
+
+    requests: list[Request]
+    windows: list[Prompt]
+    state: DecodeState | None = None
+    n_read: int = 0
+
+    @property
+    def n_left(self) -> int:
+        return len(self.windows[0].tokens) - self.n_read
+
+
+class RunningBatch:
+    """Requests that are decoded together: continuous batching (Yu et al. 2022).
+
+    Each step generates one token of each request whose prompt is read. Hypotheses are rows of one decoding state, to
+    which rows are joined and from which they are selected; they affect only the rounding of each other's sums.
+
+    chunk: maximum tokens of prompts that are read in a step, or None for whole prompts. A source is always read at
+    once.
+    """
+
+    def __init__(self, reader: Reader, chunk: int | None = None) -> None:
+        self._reader = reader
+        self._chunk = chunk
+        self._unread: list[Request] = []
+        self._readings: list[_Reading] = []
+        self._running: list[tuple[Request, list[int]]] = []  # with its rows, numbered through all of `_states`
+        self._states: list[DecodeState] = []
+
+    @property
+    def requests(self) -> list[Request]:
+        """The requests in it."""
+        reading = [request for one in self._readings for request in one.requests]
+        every = [*(request for request, _ in self._running), *reading, *self._unread]
+        return [request for request in every if request.hypotheses]
+
+    def join(self, request: Request) -> None:
+        """Add a request, which is read from the next step on."""
+        request.began = time.perf_counter()
+        request.strategy.begin(request)
+        self._unread.append(request)
+
+    def leave(self, request: Request) -> None:
+        """Cancel a request of the batch: no more events of it follow, and its rows are free."""
+        request.hypotheses = ()
+        if not self.requests:
+            self._states = []
+
+    def step(self) -> list[TokenEvent]:
+        """Generate one token of each request that is read; then read on. Returns the events.
+
+        Raises NumericalError when logits are not finite, and UsageError when filters exclude all tokens.
+        """
+        state = self._settled()
+        self._begin_reading()
+        requests = [request for request, _ in self._running]
+        hiddens, self._states = [], []
+        if state is not None:
+            last = [one.window.tokens[-1] for request in requests for one in request.hypotheses]
+            hidden_BTD, state = self._reader.advance([[token] for token in last], state)
+            hiddens.append(hidden_BTD[:, -1])
+            self._states.append(state)
+        for reading, hidden_BD, state in self._read():
+            rows = [reading.windows.index(one.window) for request in reading.requests for one in request.hypotheses]
+            if rows != list(range(state.n_rows)):
+                # samples of one prompt soon diverge, so they do not share a cache line
+                hidden_BD, state = hidden_BD[rows], state.pick(rows, apart=True)
+            hiddens.append(hidden_BD)
+            self._states.append(state)
+            requests += reading.requests
+        self._readings = [reading for reading in self._readings if reading.n_left]
+        if not requests:
+            return []
+        return self._generate(self._reader.logits(torch.cat(hiddens)), requests)
+
+    def _settled(self) -> DecodeState | None:
+        """The state of the rows that still run, in order; texts that reached the context slide, to be read again."""
+        self._unread = [request for request in self._unread if request.hypotheses]
+        for reading in self._readings:
+            reading.requests = [request for request in reading.requests if request.hypotheses]
+        self._readings = [reading for reading in self._readings if reading.requests]
+        running, self._running = self._running, []
+        kept: list[int] = []
+        for request, rows in running:
+            if not request.hypotheses:
+                continue
+            if self._reader.has_room(request.hypotheses[0].window):
+                self._running.append((request, rows))
+                kept += rows
+            else:
+                windows = [self._reader.slid(one.window) for one in request.hypotheses]
+                request.hypotheses = [
+                    replace(one, window=window) for one, window in zip(request.hypotheses, windows, strict=True)
+                ]
+                self._unread.append(request)
+        return _chosen(self._states, kept)
+
+    def _begin_reading(self) -> None:
+        for _, equal in groupby(sorted(self._unread, key=_lengths), key=_lengths):
+            requests = list(equal)
+            windows = dict.fromkeys(one.window for request in requests for one in request.hypotheses)
+            self._readings.append(_Reading(requests, list(windows)))
+        self._unread = []
+
+    def _read(self) -> Iterator[tuple[_Reading, Tensor, DecodeState]]:
+        """Read on, first come first served; yields what is complete, with the last hidden state (B, D) of each."""
+        room = self._chunk
+        for reading in self._readings:
+            n = reading.n_left if room is None else min(reading.n_left, max(1, room // len(reading.windows)))
+            state = self._reader.start(reading.windows) if reading.state is None else reading.state
+            begun, reading.n_read = reading.n_read, reading.n_read + n
+            tokens = [window.tokens[begun : reading.n_read] for window in reading.windows]
+            hidden_BTD, reading.state = self._reader.advance(tokens, state)
+            for request in reading.requests:
+                if request.wants_prompt and request.n_steps == 0:
+                    row = reading.windows.index(request.start)
+                    request.read += self._probabilities(hidden_BTD[row], request, begun)
+            if not reading.n_left:
+                yield reading, hidden_BTD[:, -1], reading.state
+            if room is not None:
+                room -= n * len(reading.windows)
+                if room <= 0:
+                    return
+
+    def _probabilities(self, hidden_TD: Tensor, request: Request, begun: int) -> list[PromptToken]:
+        """Of the tokens of the prompt that follow those which were just read."""
+        following = request.start.tokens[begun + 1 : begun + 1 + len(hidden_TD)]
+        if not following:
+            return []
+        return read_probabilities(
+            self._reader.logits(hidden_TD[: len(following)]), following, request.strategy.n_alternatives
+        )
+
+    def _generate(self, logits_BV: Tensor, requests: Sequence[Request]) -> list[TokenEvent]:
+        """One step of each request's strategy; of equal ones at once."""
+        starts: list[int] = []
+        n_rows = 0
+        for request in requests:
+            starts.append(n_rows)
+            n_rows += len(request.hypotheses)
+        groups: dict[Strategy, list[int]] = {}
+        for i, request in enumerate(requests):
+            groups.setdefault(request.strategy, []).append(i)
+        events: list[TokenEvent] = []
+        parents: dict[int, list[int]] = {}
+        for strategy, chosen in groups.items():
+            rows = [starts[i] + j for i in chosen for j in range(len(requests[i].hypotheses))]
+            own_BV = logits_BV if len(groups) == 1 else logits_BV[rows]
+            stepped, own = strategy.step(own_BV, [requests[i] for i in chosen])
+            events += own
+            parents.update((i, [starts[i] + parent for parent in its]) for i, its in zip(chosen, stepped, strict=True))
+        self._running = [(request, parents[i]) for i, request in enumerate(requests) if request.hypotheses]
+        return events
+
+
+def _lengths(request: Request) -> tuple[int, int]:
+    window = request.hypotheses[0].window
+    return len(window.source or ()), len(window.tokens)
+
+
+def _chosen(states: Sequence[DecodeState], rows: Sequence[int]) -> DecodeState | None:
+    """The state of these rows, numbered through all states, in that order; None for no rows.
+
+    Rows are selected before states are joined, so that hypotheses of a beam search share a cache line from the first
+    step.
+    """
+    chosen, first = [], 0
+    for state in states:
+        own = [row - first for row in rows if first <= row < first + state.n_rows]
+        first += state.n_rows
+        if own:
+            chosen.append(state if own == list(range(state.n_rows)) else state.pick(own))
+    return DecodeState.join(chosen).trimmed() if chosen else None

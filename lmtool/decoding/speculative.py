@@ -1,0 +1,339 @@
+"""Speculative decoding (Leviathan et al. 2023): a draft proposes tokens, and the model verifies them in one pass.
+
+Shapes: N proposed tokens, T positions of a chunk, D model width, V vocabulary.
+"""
+
+import hashlib
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lmtool.decoding import filters
+from lmtool.decoding.chain import Chain
+from lmtool.decoding.reader import Prompt, Reader
+from lmtool.decoding.request import Hypothesis, Request, TokenEvent, uniform
+from lmtool.decoding.settings import DRAFT_TOKENS
+from lmtool.errors import NumericalError, UsageError
+from lmtool.model.language_model import DecodeState, LanguageModel
+
+ORDERS = range(2, 5)
+"""Numbers of tokens that an n-gram draft looks up; what followed a single token seldom follows it again."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Tokens that may follow a text.
+
+    p_NV: float64, the draft's distribution at each, which it was drawn from; None where none was drawn, so that the
+        draft is certain of each.
+    """
+
+    tokens: list[int]
+    p_NV: Tensor | None = None
+
+
+class Proposer(ABC):
+    """A draft beside one request."""
+
+    @abstractmethod
+    def propose(self, hypothesis: Hypothesis, n: int) -> Proposal:
+        """At most n tokens after the hypothesis, which has more tokens than at the call before; none after an end."""
+
+
+class Draft(ABC):
+    """Proposes tokens, which the model verifies. n_tokens: maximum number of tokens at once."""
+
+    def __init__(self, n_tokens: int = DRAFT_TOKENS) -> None:
+        if n_tokens < 1:
+            raise UsageError(f"draft_tokens is {n_tokens}", fix="propose at least 1 token")
+        self.n_tokens = n_tokens
+
+    @abstractmethod
+    def beside(self, request: Request, chain: Chain, vocab_size: int) -> Proposer:
+        """What proposes tokens for a request. chain: its strategy. vocab_size: number of the model's logits."""
+
+    def check(self, model: LanguageModel, n_ids: int) -> None:
+        """Raises UsageError when it cannot propose tokens for this model, whose texts have ids below `n_ids`."""
+        if not Reader(model).goes_back:
+            raise UsageError(
+                f"a draft needs a model that can go back over tokens it rejects, and this one cannot: "
+                f"{model.describe()}",
+                fix="leave out draft, or name the run of a Transformer",
+            )
+
+
+class NGramDraft(Draft):
+    """Proposes what followed when the text ended like this before: prompt lookup decoding (Saxena 2023).
+
+    The longest suffix of the text, of ORDERS tokens, that stood before; of several places the last one. What is copied
+    may reach into what is proposed, as in LZ77.
+    """
+
+    def beside(self, request: Request, chain: Chain, vocab_size: int) -> Proposer:
+        return _LookUp(request.start, chain)
+
+
+class _LookUp(Proposer):
+    def __init__(self, start: Prompt, chain: Chain) -> None:
+        self._chain = chain
+        self._text: list[int] = []
+        self._following: dict[tuple[int, ...], int] = {}  # by n-gram: where the token after it stood last
+        self._n_written = 0
+        self._read((*(start.source or ()), *start.tokens))
+
+    def _read(self, tokens: tuple[int, ...]) -> None:
+        for token in tokens:
+            for order in ORDERS:
+                self._following[tuple(self._text[-order:])] = len(self._text)
+            self._text.append(token)
+
+    def propose(self, hypothesis: Hypothesis, n: int) -> Proposal:
+        n_new, self._n_written = hypothesis.n_written - self._n_written, hypothesis.n_written
+        self._read(hypothesis.text[len(hypothesis.text) - n_new :])
+        suffixes = (tuple(self._text[-order:]) for order in reversed(ORDERS))
+        at = next((self._following[suffix] for suffix in suffixes if suffix in self._following), None)
+        tokens: list[int] = []
+        while at is not None and len(tokens) < n and not (tokens and self._chain.ends(tokens[-1])):
+            i = at + len(tokens)
+            tokens.append(self._text[i] if i < len(self._text) else tokens[i - len(self._text)])
+        return Proposal(tokens)
+
+
+class ModelDraft(Draft):
+    """Proposes the tokens that a smaller model writes, of the same vocabulary and by the same settings.
+
+    The distributions of both are those after all filters. Its vocabulary may be padded to another size. It is put in
+    evaluation mode.
+    """
+
+    def __init__(self, model: LanguageModel, n_tokens: int = DRAFT_TOKENS) -> None:
+        super().__init__(n_tokens)
+        self.model = model.eval()
+        self._reader = Reader(model)
+        self._prompts = _Prompts(self._reader)
+
+    def check(self, model: LanguageModel, n_ids: int) -> None:
+        super().check(model, n_ids)
+        if self.model.reads != model.reads:
+            raise UsageError(
+                f"the draft cannot continue what the model does: one reads {self.model.reads}, the other {model.reads}",
+                fix="name a draft of the same kind",
+            )
+        if self.model.vocab_size < n_ids:
+            raise UsageError(
+                f"the draft has {self.model.vocab_size} tokens, and the model {n_ids}",
+                fix="name a draft with the same tokenizer",
+            )
+
+    def beside(self, request: Request, chain: Chain, vocab_size: int) -> Proposer:
+        return _Follower(self._reader, self._prompts, request, chain, vocab_size)
+
+
+class _Follower(Proposer):
+    """_window: what the draft reads, within its own context.
+
+    _states[i] has read `_n_read` tokens of the window, then the first i of `_proposed`. These are the states that it
+    may go back to, so a draft can be of any family.
+    """
+
+    def __init__(self, reader: Reader, prompts: "_Prompts", request: Request, chain: Chain, vocab_size: int) -> None:
+        self._reader, self._prompts, self._chain = reader, prompts, chain
+        self._n_more = vocab_size - reader.vocab_size
+        self._key = derived(request.key, "draft")
+        self._window = reader.fit(request.start, "slide", "the draft")
+        self._n_written = 0
+        self._states: list[DecodeState] = []
+        self._n_read = 0
+        self._proposed: list[int] = []
+
+    def propose(self, hypothesis: Hypothesis, n: int) -> Proposal:
+        n_new, self._n_written = hypothesis.n_written - self._n_written, hypothesis.n_written
+        new = hypothesis.text[len(hypothesis.text) - n_new :]
+        if not self._states:
+            self._begin()
+        self._window = replace(self._window, tokens=(*self._window.tokens, *new))
+        slides = not self._reader.has_room(self._window)
+        if slides:
+            window = hypothesis.window
+            self._window = window if self._reader.has_room(window) else self._reader.slid(window)
+        left = self._reader.left(self._window)
+        n = n if left is None else min(n, left)
+        if not n and not slides:
+            return Proposal([])
+        hidden_1TD, state = self._begin() if slides else self._read_on()
+        tokens: list[int] = []
+        drawn_from = []
+        while len(tokens) < n:
+            logits_1V = F.pad(self._reader.logits(hidden_1TD[:, -1]), (0, self._n_more), value=-torch.inf)
+            try:
+                filtered_1V = self._chain.filtered(logits_1V, [hypothesis])
+            except (NumericalError, UsageError):  # it has no token to propose; the model may have one
+                break
+            (token,) = self._chain.choose(filtered_1V, [uniform(self._key, hypothesis.n_written)])
+            tokens.append(token)
+            drawn_from.append(filtered_1V.softmax(-1, dtype=torch.float64))
+            if len(tokens) == n or self._chain.ends(token):
+                break  # the last token is read with what follows, if it is accepted
+            hypothesis = hypothesis.plus(token)
+            hidden_1TD, state = self._reader.advance([[token]], state)
+            self._states.append(state)
+            self._proposed.append(token)
+        return Proposal(tokens, torch.cat(drawn_from) if tokens and self._chain.samples else None)
+
+    def _begin(self) -> tuple[Tensor, DecodeState]:
+        """Read the whole window: hidden states (1, T, D) and the state."""
+        hidden_1TD, state = self._prompts.read(self._window)
+        self._states, self._n_read, self._proposed = [state], len(self._window.tokens), []
+        return hidden_1TD, state
+
+    def _read_on(self) -> tuple[Tensor, DecodeState]:
+        """Read what the window has more, at least its last token: hidden states (1, T, D), T >= 1, and the state."""
+        unread = self._window.tokens[self._n_read :]
+        pairs = zip(self._proposed, unread[:-1], strict=False)
+        n_kept = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(self._proposed), len(unread) - 1))
+        hidden_1TD, state = self._reader.advance([unread[n_kept:]], self._states[n_kept].reclaimed())
+        self._states, self._n_read, self._proposed = [state], len(self._window.tokens), []
+        return hidden_1TD, state
+
+
+class _Prompts:
+    """Reads windows; one that comes again directly after itself, for another sample, is not read again."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._read: tuple[Prompt, tuple[Tensor, DecodeState]] | None = None
+
+    def read(self, window: Prompt) -> tuple[Tensor, DecodeState]:
+        """Hidden states (1, T, D) and the state after a window, in one pass. They stay valid."""
+        if self._read is None or self._read[0] != window:
+            self._read = window, self._reader.advance([window.tokens], self._reader.start([window]))
+        return self._read[1]
+
+
+@dataclass
+class _Active:
+    """The request that is decoded. state: after all but the last token of its window; None before that is read."""
+
+    request: Request
+    chain: Chain
+    proposer: Proposer
+    state: DecodeState | None = None
+
+
+class SpeculativeBatch:
+    """Requests that are decoded one after the other, with a draft; in place of a `RunningBatch`.
+
+    Where the draft is certain, the model chooses each token as without a draft, and a proposed token is accepted if it
+    is the one chosen: so the text is the same, up to the rounding of sums. Where the draft has drawn its tokens, they
+    are accepted by `verify`: so the text has the same distribution.
+    """
+
+    def __init__(self, reader: Reader, draft: Draft) -> None:
+        self._reader, self._draft = reader, draft
+        self._prompts = _Prompts(reader)
+        self._joined: list[Request] = []
+        self._active: _Active | None = None
+        self._n_proposed = self._n_accepted = 0  # of the active request
+
+    @property
+    def requests(self) -> list[Request]:
+        """The requests in it."""
+        return [request for request in self._joined if request.hypotheses]
+
+    def join(self, request: Request) -> None:
+        """Add a request, after those in it."""
+        request.began = time.perf_counter()
+        request.strategy.begin(request)
+        self._joined.append(request)
+
+    def leave(self, request: Request) -> None:
+        """Cancel a request of the batch: no more events of it follow."""
+        request.hypotheses = ()
+
+    @torch.inference_mode()
+    def step(self) -> list[TokenEvent]:
+        """Propose tokens for the first request and verify them: the events of those accepted, and of one more.
+
+        Raises as `RunningBatch.step` does.
+        """
+        self._joined = self.requests
+        if not self._joined:
+            return []
+        active = self._activated(self._joined[0])
+        request, chain = active.request, active.chain
+        hidden_1TD, state, proposal = self._read(active)
+        n = len(proposal.tokens)
+        logits_TV = self._reader.logits(hidden_1TD[0, -n - 1 :])
+        self._n_proposed += n
+        events: list[TokenEvent] = []
+        for i in range(n + 1):
+            filtered_1V = chain.filtered(logits_TV[i : i + 1], request.hypotheses)
+            number = uniform(request.key, request.n_steps)
+            if proposal.p_NV is None or i == n:
+                (token,) = chain.choose(filtered_1V, [number])
+                accepted = i < n and token == proposal.tokens[i]
+            else:
+                p_V = filtered_1V[0].softmax(-1, dtype=torch.float64)
+                numbers = uniform(derived(request.key, "accept"), request.n_steps), number
+                token, accepted = verify(p_V, proposal.p_NV[i], proposal.tokens[i], *numbers)
+            self._n_accepted += accepted
+            (event,) = chain.extend([request], [token], logits_TV[i : i + 1], filtered_1V)
+            events.append(replace(event, proposed=self._n_proposed, accepted=self._n_accepted))
+            if not accepted or event.finish:
+                break
+        kept = state.upto(state.length - (n + 1 - len(events)))
+        assert kept is not None
+        active.state = kept.reclaimed()
+        return events
+
+    def _activated(self, request: Request) -> _Active:
+        if self._active is None or self._active.request is not request:
+            assert isinstance(request.strategy, Chain)
+            proposer = self._draft.beside(request, request.strategy, self._reader.vocab_size)
+            self._active = _Active(request, request.strategy, proposer)
+            self._n_proposed = self._n_accepted = 0
+        return self._active
+
+    def _read(self, active: _Active) -> tuple[Tensor, DecodeState, Proposal]:
+        """Hidden states (1, T, D) up to the end of what is proposed, the state, and the proposal.
+
+        A window that begins, or slides at the end of the context, is read as without a draft, and nothing is proposed:
+        so the model computes the same sums.
+        """
+        (hypothesis,) = active.request.hypotheses
+        window = hypothesis.window
+        if not self._reader.has_room(window):
+            window, active.state = self._reader.slid(window), None
+            active.request.hypotheses = [replace(hypothesis, window=window)]
+        if active.state is None:
+            return *self._prompts.read(window), Proposal([])
+        left = self._reader.left(window)
+        # not limited by max_new_tokens, so that a longer text begins with the shorter one
+        n = self._draft.n_tokens if left is None else min(self._draft.n_tokens, left)
+        proposal = active.proposer.propose(hypothesis, n)
+        return *self._reader.advance([[window.tokens[-1], *proposal.tokens]], active.state), proposal
+
+
+def verify(p_V: Tensor, q_V: Tensor, token: int, acceptance: float, number: float) -> tuple[int, bool]:
+    """The next token, and whether it is the proposed one: Leviathan et al. 2023, Algorithm 1.
+
+    A token drawn from q is accepted with probability min(1, p / q); otherwise the next token is drawn from the
+    normalized positive part of p - q. So it has the distribution p.
+
+    p_V, q_V: probabilities under the model and the draft. acceptance, number: independent, uniform in [0, 1).
+    """
+    if acceptance * q_V[token] < p_V[token]:
+        return token, True
+    rest_V = (p_V - q_V).clamp(min=0)
+    if not rest_V.any():  # p and q differ by rounding only
+        rest_V = p_V
+    return int(filters.draw(rest_V.log()[None], rest_V.new_tensor([number]))), False
+
+
+def derived(key: bytes, name: str) -> bytes:
+    """The seed of further random numbers of a request: SHA-256 of its own and a name."""
+    return hashlib.sha256(key + name.encode()).digest()

@@ -1,0 +1,94 @@
+"""Embeddings of the n-grams that end at a token, beside the embedding of the token.
+
+Shapes: B rows, T positions, C tokens before them, D model width, K entries, N tokens of a text.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.nn import functional as F
+
+from lmtool.batch import Batch
+from lmtool.errors import RecipeError
+from lmtool.recipe.spec import NgramTable
+
+_FREE = torch.iinfo(torch.int64).max
+"""The key of an entry without an n-gram."""
+
+
+class NgramEmbedding(nn.Module):
+    """The sum of the embeddings of the frequent n-grams of 2 to `longest` tokens that end at each token.
+
+    What a small model would have to compute from two or three tokens, it looks up (Huang et al. 2025, Over-Tokenized
+    Transformer, there with hashed n-grams). Zeros at first, and for n-grams that `count` has not found often enough.
+    """
+
+    keys_K: Tensor
+    """The n-gram of each entry as one number, ascending."""
+
+    def __init__(self, spec: NgramTable, width: int, vocab_size: int) -> None:
+        """Raises RecipeError for a vocabulary that is too large to write an n-gram as a number of 63 bits."""
+        super().__init__()
+        self.longest, self.min_count, self._base = spec.longest, spec.min_count, vocab_size + 1
+        if self._base**spec.longest >= _FREE:
+            what = f"model.ngram_embedding.longest: {spec.longest} is too long for a vocabulary of {vocab_size:,}"
+            raise RecipeError([f"{what}: at most {int(63 / (self._base - 1).bit_length())}"])
+        self.weight = nn.Parameter(torch.zeros(spec.entries, width))
+        self.register_buffer("keys_K", torch.full((spec.entries,), _FREE))
+
+    def forward(self, tokens_BT: Tensor, positions_PT: Tensor, before_BC: Tensor | None = None) -> Tensor:
+        """Embeddings (B, T, D).
+
+        positions_PT: of each token in its text; n-grams do not go beyond its beginning. before_BC: the tokens before.
+        """
+        text_BS = tokens_BT if before_BC is None else torch.cat((before_BC, tokens_BT), 1)
+        # cut or filled up
+        text_BS = F.pad(text_BS, (tokens_BT.shape[1] + self.longest - 1 - text_BS.shape[1], 0))
+        last = len(self.keys_K) - 1
+        # gradients of all rows are too many for a CPU core; processes exchange them, and accelerators have fast memory
+        is_sparse = self.weight.device.type == "cpu" and not (dist.is_available() and dist.is_initialized())
+        x_BTD: Tensor | None = None
+        key_BS = text_BS + 1
+        for n in range(2, self.longest + 1):
+            # the key of n tokens from that of the first n - 1
+            key_BS = key_BS[:, :-1] * self._base + text_BS[:, n - 1 :] + 1
+            key_BT = key_BS[:, key_BS.shape[1] - tokens_BT.shape[1] :].contiguous()
+            entry_BT = torch.searchsorted(self.keys_K, key_BT).clamp(max=last)
+            known_BT = (self.keys_K[entry_BT] == key_BT) & (positions_PT >= n - 1)
+            found_BTD = F.embedding(torch.where(known_BT, entry_BT, 0), self.weight, sparse=is_sparse)
+            found_BTD = found_BTD * known_BT[..., None]
+            x_BTD = found_BTD if x_BTD is None else x_BTD + found_BTD
+        assert x_BTD is not None
+        return x_BTD
+
+    def across(self, batch: Batch, positions_PT: Tensor) -> Tensor:
+        """Embeddings (B, T, D) of all tokens of a batch; n-grams go across its padding."""
+        if batch.keep_BT is None:
+            return self.forward(batch.tokens_BT, positions_PT)
+        # the tokens behind the padding of their row, and back
+        order_BT = batch.keep_BT.long().argsort(dim=1, stable=True)
+        positions_BT = positions_PT.expand(len(order_BT), -1).gather(1, order_BT)
+        x_BTD = self.forward(batch.tokens_BT.gather(1, order_BT), positions_BT)
+        return x_BTD.gather(1, order_BT.argsort(1)[..., None].expand_as(x_BTD))
+
+    @torch.no_grad()
+    def count(self, tokens_N: Tensor) -> None:
+        """Give entries to the n-grams of a text that are in it `min_count` times or more; of too many, to the most
+        frequent."""
+        keys, counts = [], []
+        key_N = tokens_N + 1
+        for n in range(2, self.longest + 1):
+            key_N = key_N[:-1] * self._base + tokens_N[n - 1 :] + 1
+            found, times = torch.unique(key_N, return_counts=True)
+            keys.append(found[times >= self.min_count])
+            counts.append(times[times >= self.min_count])
+        key, count = torch.cat(keys), torch.cat(counts)
+        # stable: of equally frequent ones the shorter, and then the smaller
+        chosen = key[count.argsort(descending=True, stable=True)[: len(self.keys_K)]].sort().values
+        self.keys_K.fill_(_FREE)
+        self.keys_K[: len(chosen)] = chosen
+
+
+def ngrams_of(model: nn.Module) -> list[NgramEmbedding]:
+    """All embeddings of n-grams in a model."""
+    return [module for module in model.modules() if isinstance(module, NgramEmbedding)]

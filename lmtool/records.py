@@ -1,0 +1,74 @@
+"""What files of runs and caches say, as pydantic models."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+
+class FileModel(BaseModel):
+    """Base of the models of JSON files and lines: exact types, no unknown keys, no NaN and infinities."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+Content = TypeVar("Content", bound=BaseModel)
+
+MOST_DIGITS = 100
+"""Digits of an integer."""
+
+SHOWN = 100
+"""Characters of what is wrong with a file that an error shows."""
+
+
+def read(kind: type[Content], raw: bytes) -> Content:
+    """The content of a JSON file. Raises ValueError, whose message is one short line."""
+    return check(kind, parse(raw))
+
+
+def parse(raw: bytes) -> Any:
+    """The JSON values of a file or a line. Raises ValueError, also for numbers that no float can hold."""
+    try:
+        return json.loads(raw, parse_int=_integer)
+    except (ValueError, RecursionError):
+        raise ValueError(f"it is not JSON ({len(raw)} bytes)") from None
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError("an integer is too long")
+    return int(digits)
+
+
+def check(kind: type[Content], content: object) -> Content:
+    """Parsed JSON as its model. Raises ValueError, whose message is one short line: the first key that is wrong."""
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))[:SHOWN]
+        what = _WORDS.get(first["type"], first["msg"].removeprefix("Value error, ").removeprefix("Input ")[:SHOWN])
+        given = f", not {first['input']!r:.20}" if first["type"] == "literal_error" else ""
+        raise ValueError(f"{place} {what}{given}".strip()) from None
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+_WORDS = {"missing": "is missing", "extra_forbidden": "is unknown"}
+"""Pydantic's types of errors in plain words; others in pydantic's own."""
+
+
+def finite(value: Any) -> Any:
+    """JSON values in which NaN and infinities are null."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def encode(content: Any) -> bytes:
+    """A value as the JSON of a file. Raises ValueError for NaN and infinities."""
+    return json.dumps(content, indent=1, allow_nan=False).encode("ascii") + b"\n"

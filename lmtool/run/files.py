@@ -1,0 +1,294 @@
+"""What the files of a run directory say, as models; recipe.yaml and the tensors are read elsewhere."""
+
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, model_validator
+
+from lmtool import records
+from lmtool.errors import CheckpointError
+from lmtool.records import FileModel
+from lmtool.run.checkpoint import STATE, Checkpoint
+
+FORMAT = 1
+
+Content = TypeVar("Content", bound=BaseModel)
+
+Count = Annotated[int, Field(ge=0, le=1 << 53)]
+"""A number that can have been counted."""
+
+Finite = float | None
+"""A number of a record; None where it is not finite, or does not exist."""
+
+
+def _is_time(stamp: str) -> str:
+    time = datetime.fromisoformat(stamp)
+    if time.tzinfo is None or not 1 < time.year < 9999:
+        raise ValueError("is no time of a session, or has no time zone")
+    return stamp
+
+
+Time = Annotated[str, AfterValidator(_is_time)]
+"""ISO 8601 with a time zone."""
+
+
+class Fingerprints(FileModel):
+    """Of the data and the tokenizer when the run was created."""
+
+    data: str
+    tokenizer: str
+
+
+class OtherRun(FileModel):
+    """A checkpoint of another run, and the SHA-256 of its weights."""
+
+    is_published: bool = False
+    run: str
+    path: str
+    checkpoint: str
+    sha256: str
+
+
+class Imported(FileModel):
+    """Where the weights of a run were made: the published model, and the SHA-256 of its files."""
+
+    reference: str
+    revision: str | None
+    model_type: str
+    sha256: dict[str, str]
+
+
+class ToldData(FileModel):
+    """What is told of the training data."""
+
+    lines: list[str]
+    bytes_per_token: Finite = None
+
+
+class LastValidation(FileModel, extra="allow"):
+    """The validation of the last step of an interrupted session."""
+
+    __pydantic_extra__: dict[str, Finite]
+
+    step: Count
+    is_best: bool
+    loss: Finite = None
+
+
+class Session(FileModel):
+    """One start of a run, after `step` steps."""
+
+    started: Time
+    step: Count
+    pid: int | None = None
+    command: list[str]
+    environment: dict[str, str | int | float | None]
+    ended: Time | None = None
+    outcome: Literal["finished", "stopped"] | None
+    validation: LastValidation | None = None
+
+
+class RunInfo(FileModel):
+    """The content of run.json.
+
+    recipe: its name. base, teacher: what it is initialised and distilled from, if anything.
+    """
+
+    format: Literal[1]
+    recipe: str
+    summary: str
+    created: Time
+    fingerprints: Fingerprints
+    base: OtherRun | None = None
+    teacher: OtherRun | None = None
+    origin: Imported | None = None
+    data: ToldData | None = None
+    sessions: list[Session]
+
+
+class Validated(FileModel):
+    """The content of validated.json: the state after the last validation; see `SavedState`."""
+
+    step: Count
+    best_step: Count | None
+    best_value: Finite
+    best_loss: Finite = None
+    stale: Count
+
+
+class StepRecord(FileModel, extra="allow"):
+    """A line of metrics.jsonl. Other numbers are metrics of a task."""
+
+    __pydantic_extra__: dict[str, Finite]
+
+    step: Count
+    loss: Finite = None
+    valid_loss: Finite = None
+    lr: Finite = None
+    grad_norm: Finite = None
+    tokens: Count | None = None
+    tokens_per_second: Finite = None
+    seconds: Finite = None
+    gradient_norms: dict[str, list[Finite]] = Field(default_factory=dict)
+
+
+class SampleRecord(FileModel):
+    """A line of samples.jsonl."""
+
+    step: Count
+    prompt: str
+    text: str
+
+
+class SavedState(FileModel):
+    """The content of state.json: what a resumed run continues with, besides weights and moments.
+
+    See `lmtool.training.keeper.TrainingState`. Of an imported run only the recipe is known.
+    """
+
+    tokens: Count = 0
+    seconds: Annotated[float, Field(ge=0)] = 0.0
+    best_step: Count | None = None
+    best_value: Finite = None
+    best_loss: Finite = None
+    stale: Count = 0
+    micro_batch: Annotated[int, Field(ge=1)] | None = None
+    setup: dict[str, str | int | bool | None] = Field(default_factory=dict)
+    recipe: dict[str, Any]
+    pending: StepRecord | None = None
+
+
+def saved_state(checkpoint: Checkpoint) -> SavedState:
+    """The state in a checkpoint. Raises CheckpointError when it is damaged, or of another version of lmtool."""
+    content = checkpoint.state()
+    try:
+        return records.check(SavedState, content)
+    except ValueError as error:
+        raise CheckpointError(
+            f"{STATE} is not one of this version of lmtool: {error}",
+            where=str(checkpoint.path / STATE),
+            fix="name another checkpoint of the run, or train anew",
+        ) from error
+
+
+class HeldRows(FileModel):
+    """The numbers of the rows of a table in both parts."""
+
+    table: str
+    train: list[Count]
+    test: list[Count]
+
+
+class SavedSplit(RootModel[HeldRows | dict[str, HeldRows]]):
+    """The content of split.json: of one table, or of each task by name."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    def of(self, task: str) -> HeldRows | None:
+        """Of a task, "" for the only one; None where the file has none."""
+        if isinstance(self.root, HeldRows):
+            return None if task else self.root
+        return self.root.get(task)
+
+
+class FloorFigures(FileModel):
+    """Results of simple models, as in `lmtool.tables.floor.Floor`."""
+
+    kind: Literal["class", "multi", "number", "tags"]
+    part: str
+    metric: str
+    constant: float
+    linear: float
+    features: str
+    fitted: Count
+    rows: Count
+
+
+SavedFloors = RootModel[dict[str, FloorFigures]]
+"""The content of floor.json, by name of the task, "" for the only one."""
+
+
+class Scores(FileModel):
+    """Of one class or kind of entity."""
+
+    precision: Finite
+    recall: Finite
+    f1: Finite
+    support: Count
+
+
+class CalibrationBin(FileModel):
+    """Rows whose answers are about equally certain."""
+
+    confidence: float
+    accuracy: float
+    rows: Count
+
+
+class Calibration(FileModel):
+    """Of the probabilities of answers."""
+
+    ece: float
+    bins: list[CalibrationBin]
+
+
+class Figures(FileModel, extra="allow"):
+    """Results of the best checkpoint on one task: `lmtool.tables.results.Results` and the like; others are shown."""
+
+    part: str = "validation"
+    step: Count = 0
+    loss: Finite = None
+    bits_per_byte: Finite = None
+    null_threshold: Finite = None
+    labels: list[str] = Field(default_factory=list)
+    classes: dict[str, Scores] = Field(default_factory=dict)
+    entities: dict[str, Scores] = Field(default_factory=dict)
+    confusion: list[list[Count]] = Field(default_factory=list)
+    calibration: Calibration | None = None
+    mistakes: list[dict[str, Any]] = Field(default_factory=list)
+    sentences: list[dict[str, Any]] = Field(default_factory=list)
+    floor: FloorFigures | None = None
+
+    @model_validator(mode="after")
+    def _is_of_one_task(self) -> "Figures":
+        if "tasks" in (self.model_extra or {}):
+            raise ValueError("results of several tasks are damaged")
+        return self
+
+    @model_validator(mode="after")
+    def _is_square(self) -> "Figures":
+        sizes = {len(row) for row in self.confusion} | ({len(self.confusion)} if self.confusion else set())
+        if sizes - {len(self.classes or self.labels)}:
+            raise ValueError("confusion has not one row and one column for each class")
+        return self
+
+
+class TaskResults(FileModel):
+    """The content of metrics.json of several tasks."""
+
+    tasks: dict[str, Figures] = Field(min_length=1)
+
+
+class SavedResults(RootModel[TaskResults | Figures]):
+    """The content of metrics.json."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    @property
+    def by_task(self) -> dict[str, Figures]:
+        """By name of the task, "" for the only one."""
+        return self.root.tasks if isinstance(self.root, TaskResults) else {"": self.root}
+
+
+def read(kind: type[Content], path: Path, fix: str) -> Content:
+    """The content of a file of a run. Raises CheckpointError when it is missing or damaged; fix: what to do then."""
+    try:
+        return records.read(kind, path.read_bytes())
+    except FileNotFoundError:
+        what = f"{path.name} is missing"
+    except OSError as error:
+        what = f"{path.name} cannot be read: {error.strerror}"
+    except ValueError as error:
+        what = f"{path.name} is damaged: {error}"
+    raise CheckpointError(what, where=str(path), fix=fix)

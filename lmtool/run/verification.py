@@ -1,0 +1,52 @@
+"""Verifies the files of a run directory, one by one."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from lmtool.errors import CheckpointError
+from lmtool.run import checkpoint as checkpoints
+from lmtool.run.directory import CHECKPOINTS, FLOOR, METRICS, RESULTS, SAMPLES, SPLIT, VALIDATED, Run
+from lmtool.run.files import saved_state
+from lmtool.run.places import INFO
+
+
+def verify_run(path: Path) -> Iterator[tuple[Path, str]]:
+    """Each file of a run directory that cannot be used or is not what was written, and why.
+
+    Not recipe.yaml, the tokenizer and the values of weights, which depend on each other. A run that is being trained
+    may be reported to be incomplete.
+    """
+    try:
+        run = Run.open(path)
+    except CheckpointError as error:
+        yield path / INFO, error.what
+        return
+    readers: dict[str, Callable[[], object]] = {
+        VALIDATED: lambda: run.validated,
+        RESULTS: lambda: run.all_results,
+        SPLIT: lambda: run.saved_split,
+        FLOOR: lambda: run.saved_floors,
+        METRICS: lambda: list(run.metrics.read()),
+        SAMPLES: lambda: list(run.samples.read()),
+    }
+    damaged = set()
+    for name, reader in readers.items():
+        try:
+            reader()
+        except CheckpointError as error:
+            damaged.add(name)
+            yield path / name, error.what
+    saved = checkpoints.listed(path / CHECKPOINTS)
+    for _, folder in saved:
+        try:
+            # that of a finished run may have been removed
+            checkpoint = checkpoints.verify(folder, optimizer=checkpoints.has_optimizer(folder))
+            saved_state(checkpoint)
+        except CheckpointError as error:
+            yield Path(error.where or folder), error.what
+    if run.info.sessions and saved and not damaged & {METRICS, SAMPLES}:
+        # the record of the last step comes after its checkpoint, unless it was validated
+        noted = run.validated if VALIDATED not in damaged else None
+        last = noted.step if noted is not None else saved[-1][0] - 1
+        for problem in run.check_logs(run.info.sessions[0].step, last):
+            yield path / problem.partition(" ")[0].rstrip(":"), problem

@@ -1,0 +1,192 @@
+"""What clients send and read: the interface of the OpenAI API, as far as a language model of one machine has it.
+
+Fields that a client may send although nothing here depends on them are named and ignored; all others are refused.
+"""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+MAX_TEXTS = 64
+"""Texts of one request: its prompts times n, or its inputs."""
+
+MAX_STOPS = 16
+MAX_ALTERNATIVES = 20
+
+GivenText = Annotated[str, Field(max_length=1 << 20)]
+GivenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=1 << 17, fail_fast=True)]
+Stop = Annotated[str, Field(min_length=1, max_length=1000)]
+Zero = Annotated[float, Field(ge=0, le=0)]
+"""A number that only its default is offered of."""
+
+
+class Refused(Exception):
+    """A request that is not answered. status: of HTTP. param: the field at fault, if one is. code: for programs."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = error_object(status, message, param, code)
+
+
+def error_object(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """An error as clients expect it."""
+    match status:
+        case 401:
+            kind = "authentication_error"
+        case 403:
+            kind = "permission_error"
+        case 429:
+            kind = "rate_limit_error"
+        case _:
+            kind = "invalid_request_error" if status < 500 else "server_error"
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+class Body(BaseModel):
+    """A request. model: nothing but the one that is served."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
+
+    model: str | None = None
+    user: str | None = None
+
+
+class StreamOptions(BaseModel):
+    """include_usage: a last event counts the tokens."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class TextBody(Body):
+    """What all requests for text have in common.
+
+    top_k, min_p, repetition_penalty: as the options of `lmtool generate`; the API does not have them.
+    """
+
+    temperature: float | None = Field(default=None, ge=0, le=100)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=1, le=1 << 31)
+    min_p: float | None = Field(default=None, gt=0, le=1)
+    repetition_penalty: float | None = Field(default=None, ge=0.1, le=10)
+    n: int | None = Field(default=None, ge=1, le=MAX_TEXTS)
+    seed: int | None = Field(default=None, ge=0, le=(1 << 63) - 1)
+    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(default=None, max_length=1024)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    frequency_penalty: Zero | None = None
+    presence_penalty: Zero | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+class CompletionBody(TextBody):
+    """POST /v1/completions. max_tokens: 0 with `echo` alone, to read the probabilities of a prompt."""
+
+    prompt: (
+        GivenText
+        | GivenIds
+        | Annotated[list[GivenText], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)]
+        | Annotated[list[GivenIds], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)]
+    ) = ""
+    max_tokens: int | None = Field(default=None, ge=0)
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_ALTERNATIVES)
+    echo: bool | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
+    suffix: Literal[""] | None = None
+
+
+class TextContent(BaseModel):
+    """A part of a message's content."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    type: Literal["text"]
+    text: GivenText
+
+
+class MessageBody(BaseModel):
+    """A message of a conversation."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: GivenText | Annotated[list[TextContent], Field(min_length=1, max_length=256, fail_fast=True)]
+    name: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The whole content."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class TextFormat(BaseModel):
+    """The format of answers: text."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text"]
+
+
+class ChatBody(TextBody):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[MessageBody], Field(min_length=1, max_length=4096, fail_fast=True)]
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_ALTERNATIVES)
+    response_format: TextFormat | None = None
+    store: Literal[False] | None = None
+    metadata: dict[str, str] | None = None
+
+
+class EmbeddingBody(Body):
+    """POST /v1/embeddings."""
+
+    input: GivenText | Annotated[list[GivenText], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)]
+    encoding_format: Literal["float", "base64"] | None = None
+
+
+class ClassifyBody(Body):
+    """POST /classify. input: a text, or for runs that read several columns, these by name; or a list of either."""
+
+    input: (
+        GivenText
+        | dict[str, GivenText]
+        | Annotated[list[GivenText], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)]
+        | Annotated[list[dict[str, GivenText]], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)]
+    )
+
+    @field_validator("input")
+    @classmethod
+    def _few_columns(cls, value: Any) -> Any:
+        if any(isinstance(one, dict) and len(one) > 64 for one in ([value] if isinstance(value, dict) else value)):
+            raise ValueError("at most 64 columns")
+        return value
+
+
+def parse(kind: type[Body], raw: bytes) -> Any:
+    """A request of this kind from JSON. Raises Refused, which names the first field at fault."""
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise Refused(400, "the body is not JSON") from None
+    try:
+        return kind.model_validate(value, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        param = str(first["loc"][0]) if first["loc"] else None
+        if first["type"] == "extra_forbidden":
+            message = f"{param}: this field is not offered here"
+        else:
+            message = f"{param}: {first['msg']}" if param else first["msg"]
+        raise Refused(400, message[:500], param=param) from None

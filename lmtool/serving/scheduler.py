@@ -1,0 +1,356 @@
+"""One thread that runs a model for many: texts join and leave its running batch between tokens."""
+
+import asyncio
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+import torch
+
+from lmtool.compute.memory import machine_memory
+from lmtool.decoding.chain import Chain
+from lmtool.decoding.framing import Framing
+from lmtool.decoding.generate import requests_of
+from lmtool.decoding.reader import Prompt, Reader
+from lmtool.decoding.request import PromptToken, Request, TokenEvent
+from lmtool.decoding.running import RunningBatch
+from lmtool.decoding.settings import Greedy, Sample
+from lmtool.decoding.text import Completion, Transcript, without_text
+from lmtool.inference.writing import Writer
+from lmtool.model.language_model import KeyValue
+from lmtool.serving.metrics import Metrics
+
+CHUNK = 256
+"""Maximum tokens of prompts that are read between two tokens of the texts that are generated."""
+
+COPIES = 4
+"""How often keys and values may be in memory while rows join a batch and its cache is enlarged."""
+
+Result = TypeVar("Result")
+
+
+class Busy(Exception):
+    """The queue is full."""
+
+
+class Closing(Exception):
+    """The server is about to end."""
+
+
+@dataclass(frozen=True)
+class Generating:
+    """What a client asks for: n texts after each prompt.
+
+    settings: those of `lmtool generate`. stop: as in `Options`. n_alternatives: as in `Strategy`.
+    wants_prompt: the probabilities of the tokens of the prompts as well; for models without a source.
+    """
+
+    framing: Framing
+    prompts: tuple[Prompt, ...]
+    settings: Greedy | Sample
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    n_alternatives: int = 0
+    wants_prompt: bool = False
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One more token of a text.
+
+    index: of the text, sample 0 of prompt 0 first, then sample 1 of prompt 0. text: what it adds, whole characters
+    only. completion: of the last one. read: with the first token, those of the prompt, if they are wanted.
+    """
+
+    index: int
+    text: str
+    event: TokenEvent
+    completion: Completion | None
+    read: tuple[PromptToken, ...]
+
+
+@dataclass(eq=False)
+class _Client:
+    """waiting: texts not yet in the batch. updates: what it reads next. came: the time. gone: nobody reads them."""
+
+    asked: Generating
+    waiting: "deque[_Text]"
+    updates: "asyncio.Queue[Progress | Exception]"
+    came: float
+    gone: bool = False
+
+
+@dataclass(eq=False)
+class _Text:
+    """One of the texts of a client. index: as in `Progress`. transcript: None until it is in the batch."""
+
+    client: _Client
+    index: int
+    request: Request
+    transcript: Transcript | None = None
+
+
+class Scheduler:
+    """Generates texts for many clients at once, each text as `generate` would alone.
+
+    A text waits until the batch has room for it, first come first served. The room is a number of rows, and a budget of
+    tokens in flight: rows times the tokens that the longest of them may reach, as many as the KV cache has slots. A
+    text that is longer than the whole budget runs alone.
+
+    n_slots: the budget. slot_bytes: of keys and values of one slot. n_rows: maximum rows. n_queued: maximum clients
+    that wait.
+    """
+
+    def __init__(
+        self, writer: Writer, metrics: Metrics, *, n_rows: int = 64, n_slots: int | None = None, n_queued: int = 256
+    ) -> None:
+        self._writer, self._metrics = writer, metrics
+        model = writer.loaded.model
+        self.n_rows, self.n_queued = n_rows, n_queued
+        self._reader = Reader(model)
+        self.slot_bytes = _slot_bytes(self._reader, writer) if writer.writes else 0
+        if n_slots is None:
+            n_slots = default_slots(self.slot_bytes, n_rows, model.context, _memory(self._reader.device))
+        self.n_slots: float = math.inf if n_slots is None else n_slots
+        self._chains: WeakValueDictionary[Any, Chain] = WeakValueDictionary()
+        self._banned: dict[frozenset[int], torch.Tensor] = {}
+        self._changed = threading.Condition()
+        self._queue: deque[_Client] = deque()
+        self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._batch = RunningBatch(self._reader, CHUNK)
+        self._texts: dict[int, _Text] = {}  # in the batch, by the number that stands for the prompt in their events
+        self._numbers = count()
+        self._ends = self._refuses = False
+        self._thread = threading.Thread(target=self._run, name="model", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def open(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start the thread. loop: of all clients."""
+        self._loop = loop
+        self._thread.start()
+
+    def describe(self) -> str:
+        """The limits of the batch, in a line."""
+        rows = f"up to {self.n_rows} texts at once"
+        if not self.slot_bytes or math.isinf(self.n_slots):
+            return rows
+        most = COPIES * self.n_slots * self.slot_bytes
+        return f"{rows}, {int(self.n_slots):,} tokens in flight, {most / 1e9:.2g} GB of keys and values at most"
+
+    def refuse(self) -> None:
+        """From now on take no more clients."""
+        self._refuses = True
+
+    @property
+    def refuses(self) -> bool:
+        """Whether no more clients are taken."""
+        return self._refuses
+
+    def close(self) -> None:
+        """End the thread, after the token that it computes; who still waits for something is told Closing."""
+        with self._changed:
+            self._ends = self._refuses = True
+            self._changed.notify()
+        self._thread.join()
+        assert self._loop is not None
+        waiting = {text.client for text in self._texts.values()} | set(self._queue)
+        updates: list[_Update] = [(client, Closing()) for client in waiting]
+        self._loop.call_soon_threadsafe(_deliver, updates)
+        for _, future in self._calls:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(Closing())
+
+    def fitted(self, prompt: Prompt) -> Prompt:
+        """A prompt that the model can read. Raises UsageError for all others."""
+        return self._reader.fit(prompt, "refuse", "")
+
+    @asynccontextmanager
+    async def generate(self, asked: Generating) -> AsyncIterator[AsyncIterator[Progress]]:
+        """The tokens of all texts as they come; the texts that are not complete at the end are given up.
+
+        Raises Busy and Closing, and when it iterates what the model raises.
+        """
+        client = self._client(asked)
+        with self._changed:
+            self._admit()
+            self._queue.append(client)
+            self._changed.notify()
+
+        async def updates() -> AsyncIterator[Progress]:
+            n_left = len(asked.prompts) * asked.n
+            while n_left:
+                update = await client.updates.get()
+                if isinstance(update, Exception):
+                    raise update
+                n_left -= update.completion is not None
+                yield update
+
+        try:
+            yield updates()
+        finally:
+            with self._changed:
+                client.gone = True
+                self._changed.notify()
+
+    async def compute(self, call: Callable[[], Result]) -> Result:
+        """The result of a short computation with the model, between two tokens. Raises Busy and Closing."""
+        future: Future[Result] = Future()
+        with self._changed:
+            self._admit()
+            self._calls.append((call, future))
+            self._changed.notify()
+        return await asyncio.wrap_future(future)
+
+    def _admit(self) -> None:
+        if self._refuses:
+            raise Closing
+        if len(self._queue) + len(self._calls) >= self.n_queued:
+            raise Busy
+
+    def _client(self, asked: Generating) -> _Client:
+        client = _Client(asked, deque(), asyncio.Queue(), time.perf_counter())
+        most = asked.settings.max_new_tokens
+        for i, request in enumerate(requests_of(asked.prompts, self._chain(asked), asked.settings.seed, most, asked.n)):
+            own = replace(request, prompt=next(self._numbers), wants_prompt=asked.wants_prompt)
+            client.waiting.append(_Text(client, i, own))
+        return client
+
+    def _chain(self, asked: Generating) -> Chain:
+        """The strategy of a request; one object for all that differ in seed and length only."""
+        ends = frozenset(asked.framing.end_ids)
+        settings = replace(asked.settings, seed=0, max_new_tokens=max(1, asked.settings.min_new_tokens))
+        key = (settings, ends, asked.n_alternatives)
+        chain = self._chains.get(key)
+        if chain is None:
+            if ends not in self._banned:
+                ids = sorted(without_text(asked.framing, self._writer.loaded.model.vocab_size) - ends)
+                self._banned[ends] = torch.tensor(ids, dtype=torch.long, device=self._reader.device)
+            chain = self._chains[key] = Chain(settings, ends, self._banned[ends], asked.n_alternatives)
+        return chain
+
+    def _run(self) -> None:
+        self._writer.loaded.model.eval()
+        while True:
+            with self._changed:
+                while not (self._ends or self._queue or self._calls or self._texts):
+                    self._changed.wait()
+                if self._ends:
+                    return
+                call = self._calls.popleft() if self._calls else None
+                self._queue = deque(client for client in self._queue if not client.gone)
+            for text in [text for text in self._texts.values() if text.client.gone]:
+                self._remove(text)
+            if call is not None:
+                self._call(*call)
+            self._fill()
+            if self._texts:
+                self._step()
+            self._metrics.running.set(len(self._texts))
+            self._metrics.waiting.set(len(self._queue))
+
+    def _remove(self, text: _Text) -> None:
+        del self._texts[text.request.prompt]
+        self._batch.leave(text.request)
+
+    def _call(self, call: Callable[[], Any], future: "Future[Any]") -> None:
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(call())
+            except Exception as error:
+                future.set_exception(error)
+
+    def _fill(self) -> None:
+        """Let texts that wait join the batch, in their order, as many as there is room for."""
+        longest = max((self._reach(text.request) for text in self._texts.values()), default=0)
+        while self._queue and len(self._texts) < self.n_rows:
+            client = self._queue[0]
+            text = client.waiting[0]
+            longest = max(longest, self._reach(text.request))
+            if self._texts and (len(self._texts) + 1) * longest > self.n_slots:
+                return
+            client.waiting.popleft()
+            if not client.waiting:
+                with self._changed:
+                    self._queue.popleft()
+            asked = client.asked
+            text.transcript = Transcript.of(asked.framing, text.request.start, asked.settings.seed, asked.stop)
+            self._texts[text.request.prompt] = text
+            self._metrics.prompt_tokens.add(len(text.request.start.text))
+            self._batch.join(text.request)
+
+    def _reach(self, request: Request) -> int:
+        """The slots of the KV cache that a text fills when it is complete."""
+        source = 0 if request.start.source is None else len(request.start.source)
+        tokens = len(request.start.tokens) + request.max_new_tokens
+        room = self._reader.room(request.start)
+        return source + (tokens if room is None else min(tokens, room))
+
+    def _step(self) -> None:
+        """One step of the batch. When the model fails, all texts in it fail, and none later."""
+        try:
+            with self._writer.computing():
+                events = self._batch.step()
+            updates: list[_Update] = [self._progress(event) for event in events]
+        except Exception as error:
+            failed = {text.client for text in self._texts.values()}
+            for client in failed:
+                client.gone = True
+            self._texts, self._batch = {}, RunningBatch(self._reader, CHUNK)
+            updates = [(client, error) for client in failed]
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(_deliver, updates)
+
+    def _progress(self, event: TokenEvent) -> "_Update":
+        text = self._texts[event.prompt]
+        assert text.transcript is not None
+        shown = text.transcript.push(event)
+        completion = text.transcript.completion()
+        if event.steps == 1:
+            self._metrics.first_token.observe(time.perf_counter() - text.client.came)
+        self._metrics.generated_tokens.add()
+        if completion is not None:
+            self._remove(text)
+        read = tuple(text.request.read) if event.steps == 1 else ()
+        return text.client, Progress(text.index, shown, event, completion, read)
+
+
+_Update = tuple[_Client, Progress | Exception]
+
+
+def _deliver(updates: list[_Update]) -> None:
+    for client, update in updates:
+        client.updates.put_nowait(update)
+
+
+def _slot_bytes(reader: Reader, writer: Writer) -> int:
+    """Bytes of the keys and values of one token of a text."""
+    one = Prompt((0,), (0,) if writer.loaded.model.reads == "source" else None)
+    with writer.computing():
+        _, state = reader.advance([one.tokens], reader.start([one]))
+    caches = [layer for layer in state.layers if isinstance(layer, KeyValue)]
+    return sum(t.numel() * t.element_size() for cache in caches for t in cache) // max(1, state.length)
+
+
+def default_slots(slot_bytes: int, n_rows: int, context: int | None, memory: int | None) -> int | None:
+    """Tokens in flight that a quarter of the memory has room for, and no more than the rows can hold.
+
+    memory: in bytes; None if unknown. None where the rows alone are a limit: a model without keys and values.
+    """
+    if not slot_bytes or (memory is None and context is None):
+        return None
+    most = math.inf if context is None else n_rows * context
+    room = math.inf if memory is None else memory // 4 // (COPIES * slot_bytes)
+    return int(max(context or 1, min(most, room)))
+
+
+def _memory(device: torch.device) -> int | None:
+    """Bytes that the device has: those that are free of a GPU, else the machine's."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else machine_memory()

@@ -1,0 +1,173 @@
+"""A server that listens until it is told to end."""
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from lmtool.errors import ResourceError
+from lmtool.inference.writing import Writer
+from lmtool.serving.application import Application
+from lmtool.serving.guard import Access, Guard, log
+from lmtool.serving.metrics import Metrics
+from lmtool.serving.scheduler import Scheduler
+from lmtool.serving.service import Service
+
+MAX_CONNECTIONS = 512
+"""Maximum open connections; more are closed at once."""
+
+IDLE_SECONDS = 30
+"""Time in which a new connection must send its first request, and an old one the next."""
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How to serve. port: 0 for any free one. grace: seconds that requests have to complete after a signal.
+
+    max_tokens: maximum new tokens of a text. n_rows, n_slots, n_queued: as of `Scheduler`.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    access: Access | None = None
+    grace: float = 30.0
+    max_tokens: int = 4096
+    n_rows: int = 64
+    n_slots: int | None = None
+    n_queued: int = 256
+    logs_prompts: bool = False
+
+
+class _Connection(H11Protocol):
+    """A connection that is closed when there are too many, or when no request comes."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.close()
+            return
+        self.loop.call_later(IDLE_SECONDS, self._close_silent)
+
+    def _close_silent(self) -> None:
+        if self.cycle is None:
+            self.transport.close()
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to `serve`."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+def assemble(writer: Writer, serving: Serving) -> tuple[Guard, Scheduler]:
+    """The application that answers for a model, and what computes its answers."""
+    metrics = Metrics()
+    scheduler = Scheduler(writer, metrics, n_rows=serving.n_rows, n_slots=serving.n_slots, n_queued=serving.n_queued)
+    service = Service(writer, scheduler, serving.max_tokens)
+    application = Application(service, metrics, logs_prompts=serving.logs_prompts)
+    return Guard(application.app, serving.access or Access(serving.host, None), metrics), scheduler
+
+
+def serve(writer: Writer, serving: Serving, tell: Callable[[str], None]) -> int:
+    """Answer requests until a signal comes. Returns the number of the signal.
+
+    tell: of lines for the user: the budget, and the address once it listens.
+    Raises ResourceError where the address cannot be listened on.
+    """
+    guard, scheduler = assemble(writer, serving)
+    with listen(serving.host, serving.port) as found:
+        _log_to_stderr()
+        tell(scheduler.describe())
+        return asyncio.run(_serve(guard, scheduler, found, serving.grace, tell))
+
+
+async def _serve(
+    guard: Guard, scheduler: Scheduler, found: socket.socket, grace: float, tell: Callable[[str], None]
+) -> int:
+    received: asyncio.Queue[int] = asyncio.Queue()
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(signal_number, received.put_nowait, int(signal_number))
+    async with answering(guard, scheduler, found):
+        host, port = found.getsockname()[:2]
+        tell(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        number = await received.get()
+        scheduler.refuse()
+        if guard.n_open:
+            tell(f"finishing {guard.n_open} requests, for at most {grace:g} s; another signal ends at once")
+        await _until(lambda: not guard.n_open or not received.empty(), grace)
+    return number
+
+
+@asynccontextmanager
+async def answering(guard: Guard, scheduler: Scheduler, found: socket.socket) -> AsyncIterator[None]:
+    """A context in which requests that come to a socket are answered."""
+    config = uvicorn.Config(
+        guard,
+        http=_Connection,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=IDLE_SECONDS,
+        timeout_graceful_shutdown=1,
+        backlog=MAX_CONNECTIONS,
+    )
+    server = _Server(config)
+    scheduler.open(asyncio.get_running_loop())
+    running = asyncio.create_task(server.serve([found]))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await asyncio.to_thread(scheduler.close)
+        await running
+
+
+async def _until(holds: Callable[[], bool], seconds: float) -> None:
+    """Wait until something holds, or the time is over."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while not holds() and loop.time() < end:
+        await asyncio.sleep(0.02)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket bound to an address. Raises ResourceError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        found = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ResourceError(
+            f"there is no address {host}: {error.strerror}", where="--host", fix="name an address of this machine"
+        ) from error
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+    except OSError as error:
+        found.close()
+        raise ResourceError(
+            f"cannot listen: {error.strerror}", where=f"{host}, port {port}", fix="choose another --port"
+        ) from error
+    return found
+
+
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    for name in (log.name, "uvicorn.error"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+    log.setLevel(logging.INFO)
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)

@@ -1,0 +1,391 @@
+"""From requests to what the model computes, and from that to answers."""
+
+import base64
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, Literal, NamedTuple, cast
+
+import numpy as np
+
+from lmtool.decoding.reader import Prompt
+from lmtool.decoding.request import Alternative, PromptToken
+from lmtool.decoding.settings import LogitBias, Sample
+from lmtool.errors import CheckpointError, UsageError
+from lmtool.inference.chatting import LONGEST_ANSWER, checked, format_of
+from lmtool.inference.embedding import Vectors, embed
+from lmtool.inference.writing import Writer
+from lmtool.recipe.spec import Classification, Embedding
+from lmtool.serving.protocol import (
+    MAX_TEXTS,
+    ChatBody,
+    ClassifyBody,
+    CompletionBody,
+    EmbeddingBody,
+    Refused,
+    TextBody,
+)
+from lmtool.serving.scheduler import Generating, Progress, Scheduler
+from lmtool.tables.predict import Judgement, classify, texts_of_a_row
+from lmtool.text.chat import ChatFormat, Message
+
+SHORT = 16
+"""Default of max_tokens of completions, as in the API."""
+
+AT_ONCE = 8
+"""Texts that are embedded or classified between two tokens of the texts that are generated."""
+
+_FINISH = {"end": "stop", "stop": "stop", "length": "length", "time": "length"}
+AnswerKind = Literal["completion", "chat"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request for text. shown: the texts of the prompts, where they are echoed. silent: nothing is generated."""
+
+    kind: AnswerKind
+    generating: Generating
+    shown: tuple[str, ...] | None
+    logprobs: bool
+    streams: bool
+    counts: bool
+    silent: bool
+
+
+class Service:
+    """What one run answers. name: that of the model. max_tokens: maximum new tokens of a text."""
+
+    def __init__(self, writer: Writer, scheduler: Scheduler, max_tokens: int) -> None:
+        self.writer, self.scheduler, self.max_tokens = writer, scheduler, max_tokens
+        self.loaded = writer.loaded
+        self.name = self.loaded.run_path.name
+        self.fingerprint = self.loaded.checkpoint_hash[:16]
+
+    @cached_property
+    def chat(self) -> ChatFormat | None:
+        """How the model reads conversations; None if it holds none."""
+        try:
+            return format_of(self.loaded) if self.writer.writes else None
+        except (UsageError, CheckpointError):
+            return None
+
+    def describe(self) -> dict[str, Any]:
+        """The model as an object of /v1/models, with what it can do."""
+        model, spec = self.loaded.model, self.loaded.recipe.objective
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "lmtool",
+            "context": model.context,
+            "description": model.describe(),
+            "completions": self.writer.writes,
+            "chat": None if self.chat is None else self.chat.name,
+            "classifies": isinstance(spec, Classification),
+            "embeds": isinstance(spec, Embedding),
+            "max_tokens": self.max_tokens,
+        }
+
+    def check_model(self, name: str | None) -> None:
+        """Raise Refused for another model than the one that is served."""
+        if name is not None and name != self.name:
+            raise Refused(404, f"the model served here is {self.name}", param="model", code="model_not_found")
+
+    def completion(self, body: CompletionBody) -> Asked:
+        """What a request for completions asks for. Raises Refused, and UsageError for a prompt that cannot be read."""
+        self._refuse_silent()
+        framing, prompt = self.loaded.framing, body.prompt
+        given = cast(
+            list[str | list[int]], [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
+        )
+        if body.best_of not in (None, body.n or 1):
+            raise Refused(400, "best_of: take it as large as n", param="best_of")
+        silent = body.max_tokens == 0
+        if silent and not body.echo:
+            raise Refused(400, "max_tokens: ask for at least 1 token, or for echo", param="max_tokens")
+        wants_prompt = bool(body.echo) and body.logprobs is not None
+        if wants_prompt and self.loaded.model.reads == "source":
+            raise Refused(400, "logprobs: this model has none of the tokens of its source", param="logprobs")
+        prompts = [self._prompt(one) for one in given]
+        shown = None
+        if body.echo:
+            decode = framing.tokenizer.decode
+            shown = tuple(one if isinstance(one, str) else decode(one) for one in given)
+        most = 1 if silent else self._most(body.max_tokens, SHORT)
+        generating = self._generating(body, prompts, most, body.logprobs or 0)
+        generating = replace(generating, framing=framing, wants_prompt=wants_prompt)
+        return Asked(
+            "completion", generating, shown, body.logprobs is not None, bool(body.stream), _counts(body), silent
+        )
+
+    def conversation(self, body: ChatBody) -> Asked:
+        """What a request for an answer asks for. Raises Refused and, for messages that cannot be read, LmtoolError."""
+        self._refuse_silent()
+        if self.chat is None:
+            format_of(self.loaded)
+            raise Refused(400, "this model holds no conversations")
+        if body.top_logprobs is not None and not body.logprobs:
+            raise Refused(400, "top_logprobs: ask for logprobs as well", param="top_logprobs")
+        messages = [
+            Message(role="system" if one.role == "developer" else one.role, content=one.text) for one in body.messages
+        ]
+        if messages[-1]["role"] == "assistant":
+            raise Refused(400, "messages: end with a message of the user", param="messages")
+        framing = replace(self.loaded.framing, chat=self.chat)
+        ids = self.chat.prompt(checked(messages))
+        context = self.loaded.model.context
+        left = None if context is None else context - len(ids)
+        if left is not None and left < 1:
+            raise Refused(
+                400,
+                f"the messages have {len(ids)} tokens, but the model's context is {context}",
+                param="messages",
+                code="context_length_exceeded",
+            )
+        wanted = body.max_completion_tokens or body.max_tokens
+        most = self._most(wanted, min(LONGEST_ANSWER, self.max_tokens))
+        most = most if left is None else min(most, left)
+        generating = self._generating(body, [framing.given(ids)], most, body.top_logprobs or 0)
+        generating = replace(generating, framing=framing)
+        return Asked("chat", generating, None, bool(body.logprobs), bool(body.stream), _counts(body), False)
+
+    def _refuse_silent(self) -> None:
+        self.writer.refuse_silent()
+        if not self.writer.writes:
+            raise UsageError(f"this model has no next token: {self.loaded.model.describe()}")
+
+    def _prompt(self, given: str | list[int]) -> Prompt:
+        framing = self.loaded.framing
+        prompt = framing.prompt(given) if isinstance(given, str) else framing.given(given)
+        try:
+            return self.scheduler.fitted(prompt)
+        except UsageError as error:
+            context = self.loaded.model.context
+            is_long = context is not None and len(prompt.tokens) + len(prompt.source or ()) > context
+            code = "context_length_exceeded" if is_long else None
+            raise Refused(400, error.what, param="prompt", code=code) from None
+
+    def _most(self, wanted: int | None, default: int) -> int:
+        if wanted is not None and wanted > self.max_tokens:
+            raise Refused(400, f"max_tokens: at most {self.max_tokens} are generated here", param="max_tokens")
+        return min(default, self.max_tokens) if wanted is None else wanted
+
+    def _generating(self, body: TextBody, prompts: Sequence[Prompt], most: int, n_alternatives: int) -> Generating:
+        if len(prompts) * (body.n or 1) > MAX_TEXTS:
+            raise Refused(400, f"n: at most {MAX_TEXTS} texts of a request", param="n")
+        settings = Sample(
+            seed=secrets.randbelow(2**32) if body.seed is None else body.seed,
+            temperature=1.0 if body.temperature is None else body.temperature,
+            top_k=body.top_k,
+            top_p=None if body.top_p == 1 else body.top_p,
+            min_p=body.min_p,
+            repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+            max_new_tokens=most,
+            logit_bias=self._biases(body.logit_bias or {}),
+        )
+        return Generating(
+            self.loaded.framing, tuple(prompts), settings, body.n or 1, body.stops, n_alternatives=n_alternatives
+        )
+
+    def _biases(self, given: dict[str, float]) -> LogitBias:
+        biases = []
+        for name, bias in given.items():
+            if not (name.isascii() and name.isdigit() and int(name[:10]) < self.loaded.model.vocab_size):
+                raise Refused(400, "logit_bias: name tokens by their ids", param="logit_bias")
+            biases.append(((int(name),), bias))
+        return tuple(biases)
+
+    async def embeddings(self, body: EmbeddingBody) -> dict[str, Any]:
+        """The answer to a request for embeddings. Raises UsageError for texts that have none."""
+        texts = [body.input] if isinstance(body.input, str) else body.input
+        rows: list[Vectors] = []
+        for start in range(0, len(texts), AT_ONCE):
+            rows += await self.scheduler.compute(partial(self._embed, texts[start : start + AT_ONCE]))
+        data = [
+            {"object": "embedding", "index": i, "embedding": _encoded(row[0], body.encoding_format)}
+            for i, row in enumerate(rows)
+        ]
+        n_tokens = sum(len(self.loaded.tokenizer.encode(text)) for text in texts)
+        usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
+        return {"object": "list", "model": self.name, "data": data, "usage": usage}
+
+    def _embed(self, texts: list[str]) -> list[Vectors]:
+        return [one.vectors for one in embed(self.loaded, texts, -1, "own")]
+
+    async def classify(self, body: ClassifyBody) -> dict[str, Any]:
+        """The answer to a request for classes. Raises UsageError for a run that has none."""
+        columns, _ = texts_of_a_row(self.loaded)
+        inputs = body.input if isinstance(body.input, list) else [body.input]
+        rows = [_row(one, columns) for one in inputs]
+        found: list[Judgement] = []
+        for start in range(0, len(rows), AT_ONCE):
+            found += await self.scheduler.compute(partial(classify, self.loaded, rows[start : start + AT_ONCE]))
+        data = [{"index": i, "label": one.label, "probabilities": one.probabilities} for i, one in enumerate(found)]
+        return {"object": "list", "model": self.name, "data": data}
+
+
+def _counts(body: TextBody) -> bool:
+    return body.stream_options is not None and body.stream_options.include_usage
+
+
+def _encoded(vector: Vectors, form: str | None) -> str | list[float]:
+    if form == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    found: list[float] = np.asarray(vector, dtype=np.float64).tolist()
+    return found
+
+
+def _row(given: str | dict[str, str], columns: tuple[str, ...]) -> tuple[str, ...]:
+    if isinstance(given, str):
+        given = {columns[0]: given}
+    if given.keys() != set(columns):
+        raise Refused(400, f"input: the model reads {', '.join(columns)}"[:300], param="input")
+    return tuple(given[name] for name in columns)
+
+
+class _Token(NamedTuple):
+    """Of a text. offset: characters of the text before it."""
+
+    token: int
+    logprob: float | None
+    alternatives: Sequence[Alternative]
+    offset: int
+
+
+@dataclass
+class _Choice:
+    """One text of an answer so far. length: its characters, also of a streamed text, which is not kept."""
+
+    text: str = ""
+    tokens: list[_Token] = field(default_factory=list)
+    finish: str | None = None
+    length: int = 0
+    begun: bool = False
+
+
+class ClientAnswer:
+    """The answer to a request for text, as its tokens come: events of a stream, or all at the end."""
+
+    def __init__(self, service: Service, asked: Asked) -> None:
+        self._service, self._asked = service, asked
+        self._tokenizer = service.loaded.tokenizer
+        self._head = {
+            "id": f"{'chatcmpl' if asked.kind == 'chat' else 'cmpl'}-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": service.name,
+            "system_fingerprint": service.fingerprint,
+            "seed": asked.generating.settings.seed,
+        }
+        generating = asked.generating
+        self._choices = [_Choice() for _ in range(len(generating.prompts) * generating.n)]
+        self._n_generated = 0
+
+    def events(self, progress: Progress) -> Iterator[dict[str, Any]]:
+        """The events of one more token."""
+        choice = self._choices[progress.index]
+        is_first = not choice.begun
+        text, tokens = self._take(choice, progress)
+        if self._asked.kind == "chat":
+            delta = {"role": "assistant", "content": text} if is_first else {"content": text}
+            own: dict[str, Any] = {"delta": delta}
+        else:
+            own = {"text": text}
+        if not (text or tokens or choice.finish or is_first):
+            return
+        yield self._object(
+            ".chunk",
+            [{"index": progress.index, **own, "logprobs": self._logprobs(tokens), "finish_reason": choice.finish}],
+            {"usage": None} if self._asked.counts else {},
+        )
+
+    def last(self) -> dict[str, Any]:
+        """The last event of a stream that counts tokens."""
+        return self._object(".chunk", [], {"usage": self._usage()})
+
+    def add(self, progress: Progress) -> None:
+        """Take one more token of an answer that is not streamed."""
+        choice = self._choices[progress.index]
+        text, tokens = self._take(choice, progress)
+        choice.text += text
+        choice.tokens += tokens
+
+    def whole(self) -> dict[str, Any]:
+        """The whole answer."""
+        choices = []
+        for i, choice in enumerate(self._choices):
+            if self._asked.kind == "chat":
+                own: dict[str, Any] = {"message": {"role": "assistant", "content": choice.text, "refusal": None}}
+            else:
+                own = {"text": choice.text}
+            logprobs = self._logprobs(choice.tokens)
+            choices.append({"index": i, **own, "logprobs": logprobs, "finish_reason": choice.finish})
+        return self._object("", choices, {"usage": self._usage()})
+
+    def _object(self, part: str, choices: list[dict[str, Any]], more: dict[str, Any]) -> dict[str, Any]:
+        kind = f"chat.completion{part}" if self._asked.kind == "chat" else "text_completion"
+        return {**self._head, "object": kind, "choices": choices, **more}
+
+    def _usage(self) -> dict[str, int]:
+        n_read = sum(len(prompt.tokens) + len(prompt.source or ()) for prompt in self._asked.generating.prompts)
+        return {
+            "prompt_tokens": n_read,
+            "completion_tokens": self._n_generated,
+            "total_tokens": n_read + self._n_generated,
+        }
+
+    def _take(self, choice: _Choice, progress: Progress) -> tuple[str, list[_Token]]:
+        """The text that a token adds, and what is told of its probability, with those of the prompt for the first."""
+        asked, event = self._asked, progress.event
+        place = progress.index // asked.generating.n
+        echoed, tokens = "", []
+        if not choice.begun:
+            echoed = "" if asked.shown is None else asked.shown[place]
+            if asked.generating.wants_prompt:
+                tokens = self._of_prompt(asked.generating.prompts[place].tokens[0], progress.read)
+        text = "" if asked.silent else progress.text
+        if asked.kind == "chat" and not choice.length:
+            text = text.lstrip()
+        if not asked.silent:
+            self._n_generated += 1
+            if asked.logprobs and event.finish != "end":
+                offset = choice.length + len(echoed)
+                tokens.append(_Token(event.token, event.logprob, event.alternatives or (), offset))
+        choice.begun = True
+        choice.length += len(echoed) + len(text)
+        if progress.completion is not None:
+            choice.finish = "length" if asked.silent else _FINISH[progress.completion.finish_reason]
+        return echoed + text, tokens
+
+    def _of_prompt(self, first: int, read: Sequence[PromptToken]) -> list[_Token]:
+        """The tokens of a prompt; the first one has no probability."""
+        decode = self._tokenizer.decode
+        tokens, offset = [_Token(first, None, (), 0)], len(decode([first]))
+        for one in read:
+            tokens.append(_Token(one.token, one.logprob, one.alternatives, offset))
+            offset += len(decode([one.token]))
+        return tokens
+
+    def _logprobs(self, tokens: Sequence[_Token]) -> dict[str, Any] | None:
+        """Log-probabilities as the API has them."""
+        if not self._asked.logprobs:
+            return None
+        if self._asked.kind == "chat":
+            return {"content": [self._of_chat(one) for one in tokens], "refusal": None}
+        piece = self._tokenizer.piece
+        best = [{piece(other.token): other.logprob for other in one.alternatives} or None for one in tokens]
+        return {
+            "tokens": [piece(one.token) for one in tokens],
+            "token_logprobs": [one.logprob for one in tokens],
+            "top_logprobs": best,
+            "text_offset": [one.offset for one in tokens],
+        }
+
+    def _of_chat(self, one: _Token) -> dict[str, Any]:
+        def named(token: int, logprob: float | None) -> dict[str, Any]:
+            written = self._tokenizer.decode([token]).encode()
+            return {"token": self._tokenizer.piece(token), "logprob": logprob, "bytes": list(written)}
+
+        others = [named(other.token, other.logprob) for other in one.alternatives]
+        return {**named(one.token, one.logprob), "top_logprobs": others}

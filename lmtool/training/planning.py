@@ -1,0 +1,417 @@
+"""What a recipe takes before it is run: parameters, FLOPs, memory of a device, steps and time."""
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lmtool.batch import IGNORE, Batch
+from lmtool.compute.device import Compute, device_memory, resolve
+from lmtool.compute.processes import World
+from lmtool.errors import RecipeError, UsageError
+from lmtool.model import build
+from lmtool.model.anatomy import anatomy
+from lmtool.model.size import BEYOND, held_in_training, size_of
+from lmtool.objective import Objective, Vocabulary
+from lmtool.objective import build as build_objective
+from lmtool.recipe.load import Resolved
+from lmtool.recipe.pretraining import DefaultRecipe
+from lmtool.recipe.spec import (
+    HeadSpec,
+    Masked,
+    Model,
+    Recipe,
+    ReplacedTokens,
+    Seq2Seq,
+    SkipGramWindow,
+    Transformer,
+    generator_of,
+)
+from lmtool.text.prepare import default_cache
+from lmtool.text.store import TokenStore
+from lmtool.text.survey import Report, settle
+from lmtool.text.tokenizer import vocabulary_of
+from lmtool.training.data import TextData, read_text
+from lmtool.training.fit import fit
+from lmtool.training.footprint import Footprint, Rows, footprint
+from lmtool.training.length import LEAST_PROBE, MOST_STEPS, VALIDATIONS, steps_of_epochs, steps_of_tokens
+from lmtool.training.optimizer import Optimizers
+from lmtool.training.windows import Windows
+
+UTILISATION = 0.4
+"""Share of a GPU's peak that training is taken to reach, unless another one is stated."""
+
+TOKENS_PER_PARAMETER = 20
+"""Training tokens at which a given compute is best spent, for each parameter (Hoffmann et al. 2022)."""
+
+CHARACTERS = 100
+"""Entries of a vocabulary that only the text decides on, without one."""
+
+ROOM = 0.9
+"""Share of a device's memory that training may take; the rest is for kernels and fragmentation."""
+
+SECONDS = 1.5
+"""Time for which steps are measured."""
+
+AVERAGED = 64
+"""Rows over which the targets of a masked objective are averaged."""
+
+LARGEST_STEP = 3e10
+"""FLOPs of a step that is measured whole; of a larger one, fewer rows."""
+
+
+@dataclass(frozen=True)
+class DeviceKind:
+    """A device by name. peak: FLOP/s of dense products in 16 bits. memory: bytes. As their makers state them."""
+
+    peak: float
+    memory: int
+    precision: str = "bfloat16"
+
+
+KINDS: Mapping[str, DeviceKind] = {
+    "t4": DeviceKind(65e12, 16 * 10**9, "float16"),
+    "v100": DeviceKind(125e12, 32 * 10**9, "float16"),
+    "rtx3090": DeviceKind(71e12, 24 * 10**9),
+    "rtx4090": DeviceKind(165e12, 24 * 10**9),
+    "l4": DeviceKind(121e12, 24 * 10**9),
+    "l40s": DeviceKind(362e12, 48 * 10**9),
+    "a100": DeviceKind(312e12, 80 * 10**9),
+    "h100": DeviceKind(989e12, 80 * 10**9),
+    "h200": DeviceKind(989e12, 141 * 10**9),
+    "b200": DeviceKind(2250e12, 180 * 10**9),
+    "mi300x": DeviceKind(1307e12, 192 * 10**9),
+}
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a run takes.
+
+    flops_per_token: of forward and backward pass. device: its name. memory: its bytes, None if unknown. footprint: with
+    micro-batches of `rows` rows, of which a step has `micro_batches` on each device. fits: whether it does. steps,
+    tokens: None where only a text decides. epochs: None without a text. step_seconds: None if unknown; basis: what it
+    comes from. seconds: of all steps and validations. optimal_tokens: by TOKENS_PER_PARAMETER. notes: what was assumed.
+    """
+
+    title: str
+    vocab_size: int
+    parameters: int
+    flops_per_token: int
+    device: str
+    n_devices: int
+    precision: str
+    memory: int | None
+    footprint: Footprint | None
+    rows: int
+    micro_batches: int
+    fits: bool | None
+    steps: int
+    tokens: int
+    epochs: float | None
+    step_seconds: float | None
+    basis: str
+    seconds: float | None
+    optimal_tokens: int
+    notes: tuple[str, ...]
+
+    def record(self) -> dict[str, object]:
+        """As JSON values."""
+        return asdict(self)
+
+
+def forecast_of(
+    recipe: Resolved | DefaultRecipe, *, n_devices: int, kind: str | None, utilisation: float, report: Report
+) -> Forecast:
+    """What training a recipe takes; its text, if it names one, is tokenized as for training.
+
+    Raises UsageError for what cannot be planned, and the errors of reading a text.
+    """
+    if kind is not None and kind not in KINDS:
+        raise UsageError(f"there is no device kind {kind!r}", fix=f"name one of {', '.join(KINDS)}")
+    if not 0 < utilisation <= 1:
+        raise UsageError(f"a utilization of {utilisation:g} is no share of a peak", fix="for example 0.4")
+    resolved, _ = settle(recipe, cache=default_cache(), report=report)
+    found = resolved.recipe
+    data = None
+    if found.data.sources:
+        if isinstance(found.objective, HeadSpec | Seq2Seq):
+            raise UsageError("plans are for texts; this recipe is for tables", fix="omit --text")
+        data = read_text(found, None, World(), report)
+    report("measuring", 0, 0)
+    return forecast(found, data, n_devices=n_devices, kind=kind, utilisation=utilisation)
+
+
+def forecast(
+    recipe: Recipe,
+    data: TextData | None,
+    *,
+    n_devices: int = 1,
+    kind: str | None = None,
+    utilisation: float = UTILISATION,
+) -> Forecast:
+    """What training a recipe takes, on this machine or on `n_devices` of a named kind.
+
+    data: the text, whose recipe is then used; None without one. Here, some steps are measured; elsewhere, time follows
+    from peak and utilisation.
+    Raises UsageError for a recipe without gradients and a batch that the devices cannot share, RecipeError for a model
+    that no machine holds.
+    """
+    recipe = recipe if data is None else data.recipe
+    spec, training = recipe.model, recipe.training
+    if spec.counts:
+        raise UsageError(
+            f"a model of kind {spec.kind} is a table of counts: the text decides on its size",
+            fix="train it: it is one pass over the text",
+        )
+    if training.batch_size % n_devices:
+        raise UsageError(
+            f"a batch of {training.batch_size} rows cannot be shared by {n_devices} devices",
+            where="training.batch_size",
+            fix=f"set it to a multiple of {n_devices}",
+        )
+    notes: list[str] = []
+    vocab_size = spec.vocab_size or vocabulary_of(recipe)
+    if vocab_size is None:
+        vocab_size = CHARACTERS
+        notes.append(f"the text decides on the vocabulary; {CHARACTERS} entries are assumed, --text FILE reads it")
+    if size_of(spec, vocab_size) == BEYOND:
+        raise RecipeError(["the model has a tensor of more bytes than can be counted"])
+    if kind is None:
+        compute = resolve(training.device, training.precision)
+        on_gpu, precision, memory = compute.device.type != "cpu", compute.precision, device_memory(compute.device)
+        device = compute.describe().partition(",")[0]
+    else:
+        on_gpu, precision, memory, device = True, KINDS[kind].precision, KINDS[kind].memory, kind
+        precision = precision if training.precision == "auto" else training.precision
+    work = _Work(recipe, vocab_size)
+    held = held_in_training(recipe, vocab_size)
+    share = training.batch_size // n_devices
+    rows = min(training.rows_at_once(n_devices), share)
+    found, fits = None, None
+    if work.is_traced:
+        while True:
+            found = work.footprint(rows, rows < share, precision, on_gpu)
+            fits = None if memory is None else found.peak <= ROOM * memory
+            if fits is not False or rows == 1 or training.micro_batch != "auto":
+                break
+            # as in training, which halves the micro-batch when memory runs out
+            rows //= 2
+    else:
+        notes.append("activations are not known for this model; weights, gradients and moments are the most of it")
+        fits = None if memory is None else held.weights + held.gradients + held.moments <= ROOM * memory
+    if isinstance(recipe.objective, ReplacedTokens):
+        notes.append("activations are those of the detector; its generator takes some more")
+    if isinstance(recipe.objective, SkipGramWindow) and recipe.objective.negatives:
+        notes.append("operations are those of the full softmax; negative samples take far fewer")
+    row_flops = work.row_flops()
+    seconds, basis = _step_seconds(work, row_flops, kind, n_devices, utilisation, fits)
+    steps, why = _steps(recipe, data, seconds)
+    notes += why
+    tokens = steps * training.batch_size * spec.context
+    epochs = None
+    if data is not None:
+        epochs = steps * training.batch_size / data.per_epoch
+    total = None
+    if seconds is not None:
+        total = steps * seconds + _validation_seconds(recipe, data, seconds, steps)
+    parameters = held.parameters
+    return Forecast(
+        spec.title,
+        vocab_size,
+        parameters,
+        round(row_flops / spec.context),
+        device,
+        n_devices,
+        precision,
+        memory,
+        found,
+        rows,
+        -(-share // rows),
+        fits,
+        steps,
+        tokens,
+        epochs,
+        seconds,
+        basis,
+        total,
+        TOKENS_PER_PARAMETER * parameters,
+        tuple(notes),
+    )
+
+
+class _Work:
+    """A recipe's model and rows, with invented tokens."""
+
+    def __init__(self, recipe: Recipe, vocab_size: int) -> None:
+        self.recipe, self.vocab_size = recipe, vocab_size
+        self.spec: Model = recipe.model
+        self.is_traced = self.spec.reads != "words"
+        self.is_for_tables = isinstance(recipe.objective, HeadSpec | Seq2Seq)
+
+    @property
+    def objective(self) -> Objective:
+        """The objective, for a vocabulary of which the first entries are special."""
+        n_special = min(6 + 100, self.vocab_size // 2)
+        special = tuple(range(n_special))
+        pad, bos, eos, mask, sep, cls = (*special, *[0] * 6)[:6]
+        vocabulary = Vocabulary(self.vocab_size, pad, bos, eos, mask, sep, cls, (bos,), special[6:], frozenset(special))
+        return build_objective(self.recipe, vocabulary)
+
+    def examples(self, objective: Objective, seed: int = 0) -> Windows:
+        cut = objective.cut(self.spec.context)
+        store = cast(TokenStore, _InventedText(self.vocab_size, max(1 << 16, 4 * cut.length)))
+        return Windows(store, cut, seed)
+
+    def rows(self, n_rows: int, accumulates: bool) -> Rows:
+        """A micro-batch to trace; for tables, rows and sources as long as the context."""
+        if self.is_for_tables:
+            tokens_BT = torch.zeros(n_rows, self.spec.context, dtype=torch.int64)
+            has_source = self.spec.reads == "source" and not self.spec.shares_row
+            prefix_B = torch.full((n_rows,), self.spec.context // 2) if self.spec.shares_row else None
+            scored = 0.0 if isinstance(self.recipe.objective, HeadSpec) else 1.0
+            batch = Batch(tokens_BT, source_BS=tokens_BT if has_source else None, prefix_B=prefix_B)
+            return Rows(batch, scored, accumulates)
+        objective = self.objective
+        batch = objective.collate(self.examples(objective).read(np.arange(n_rows)))
+        return Rows(batch, self._scored, accumulates)
+
+    @cached_property
+    def _scored(self) -> float:
+        """Share of the positions of a row of text whose logits are computed, on average."""
+        if not isinstance(self.recipe.objective, Masked | ReplacedTokens):
+            return 1.0
+        objective = self.objective
+        targets_BT = objective.collate(self.examples(objective).read(np.arange(AVERAGED))).targets_BT
+        assert targets_BT is not None
+        return float((targets_BT != IGNORE).float().mean())
+
+    def row_flops(self) -> float:
+        """FLOPs of forward and backward pass of a row: a backward pass has two products for each one of the forward."""
+        if not self.is_traced:
+            return 3.0 * anatomy(self.spec, self.vocab_size, self.spec.context).flops
+        row = self.rows(1, False)
+        source_BS = row.batch.source_BS
+        n_tokens = row.batch.tokens_BT.shape[1]
+        n_source = n_tokens if source_BS is None else source_BS.shape[1]
+        flops = _forward_flops(self.spec, self.vocab_size, n_tokens, n_source, row.scored)
+        objective = self.recipe.objective
+        if isinstance(objective, ReplacedTokens) and isinstance(self.spec, Transformer):
+            generator = generator_of(self.spec, objective)
+            flops = _forward_flops(self.spec, self.vocab_size, n_tokens, n_source, 0.0)
+            flops += _forward_flops(generator, self.vocab_size, n_tokens, n_source, row.scored)
+        return 3.0 * flops
+
+    def footprint(self, rows: int, accumulates: bool, precision: str, on_gpu: bool) -> Footprint:
+        """The memory of micro-batches of so many rows."""
+        held = held_in_training(self.recipe, self.vocab_size)
+        return footprint(self.spec, self.vocab_size, held, lambda n: self.rows(n, accumulates), rows, precision, on_gpu)
+
+    def seconds(self, compute: Compute, n_rows: int) -> float:
+        """Seconds of a step of `n_rows` rows on this machine, the median of some."""
+        objective = self.objective
+        torch.manual_seed(0)
+        lm = build(self.spec, self.vocab_size).to(compute.device)
+        for parameter in objective.idle(lm):
+            parameter.requires_grad_(False)
+        recipe = self.recipe
+        changed = recipe.training.model_copy(update={"steps": MOST_STEPS, "batch_size": n_rows})
+        recipe = recipe.model_copy(update={"training": changed})
+        optimizers = Optimizers(recipe.optimizer, lm, compute, recipe.tuning)
+        seconds: list[float] = []
+        for step in fit(lm, objective, optimizers, self.examples(objective), recipe, compute, World()):
+            seconds.append(step.seconds)
+            if len(seconds) >= LEAST_PROBE and sum(seconds) > SECONDS:
+                break
+        return statistics.median(seconds[len(seconds) // 2 :])
+
+
+def _forward_flops(spec: Model, vocab_size: int, n_tokens: int, n_source: int, scored: float) -> float:
+    """FLOPs of a forward pass of a row, with logits at a share of its positions."""
+    tree = anatomy(spec, vocab_size, n_tokens, n_source)
+    head = sum(part.flops for part in tree.children if part.name == "head")
+    return tree.flops - (1 - scored) * head
+
+
+class _InventedText:
+    """Random tokens in documents of equal length, with what training reads of a `TokenStore`."""
+
+    _LENGTH = 512
+
+    def __init__(self, vocab_size: int, n_tokens: int) -> None:
+        self._tokens = np.random.default_rng(0).integers(vocab_size // 2, vocab_size, n_tokens)
+        self.n_documents = -(-n_tokens // self._LENGTH)
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def read(self, start: int, stop: int) -> NDArray[np.int64]:
+        return self._tokens[start:stop]
+
+    def document(self, i: int) -> tuple[int, int]:
+        return i * self._LENGTH, min(len(self), (i + 1) * self._LENGTH)
+
+    def document_at(self, token: int | NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.asarray(token) // self._LENGTH
+
+
+def _step_seconds(
+    work: _Work, row_flops: float, kind: str | None, n_devices: int, utilisation: float, fits: bool | None
+) -> tuple[float | None, str]:
+    """Seconds of a step, and what they come from."""
+    training = work.recipe.training
+    if kind is not None:
+        peak = KINDS[kind].peak
+        basis = f"{100 * utilisation:g} % of {peak / 1e12:,.0f} TFLOP/s" + (" each" if n_devices > 1 else "")
+        return training.batch_size * row_flops / (n_devices * utilisation * peak), basis
+    if fits is False:
+        return None, "it does not fit"
+    if n_devices > 1:
+        return None, "several devices are not measured here: name their kind with --device-kind"
+    if work.is_for_tables or not work.is_traced:
+        return None, "its rows are not known before they are read"
+    compute = resolve(training.device, training.precision)
+    n_rows = max(1, min(training.batch_size // 2, int(LARGEST_STEP / row_flops)))
+    if 2 * n_rows * row_flops >= training.batch_size * row_flops or training.carry_state:
+        return work.seconds(compute, training.batch_size), "measured"
+    one, two = work.seconds(compute, n_rows), work.seconds(compute, 2 * n_rows)
+    # an update takes as long for any number of rows
+    return one + max(0.0, two - one) * (training.batch_size - n_rows) / n_rows, f"measured with {2 * n_rows} rows"
+
+
+def _steps(recipe: Recipe, data: TextData | None, seconds: float | None) -> tuple[int, list[str]]:
+    """The steps of a run, and notes; of several limits the one that ends first, as in training."""
+    training = recipe.training
+    limits, notes = [], []
+    if training.epochs is not None and data is not None:
+        limits.append(steps_of_epochs(data, training.epochs))
+    if training.tokens is not None:
+        limits.append(steps_of_tokens(recipe, training.tokens))
+    if training.minutes is not None and seconds is not None:
+        validations = VALIDATIONS * _once(recipe, data, seconds)
+        limits.append(max(1, int((60 * training.minutes - validations) / seconds)))
+    if training.has_budget and not limits:
+        notes.append(f"only a text decides on the steps; {training.steps:,} are assumed, --text FILE reads it")
+    return min(limits, default=training.steps), notes
+
+
+def _once(recipe: Recipe, data: TextData | None, step_seconds: float) -> float:
+    """Seconds of a validation, whose forward pass is a third of a training step for as many tokens."""
+    wanted = recipe.evaluation.tokens
+    n_tokens = wanted or 0
+    if data is not None:
+        n_tokens = min(wanted or data.n_valid, data.n_valid)
+    return n_tokens * step_seconds / (3 * recipe.training.batch_size * recipe.model.context)
+
+
+def _validation_seconds(recipe: Recipe, data: TextData | None, step_seconds: float, steps: int) -> float:
+    every = recipe.evaluation.every
+    if recipe.training.has_budget:
+        every = min(every, math.ceil(steps / VALIDATIONS))
+    return math.ceil(steps / every) * _once(recipe, data, step_seconds)

@@ -1,0 +1,71 @@
+"""Fully sharded data parallelism: each process holds its share of all weights, gradients and moments.
+
+The engine is FSDP2 (Zhao et al. 2023), ZeRO-3 of Rajbhandari et al. (2020): the weights of a layer are gathered before
+it computes, and freed after; its gradients are summed into the shares.
+"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import torch
+from torch import nn
+
+from lmtool.compute.device import Compute
+from lmtool.compute.processes import World, peers_may_end
+from lmtool.model import LanguageModel
+from lmtool.objective import Objective
+from lmtool.training.fit import LossModule
+
+
+class Sharding:
+    """A model whose weights are sharded over the processes, with its objective as one module to train.
+
+    The matrices of a layer are gathered together, in the precision of matrix products; all else (embeddings, norms,
+    head) is gathered in float32 for the whole step. The shares stay float32.
+    """
+
+    def __init__(self, lm: LanguageModel, objective: Objective, compute: Compute, world: World) -> None:
+        """Shards `lm` in place. Its parameters are new objects from here on."""
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+        # a linear map may return a view; nothing changes it in place
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
+        mesh = init_device_mesh(compute.device.type, (world.size,))
+        narrow = None if compute.dtype == torch.float32 else compute.dtype
+        policy = MixedPrecisionPolicy(narrow, None if narrow is None else torch.float32, cast_forward_inputs=False)
+        for linears in _layers(lm):
+            fully_shard(linears, mesh=mesh, mp_policy=policy)
+        self.module = LossModule(lm, objective)
+        root = fully_shard(self.module, mesh=mesh, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
+        # now, since a validation may come before the first step, and then the first layer would be taken for the root
+        fully_shard.state(root)._lazy_init()  # type: ignore[attr-defined]  # of the decorator
+        self._parts = [part for part in self.module.modules() if isinstance(part, FSDPModule)]
+        self._compute = compute
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """A context in which every process holds all weights and computes by itself, without gradients."""
+        root = self._parts[0]
+        root.set_reshard_after_forward(False)
+        with peers_may_end():
+            for part in self._parts:
+                part.unshard()
+        try:
+            with self._compute.autocast():
+                yield
+        finally:
+            for part in self._parts:
+                part.reshard()
+            root.set_reshard_after_forward(True)
+            root.set_reshard_after_forward(False, recurse=False)
+
+
+def _layers(lm: LanguageModel) -> Iterator[list[nn.Module]]:
+    """The linear maps of each layer."""
+    for group in lm.parts()[1:]:
+        linears = [m for part in group if part is not None for m in part.modules() if isinstance(m, nn.Linear)]
+        if linears:
+            yield cast(list[nn.Module], linears)

@@ -1,0 +1,107 @@
+"""The page of `lmtool serve` in a browser: it asks its own server alone."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from lmtool.decoding.settings import Sample
+from lmtool.serving.guard import Access
+from lmtool.serving.server import Serving
+from tests.browser.conftest import HITS, Opened
+from tests.serving.conftest import folder, talker  # noqa: F401 - fixtures
+from tests.serving.harness import Served, served
+
+pytestmark = pytest.mark.browser
+KEY = "a-key-of-some-length"
+
+
+@pytest.fixture(scope="module")
+def server(talker: str) -> Iterator[Served]:  # noqa: F811
+    with served(talker) as found:
+        yield found
+
+
+@pytest.fixture
+def visit(chromium: Any) -> Iterator[Callable[[Served], Any]]:
+    """Opens the page of a server; at the end nothing but the server was asked, and the console is silent."""
+    visits: list[tuple[Opened, str]] = []
+
+    def call(found: Served) -> Any:
+        context = chromium.new_context()
+        context.set_default_timeout(30_000)
+        context.add_init_script(HITS)
+        visits.append((Opened(context.new_page(), f"{found.address}/"), found.address))
+        return visits[-1][0].page
+
+    yield call
+    for one, address in visits:
+        hits = one.page.evaluate("window.hits")
+        one.page.context.close()
+        assert all(url.startswith((f"{address}/", "data:,")) for url in one.requested)
+        assert ([text for text in one.complaints if "401" not in text], hits) == ([], 0)
+
+
+def told(page: Any, words: str) -> None:
+    """Wait until the page says so."""
+    page.locator("#said", has_text=words).wait_for()
+
+
+def test_a_text_is_generated_with_its_probabilities(visit: Callable[[Served], Any], server: Served) -> None:
+    page = visit(server)
+    page.locator("#ways:not([hidden])").wait_for()
+    page.get_by_label("Continue a text").check()
+    page.get_by_label("Prompt").fill("Who saw <img src=x onerror=hit()>")
+    page.get_by_text("Settings").click()
+    page.get_by_label("New tokens").fill("12")
+    page.get_by_label("Seed").fill("7")
+    page.get_by_role("button", name="Generate").click()
+    told(page, "tokens/s")
+    settings = Sample(seed=7, temperature=0.8, max_new_tokens=12)
+    [text] = server.writer.complete("Who saw <img src=x onerror=hit()>", settings)
+    written = page.locator("#written").evaluate("element => element.textContent")
+    assert written == "Who saw <img src=x onerror=hit()>" + text
+    assert page.locator("#written img").count() == 0
+    page.locator("#written .token[tabindex='0']").focus()
+    assert "most probable: " in page.locator("#readout").text_content()
+    before = page.locator("#readout").text_content()
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#readout").text_content() != before
+    page.get_by_role("button", name="Another seed").click()
+    told(page, "tokens/s")
+    assert "Seed 7," not in page.locator("#said").text_content()
+
+
+def test_a_text_is_stopped(visit: Callable[[Served], Any], server: Served) -> None:
+    page = visit(server)
+    page.locator("#ways:not([hidden])").wait_for()
+    page.get_by_label("Continue a text").check()
+    page.get_by_text("Settings").click()
+    page.get_by_label("New tokens").fill("4000")
+    page.get_by_label("Temperature").fill("0")  # this model then repeats itself without an end
+    page.get_by_role("button", name="Generate").click()
+    page.wait_for_selector("#written .token >> nth=3")
+    page.get_by_role("button", name="Stop").click()
+    told(page, "stopped after")
+
+
+def test_a_conversation_with_a_key(visit: Callable[[Served], Any], talker: str) -> None:  # noqa: F811
+    with served(talker, Serving(access=Access("127.0.0.1", KEY))) as found:
+        page = visit(found)
+        page.get_by_label("API key").fill("wrong")
+        page.get_by_role("button", name="Use it").click()
+        page.wait_for_selector("#door:not([hidden])")
+        page.get_by_label("API key").fill(KEY)
+        page.get_by_role("button", name="Use it").click()
+        page.locator("#ways:not([hidden])").wait_for()
+        assert page.get_by_label("Chat").is_checked()
+        page.get_by_text("Settings").click()
+        page.get_by_label("New tokens").fill("8")
+        for n in (1, 2):
+            page.get_by_label("Message").fill(f"Who saw the ball {n}?")
+            page.get_by_role("button", name="Generate").click()
+            told(page, "tokens/s")
+            page.locator(".turn").nth(2 * n - 1).wait_for()
+        assert page.locator(".turn.user").all_text_contents() == ["Who saw the ball 1?", "Who saw the ball 2?"]
+        page.get_by_role("button", name="Begin anew").click()
+        assert page.locator(".turn").count() == 0

@@ -1,0 +1,216 @@
+"""`lmtool check`: damage of runs and tokens, and what ruins training in tables and texts."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from lmtool.recipe.spec import BpeTokenizer
+from lmtool.run import checkpoint as checkpoints
+from lmtool.run.directory import CHECKPOINTS
+from lmtool.text.tokenizer import Tokenizer
+from tests.cli.conftest import SMALL
+
+DATA, CHECKPOINT = 3, 4
+
+
+def record(lmtool, *arguments):
+    """The record of a check, whatever its exit code."""
+    return json.loads(lmtool("check", *arguments, "--json").out)
+
+
+def kinds(found):
+    return [finding["kind"] for finding in found["findings"]]
+
+
+def finds(lmtool, code, *arguments, words):
+    """Assert that a check fails with this code and three lines, the words in them."""
+    done = lmtool("check", *arguments)
+    assert done.code == code, done
+    assert len(done.err.splitlines()) <= 3
+    for word in words:
+        assert word in done.err
+
+
+# Runs
+
+
+def test_an_intact_run(lmtool, run, home):
+    done = lmtool.succeeds("check", "last")
+    assert "nothing found" in done.out
+    assert done.out.count("recipe, tokenizer and weights fit") == len(checkpoints.listed(run / CHECKPOINTS))
+
+
+def flip(path, at):
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model.safetensors", "optimizer.safetensors", "state.json", "MANIFEST.json"],
+)
+def test_a_flipped_bit_in_a_checkpoint_is_found(lmtool, run, home, name):
+    step, folder = checkpoints.listed(run / CHECKPOINTS)[0]
+    flip(folder / name, 100)
+    found = record(lmtool, "last")
+    assert [damage["path"] for damage in found["damage"]] == [os.path.relpath(folder / name)]
+    finds(lmtool, CHECKPOINT, "last", words=[name])
+    finds(lmtool, CHECKPOINT, f"last@{step}", words=[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("recipe.yaml", "n_heads: 2", "n_heads: 1"),
+        ("tokenizer.json", "[MASK]", "[SKAM]"),
+        ("run.json", '"format"', '"form"'),
+    ],
+)
+def test_an_edited_file_is_found(lmtool, run, home, name, old, new):
+    content = (run / name).read_text()
+    assert old in content
+    (run / name).write_text(content.replace(old, new))
+    finds(lmtool, CHECKPOINT, str(run), words=[name])
+
+
+def test_weights_that_are_not_finite_are_found_though_their_checksum_is_right(lmtool, run, home):
+    step, folder = checkpoints.listed(run / CHECKPOINTS)[-1]
+    old = checkpoints.verify(folder, optimizer=False)
+    weights, state = old.model(), old.state()
+    next(iter(weights.values())).view(-1)[0] = torch.nan
+    checkpoints.set_aside(folder)
+    checkpoints.save(run / CHECKPOINTS, step, weights, {}, state, best_step=old.best_step, keep_last=9)
+    found = record(lmtool, "last")
+    assert [damage["path"] for damage in found["damage"]] == [os.path.relpath(folder)]
+    assert "not finite" in found["damage"][0]["problem"]
+
+
+def test_changed_training_data_are_told(lmtool, home):
+    text = home / "own.txt"
+    text.write_text("".join(f"Line {n} of a text that is long enough.\n" for n in range(400)))
+    lmtool.succeeds("pretrain", "own.txt", "-o", "own", *SMALL)
+    assert kinds(record(lmtool, "own")) == []
+    text.write_text(text.read_text() + "One more.\n")
+    assert kinds(record(lmtool, "own")) == ["training data changed"]
+    assert lmtool("check", "own").code == 0
+    assert lmtool("check", "own", "--strict").code == DATA
+    text.unlink()
+    assert kinds(record(lmtool, "own")) == []
+
+
+# Tokens
+
+
+def test_a_flipped_bit_in_tokens_is_found(lmtool, home):
+    (home / "a.txt").write_text("".join(f"Line {n} of a text.\n" for n in range(400)))
+    lmtool.succeeds("tokenize", "a.txt", "--vocab-size", "300", "-o", "tokens", "-q")
+    assert "nothing found" in lmtool.succeeds("check", "tokens").out
+    flip(home / "tokens" / "train" / "tokens-00000.bin", 50)
+    finds(lmtool, DATA, "tokens", words=["train"])
+
+
+# Tables
+
+
+def rows(n, start=0):
+    words = np.random.default_rng(start).choice(["blue", "red", "old", "tall", "far", "low", "wet"], (n, 12))
+    return [(" ".join(row) + f" {start + i}", "good" if i % 2 else "bad") for i, row in enumerate(words)]
+
+
+def write(path, given):
+    path.write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in given))
+
+
+def test_a_clean_table(lmtool, home):
+    write(home / "train.csv", rows(60))
+    write(home / "test.csv", rows(20, 1000))
+    assert "nothing found" in lmtool.succeeds("check", "train.csv", "--test", "test.csv").out
+
+
+def test_each_fault_of_a_table_is_found(lmtool, home):
+    train, test = rows(60), rows(20, 1000)
+    train += [train[3], (train[4][0], "good"), (train[5][0] + " x", train[5][1]), *(("a" * 150, "bad"),) * 2]
+    train += [(letter * 150, "good") for letter in "bcdef"]
+    write(home / "train.csv", train)
+    write(home / "test.csv", [*test[:9:2], train[7], (train[8][0] + " indeed", "bad")])
+    found = record(lmtool, "train.csv", "--test", "test.csv")
+    assert set(kinds(found)) >= {
+        "duplicate rows",
+        "duplicate rows with different labels",
+        "rows shared by train and test",
+        "rows nearly shared by train and test",
+        "texts cut at one length",
+    }
+    assert lmtool("check", "train.csv", "--test", "test.csv").code == 0
+    finds(lmtool, DATA, "train.csv", "--test", "test.csv", "--strict", words=["--strict"])
+
+
+def test_finetune_tells_of_rows_that_are_nearly_shared(lmtool, home):
+    train = rows(60)
+    write(home / "train.csv", train)
+    write(home / "test.csv", [*rows(6, 1000), (train[8][0] + " indeed", "bad")])
+    done = lmtool.succeeds("finetune", "train.csv", "--recipe", "linear", "--test", "test.csv", "-o", "tuned")
+    assert "1 of 7 rows of the test part are nearly rows for training" in done.err
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "subject"),
+    [
+        ({"text": "one line", "id": "a7"}, [], "text"),
+        ({"text": "one line", "title": "a", "url": "b"}, [], "text"),
+        ({"text": "one line", "label": "a"}, [], "table"),
+        ({"text": "one line", "label": "a"}, ["--column", "text"], "text"),
+        ({"body": "one line", "stars": "a"}, [], "table"),
+        ({"text": "one line", "mood": "a"}, ["-s", "data.label_column=mood"], "table"),
+        ({"question": "one line", "answer": "two"}, [], "table"),
+    ],
+)
+def test_rows_are_a_table_or_a_text(lmtool, home, row, options, subject):
+    lines = [{key: f"{value} {n}" if len(value) > 1 else "ab"[n % 2] for key, value in row.items()} for n in range(40)]
+    (home / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert record(lmtool, "a.jsonl", *options)["subject"] == subject
+
+
+# Texts
+
+
+def documents(n, seed):
+    words = np.random.default_rng(seed).choice([f"word{i}" for i in range(300)], (n, 40))
+    return [" ".join(row) for row in words]
+
+
+def test_each_fault_of_a_text_is_found(lmtool, home):
+    train, valid = documents(40, 0), documents(10, 1)
+    (home / "train.txt").write_text("\n\n".join([*train, train[0]]))
+    (home / "valid.txt").write_text("\n\n".join([*valid, train[1]]))
+    found = record(lmtool, "train.txt", "--valid", "valid.txt")
+    assert set(kinds(found)) == {"duplicate documents", "validation text in the training text"}
+    assert "9.1 % of the 440 words" in found["findings"][1]["text"]
+    done = lmtool.succeeds("pretrain", "train.txt", "--valid", "valid.txt", "-o", "own", *SMALL)
+    assert "9.1 % of the 440 words" in done.err
+    assert "1 of 41 documents are equal to an earlier one" in done.err
+
+
+def test_text_in_another_language_than_that_of_the_tokenizer_is_found(lmtool, home):
+    Tokenizer.train(BpeTokenizer(vocab_size=900), documents(90, 0)).save(home)
+    lines = documents(30, 1)
+    (home / "known.txt").write_text("\n\n".join(lines))
+    foreign = [f"Жизнь прожить не поле перейти, {n} раз сказал он нам." for n in range(5)]
+    (home / "mixed.txt").write_text("\n\n".join([*lines, *foreign]))
+    assert "texts in another language" in kinds(record(lmtool, "mixed.txt", "--tokenizer", "tokenizer.json"))
+    assert "texts in another language" not in kinds(record(lmtool, "known.txt", "--tokenizer", "tokenizer.json"))
+
+
+def test_the_cache(lmtool, home):
+    (home / "a.txt").write_text("".join(f"Line {n} of a text.\n" for n in range(400)))
+    lmtool.succeeds("tokenize", "a.txt", "--vocab-size", "300", "-q")
+    found = lmtool.succeeds("check", "--cache")
+    assert "nothing found" in found.out
+
+
+def test_nothing_to_check(lmtool, home):
+    lmtool.refuses(2, "check", words=["nothing to check"])

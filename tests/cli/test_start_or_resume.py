@@ -1,0 +1,110 @@
+"""`--start-or-resume`: one command begins a run, goes on with it, and ends when it is finished."""
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from lmtool.errors import UsageError
+from lmtool.run.checkpoint import listed
+from lmtool.run.directory import Run, check_folder, is_begun
+from tests.cli.conftest import CommandLine
+from tests.training.programs import TORCHRUN, output, pretraining, saved, start, wait_until
+from tests.training.test_processes import TOGETHER, rank
+from tests.training.tiny import Work, after, lasting, metrics, warnings_in
+
+
+def command(work: Work, *overrides: str) -> list[str]:
+    return [*pretraining(work, *overrides), "--start-or-resume"]
+
+
+def test_begins_goes_on_and_ends(work: Work, lmtool: CommandLine) -> None:
+    """An interrupted run continues exactly, whatever the command says by then; a finished one is left alone."""
+    work.pretrain(name="whole")
+    words = ("pretrain", work.text, "--recipe", work.recipe, "--start-or-resume")
+    lmtool.refuses(2, *words, words=["-o DIR"])
+
+    work.pretrain(stop=after(5))
+    begun = Run.open(work.run()).info.created
+    assert is_begun(work.run())
+    told = lmtool.succeeds(*command(work, "optimizer.lr=0.5"))
+    assert "goes on as it began" in told.err
+    assert told.out == f"{work.run()}\n"
+    assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
+    assert Run.open(work.run()).info.created == begun
+    sessions = Run.open(work.run()).info.sessions
+    assert [session.outcome for session in sessions] == ["stopped", "finished"]
+
+    told = lmtool.succeeds(*command(work))
+    assert "has completed all 12 steps" in told.err
+    assert told.out == f"{work.run()}\n"
+    assert Run.open(work.run()).info.sessions == sessions
+
+
+def test_the_same_command_gives_no_warning(work: Work, lmtool: CommandLine) -> None:
+    for _ in range(2):
+        assert "warning" not in lmtool.succeeds(*command(work)).err
+
+
+def test_a_run_without_a_checkpoint_is_begun_again(work: Work, lmtool: CommandLine) -> None:
+    """As a session leaves it that ends in its first steps; nothing else is ever removed."""
+    work.pretrain(name="whole")
+    work.pretrain(stop=lambda: True)
+    shutil.rmtree(work.run() / "checkpoints" / "step-000001")
+    (work.run() / "checkpoints" / ".tmp-step-000001").mkdir()
+    (work.run() / "notes.txt").write_text("mine")
+    created = Run.open(work.run()).info.created
+    assert not is_begun(work.run())
+    with pytest.raises(UsageError, match="already holds"):
+        check_folder(work.run())
+    lmtool.succeeds(*command(work))
+    assert lasting(work.run(), 12) == lasting(work.run("whole"), 12)
+    assert Run.open(work.run()).info.created != created
+    assert (work.run() / "notes.txt").read_text() == "mine"
+
+
+def test_other_folders_are_refused(tmp_path: Path) -> None:
+    """A checkpoint that was set aside is work, and a file of that name may be anybody's."""
+    (tmp_path / "report.html").write_text("mine")
+    with pytest.raises(UsageError, match="already holds"):
+        check_folder(tmp_path, retry=True)
+    (tmp_path / ".lock").touch()
+    check_folder(tmp_path, retry=True)
+    (tmp_path / "checkpoints" / "step-000005.aside-1").mkdir(parents=True)
+    with pytest.raises(UsageError, match="already holds"):
+        check_folder(tmp_path, retry=True)
+
+
+def test_finetune(work: Work, lmtool: CommandLine) -> None:
+    """The results are told by the session that measures them."""
+    table = work.folder / "table.csv"
+    table.write_text("text,label\n" + "".join(f"the cat {i} sat,{'ab'[i % 2]}\n" for i in range(40)))
+    keys = ("objective.kind=classification", "training.epochs=null", "training.steps=4", "optimizer.lr=0.01")
+    words = ["finetune", table, "--recipe", work.recipe, "-o", work.run(), "--start-or-resume"]
+    words += [word for key in keys for word in ("-s", key)]
+    lmtool.refuses(2, *words, "--seeds", "2", words=["for one run"])
+    assert "accuracy" in lmtool.succeeds(*words).out
+    assert lmtool.succeeds(*words).out == f"{work.run()}\n"
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the ranks through /proc")
+@pytest.mark.slow
+def test_a_killed_rank_restarts_by_itself(work: Work) -> None:
+    """torchrun restarts all ranks, which go on from the last checkpoint: the losses of one unbroken process."""
+    long = ("training.steps=60", *TOGETHER)
+    launched = [*TORCHRUN[:3], "--max-restarts", "3", "--monitor-interval", "0.2", *TORCHRUN[3:], *command(work, *long)]
+    process = start(work, launched)
+    wait_until(saved(work.run(), 5), process, work)
+    os.kill(rank(process.pid, 1), signal.SIGKILL)
+    assert process.wait() == 0, output(work)
+    sessions = Run.open(work.run()).info.sessions
+    assert [session.outcome for session in sessions] == [None, "finished"]
+    assert 5 <= sessions[1].step < 60
+    assert listed(work.run() / "checkpoints")[-1][0] == 60
+    assert not warnings_in(work.pretrain(*long, name="whole"))
+    found, expected = metrics(work.run()), metrics(work.run("whole"))
+    assert [record["step"] for record in found] == list(range(1, 61))
+    for key in ("loss", "valid_loss", "grad_norm"):
+        assert [record[key] for record in found] == pytest.approx([record[key] for record in expected], abs=1e-5)

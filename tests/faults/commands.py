@@ -1,0 +1,197 @@
+"""Commands of lmtool in forks of this process: begun, awaited, judged."""
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.faults.watching import Act, Watch
+
+SECONDS = 60.0
+"""A command that takes longer hangs; the time does not count for which it waits for a core."""
+MEMORY = 2 << 30
+"""Resident bytes beyond which a command uses too much memory."""
+_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+
+Hook = Callable[[Watch], Act]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended. code: its exit code, or minus the signal that ended it. memory: peak resident bytes."""
+
+    words: tuple[str, ...]
+    code: int
+    out: str
+    err: str
+    hung: bool
+    memory: int
+
+    @property
+    def killed(self) -> bool:
+        return self.code == -signal.SIGKILL and not self.hung
+
+    def problems(self, codes: Sequence[int] = (0, 2, 3, 4, 5, 6)) -> list[str]:
+        """What no command may do, whatever it is given."""
+        name = " ".join(self.words)
+        found = []
+        if self.hung:
+            found.append(f"{name}: did not end in {SECONDS:.0f} s")
+        elif self.code not in codes:
+            found.append(f"{name}: ended with {self.code}: {self.err[-400:]}")
+        elif "Traceback" in self.err or "unexpected " in self.err:
+            found.append(f"{name}: {self.err[-400:]}")
+        elif 3 <= self.code < 128 and not 1 <= len(self.error_lines) <= 3:  # a recipe has a line for each mistake
+            found.append(f"{name}: an error in {len(self.error_lines)} lines: {self.err[-400:]}")
+        elif any(not line.isprintable() for line in self.err.splitlines()):
+            found.append(f"{name}: prints what is not printable: {self.err[-400:]!r}")
+        if self.memory > MEMORY:
+            found.append(f"{name}: used {self.memory >> 20} MiB of memory")
+        return found
+
+    @property
+    def error_lines(self) -> list[str]:
+        """Lines on stderr that are no warnings."""
+        return [line for line in self.err.splitlines() if not line.startswith(("warning: ", "stopping after "))]
+
+    @property
+    def warned(self) -> bool:
+        return any(line.startswith("warning: ") for line in self.err.splitlines())
+
+
+@dataclass
+class Begun:
+    """A command under way."""
+
+    pid: int
+    words: tuple[str, ...]
+    output: Path
+    began: float = field(default_factory=time.monotonic)
+
+    def stopped(self, seconds: float) -> bool:
+        """Wait until the command has stopped itself: True; or until it has ended, or `seconds` are over: False."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            flags = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
+            if (state := os.waitid(os.P_PID, self.pid, flags)) is not None:
+                return state.si_code == os.CLD_STOPPED
+            time.sleep(0.002)
+        return False
+
+    def ended(self, seconds: float) -> bool:
+        """Wait until the command has ended, at most so long."""
+        deadline = time.monotonic() + seconds
+        while True:
+            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                return True
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.002)
+
+    def delayed(self) -> float:
+        """Seconds for which threads of the command waited for a core."""
+        with suppress(OSError):
+            threads = [path.read_text().split() for path in Path(f"/proc/{self.pid}/task").glob("*/schedstat")]
+            return sum(int(delay) for _, delay, _ in threads) / 1e9
+        return 0.0
+
+    def hangs(self, together: "Sequence[Begun]" = ()) -> bool:
+        """Whether the command, which waits for the others, has not ended in its time."""
+        return time.monotonic() - self.began - sum(one.delayed() for one in (self, *together)) > SECONDS
+
+    def failed(self) -> bool:
+        """Whether a command that has ended did so with another code than 0."""
+        state = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return state is not None and (state.si_code, state.si_status) != (os.CLD_EXITED, 0)
+
+    def finish(self) -> Outcome:
+        """The outcome, for which this waits; a command that hangs is killed."""
+        while not (ended := self.ended(1.0)) and not self.hangs():
+            pass
+        hung = not ended
+        if hung:
+            os.kill(self.pid, signal.SIGKILL)
+        _, status, used = os.wait4(self.pid, 0)
+        out, err = (
+            self.output.with_suffix(part).read_text(encoding="utf-8", errors="replace") for part in (".out", ".err")
+        )
+        # ru_maxrss begins with what the fork had of its parent
+        memory = (used.ru_maxrss - resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) << 10
+        return Outcome(self.words, os.waitstatus_to_exitcode(status), out, err, hung, memory)
+
+
+def die_with_parent() -> None:
+    """Let this process be killed when the one that forked it ends, on Linux."""
+    ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def begin(
+    home: Path,
+    words: Sequence[str],
+    hook: Hook | None = None,
+    *,
+    reads: bool = False,
+    modules: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Begun:
+    """Begin a command in a folder that also has its runs and its cache.
+
+    hook: interferes with what it does to files of the folder. modules: gets the names of all modules that it imported.
+    """
+    output = home.with_name(f"{home.name}-{time.monotonic_ns()}.out")
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        return Begun(pid, tuple(words), output)
+    code = 1
+    try:
+        die_with_parent()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        for handle, file, flags in (
+            (0, "/dev/null", os.O_RDONLY),
+            (1, output, os.O_WRONLY | os.O_CREAT | os.O_APPEND),
+            (2, output.with_suffix(".err"), os.O_WRONLY | os.O_CREAT | os.O_APPEND),
+        ):
+            os.dup2(os.open(file, flags, 0o644), handle)
+        os.environ.update(environment or {}, LMTOOL_CACHE="cache", LMTOOL_RUNS="runs")
+        os.chdir(home)
+        code = _main(home, words, hook, reads)
+        if modules is not None:
+            modules.write_text("\n".join(sys.modules))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
+
+
+def _main(home: Path, words: Sequence[str], hook: Hook | None, reads: bool) -> int:
+    """The exit code of a command, in this process."""
+    from lmtool.cli import main
+
+    sys.argv = ["lmtool", *words]
+    if hook is not None:
+        watch = Watch(home, lambda _: None, reads)
+        watch.act = hook(watch)
+        watch.install()
+    try:
+        main()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0
+    raise AssertionError("main always exits")
+
+
+def lmtool(
+    home: Path, *words: str, hook: Hook | None = None, reads: bool = False, modules: Path | None = None
+) -> Outcome:
+    """The outcome of a command."""
+    return begin(home, words, hook, reads=reads, modules=modules).finish()

@@ -1,0 +1,191 @@
+"""Files that are damaged: bits flipped, cut off, exchanged, deleted; and every command that reads them."""
+
+import hashlib
+import os
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.faults.commands import Outcome, lmtool
+from tests.faults.home import EXPORT, FINETUNE, NEW, PRETRAIN, Remains, differing, golden, of_folder, of_run
+from tests.faults.jobs import LOGS, Told
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A command that reads. remains: what it writes that must be equal to the last bit; its stdout if None.
+
+    shows: it shows what people may read, of which nothing is checked.
+    """
+
+    words: tuple[str, ...]
+    remains: Callable[[Path], Remains] | None = None
+    shows: bool = False
+
+    @property
+    def name(self) -> str:
+        return " ".join(self.words)
+
+    def unbroken(self, home: Path) -> Any:
+        def make(copy: Path) -> Any:
+            outcome = lmtool(copy, *self.words)
+            assert outcome.code == 0, outcome
+            return {"results": self.results(copy, outcome), "stderr": outcome.err}
+
+        return golden(home, hashlib.sha256(self.name.encode()).hexdigest()[:16], make)
+
+    def results(self, home: Path, outcome: Outcome) -> Remains:
+        return {"stdout": outcome.out} if self.remains is None else self.remains(home)
+
+    def judge(self, home: Path, *, checked: bool) -> tuple[Outcome, list[str]]:
+        """Run it on what is damaged. checked: it must end with the right results, warn, or refuse."""
+        expected = self.unbroken(home) if checked and not self.shows else None
+        outcome = lmtool(home, *self.words)
+        problems = outcome.problems()
+        if expected is not None and outcome.code == 0 and not problems:
+            changed = differing(self.results(home, outcome), expected["results"])
+            if outcome.err != expected["stderr"]:
+                # what it warns of may be lost; weights that were trained are what they would have been
+                changed = [part for part in changed if part not in ("stdout", *LOGS, "recipe.yaml")]
+            problems = [f"{self.name}: {part} differs, and nothing was said" for part in changed]
+        return outcome, problems
+
+
+GENERATE = ("--greedy", "--max-new-tokens", "4", "-q")
+LISTS = (
+    Reader(("runs", "ls"), shows=True),
+    Reader(("runs", "ls", "--json"), shows=True),
+)
+
+
+def of_a_run(name: str) -> tuple[Reader, ...]:
+    return (
+        Reader(("runs", "show", name), shows=True),
+        Reader(("runs", "compare", name, "runs/imported"), shows=True),
+        Reader(("report", name, "-o", "page.html"), shows=True),
+        *LISTS,
+    )
+
+
+def of_a_writer(name: str) -> tuple[Reader, ...]:
+    return (
+        Reader(("generate", "the", "--run", name, *GENERATE)),
+        Reader(("eval", name, "text.txt", "--json", "-q")),
+        Reader(("embed", name, "--text", "the cat", "--whole")),
+        Reader(("attention", name, "the cat", "--layer", "0", "--head", "0")),
+        Reader(("tokenize", "--tokenizer", name, "--show", "the cat")),
+    )
+
+
+BASE = (
+    *of_a_run("runs/base"),
+    *of_a_writer("runs/base"),
+    *of_a_writer("runs/base"),
+    Reader(EXPORT, of_folder("new-published")),
+    Reader(FINETUNE, of_run(NEW)),
+)
+RESUME = Reader(("resume", "runs/half", "-q"), of_run("runs/half"))
+TUNED = (
+    *of_a_run("runs/tuned"),
+    Reader(("predict", "runs/tuned", "table.csv", "-q")),
+    Reader(("eval", "runs/tuned", "table.csv", "--json", "-q")),
+    Reader(("resume", "runs/tuned", "-q"), of_run("runs/tuned")),
+)
+CACHE = (
+    Reader(PRETRAIN, of_run(NEW)),
+    Reader(("eval", "runs/base", "text.txt", "--json", "-q")),
+    Reader(("resume", "runs/half", "-q"), of_run("runs/half")),
+    Reader(("generate", "the", "--run", "published.gguf", *GENERATE)),
+    Reader(("tokenize", "text.txt", "--kind", "bpe", "--vocab-size", "300", "-o", "new-tokens", "-q")),
+)
+TARGETS: dict[str, tuple[Reader, ...]] = {
+    "runs/base": BASE,
+    "runs/half": (RESUME,) * 6 + of_a_run("runs/half"),
+    "runs/tuned": TUNED,
+    "runs/imported": (*of_a_writer("runs/imported"), *of_a_run("runs/imported")),
+    "cache": CACHE,
+    "tokens": (
+        Reader(("tokenize", "--tokenizer", "tokens", "--show", "the cat")),
+        Reader(("tokenize", "text.txt", "--kind", "bpe", "--vocab-size", "300", "-o", "tokens", "-q")),
+    ),
+    "published": (
+        Reader(("import", "published", "-o", NEW, "-q")),
+        Reader(("generate", "the", "--run", "published", *GENERATE)),
+    ),
+    "published.gguf": (
+        Reader(("import", "published.gguf", "-o", NEW, "-q")),
+        Reader(("generate", "the", "--run", "published.gguf", *GENERATE)),
+    ),
+    "text.txt": (Reader(PRETRAIN), Reader(("resume", "runs/half", "-q")), Reader(("eval", "runs/base", "text.txt"))),
+    "table.csv": (Reader(FINETUNE), Reader(("predict", "runs/tuned", "table.csv")), TUNED[-2]),
+    "tiny.yaml": (Reader(PRETRAIN), Reader(("recipes", "show", "tiny.yaml", "--resolved"))),
+}
+WEIGHTS = {"runs/base": 6, "runs/half": 6, "runs/tuned": 4, "runs/imported": 3, "cache": 5, "published": 3}
+CHECKED = ("runs/base", "runs/half", "runs/tuned", "runs/imported", "cache")
+"""Where damage must be found, since checksums are kept. Of a published model, a text or a table there are none."""
+
+UNCHECKED = ("report.html", "floor.json")
+"""Files that no result depends on."""
+
+
+def case(home: Path, rng: random.Random, number: int) -> Told:
+    """Damage a file or two, then run commands that read them."""
+    target = rng.choices(list(TARGETS), [WEIGHTS.get(name, 1) for name in TARGETS])[0]
+    files = files_of(home / target)
+    did = [target]
+    for _ in range(rng.choice([1, 1, 1, 2])):
+        did.append(damage(rng.choice(files), files, rng))
+    readers = [reader for reader in TARGETS[target] if not reader.shows] if rng.random() < 0.7 else TARGETS[target]
+    outcome, problems = rng.choice(readers).judge(home, checked=target in CHECKED)
+    return [*did, f"code {outcome.code}"], [f"{' '.join(did)}: {problem}" for problem in problems]
+
+
+def files_of(target: Path) -> list[Path]:
+    if target.is_file():
+        return [target]
+    found = [path for path in sorted(target.rglob("*")) if path.is_file() and path.stat().st_size]
+    return [path for path in found if path.suffix != ".lock" and path.name not in (".lock", *UNCHECKED)]
+
+
+def damage(file: Path, others: Sequence[Path], rng: random.Random) -> str:
+    """Damage a file; returns how."""
+    how = rng.choice(
+        ["flip", "flip", "flip", "truncate", "delete", "swap", "zeros", "grow", "empty", "folder", "link", "noise"]
+    )
+    if not file.is_file() or not file.stat().st_size:  # by damage before this
+        return "nothing left"
+    content = bytearray(file.read_bytes())
+    match how:
+        case "flip":
+            for _ in range(rng.choice([1, 1, 1, 8])):
+                content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        case "truncate":
+            del content[rng.randrange(len(content)) :]
+        case "zeros":
+            start = rng.randrange(len(content))
+            stop = min(len(content), start + rng.choice([1, 16, 512, 4096]))
+            content[start:stop] = bytes(stop - start)
+        case "grow":
+            content += rng.randbytes(rng.choice([1, 8, 4096]))
+        case "noise":
+            content = bytearray(rng.randbytes(len(content)))
+        case "empty":
+            content.clear()
+    if how == "swap":
+        other = rng.choice([path for path in others if path.is_file()])
+        kept = other.read_bytes()
+        other.write_bytes(content)
+        content = bytearray(kept)
+    file.unlink()
+    match how:
+        case "folder":
+            file.mkdir()
+        case "link":
+            os.symlink(rng.choice(["nowhere", file.name, "/dev/null", "/etc/hostname"]), file)
+        case "delete":
+            pass
+        case _:
+            file.write_bytes(content)
+    return f"{how} {file.name}" if len(file.name) < 40 else f"{how} {file.suffix}"

@@ -1,0 +1,296 @@
+"""A small home: texts, a table, runs of several kinds, a cache, published models; and the jobs that campaigns break.
+
+It is made once, by the commands themselves; every case works on a copy. Recipes and commands name files relative to the
+home, so that a copy is as good as the original.
+"""
+
+import fcntl
+import hashlib
+import importlib
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lmtool.run.checkpoint import listed, verify
+from lmtool.run.directory import Run
+from tests.faults.commands import Begun, Outcome, begin, lmtool
+from tests.faults.watching import Kill, Record
+from tests.training.tiny import documents, lasting
+
+RECIPE = """\
+model: {kind: transformer, n_layers: 1, d_model: 16, n_heads: 2, context: 16, dropout: 0.1,
+        activation: gelu-tanh}
+tokenizer: {kind: bpe, vocab_size: 300}
+training: {steps: 6, batch_size: 4, device: cpu, precision: float32}
+optimizer: {kind: adamw, lr: 0.003}
+schedule: {kind: linear, warmup_steps: 3}
+evaluation: {every: 3, tokens: 64, prompts: [the], sample_tokens: 3, baseline: false}
+checkpoint: {every: 2, keep_optimizer: true}
+"""
+STEPS = 6
+NEW = "runs/new"
+TUNING = ("training.epochs=null", f"training.steps={STEPS}", "training.batch_size=4", "evaluation.every=3")
+TUNING += ("checkpoint.every=2", "checkpoint.keep_optimizer=true", "training.device=cpu", "training.precision=float32")
+
+LAST_SECONDS = 15.0
+"""How long the other processes of a run may take to end when one has failed; torchrun gives them 30 seconds."""
+
+Remains = Mapping[str, str]
+"""SHA-256 of each part of a result by its name."""
+
+
+def settings(overrides: Sequence[str]) -> list[str]:
+    return [word for override in overrides for word in ("-s", override)]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command that writes, and how to compare what it wrote.
+
+    again: after an interruption, brings it to its end; returns problems. remains: all results, which must be equal to
+    the last bit. ranks: processes, as torchrun starts them. trains: it stops at a step and saves.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    again: Callable[[Path, "Job"], list[str]]
+    remains: Callable[[Path], Remains]
+    ranks: int = 1
+    trains: bool = False
+
+    def run(self, home: Path, hook: Any = None, *, words: Sequence[str] = (), victim: int = 0) -> list[Outcome]:
+        """The outcomes of all its processes, rank 0 first, which has the hook. victim: the rank that the hook ends."""
+        begun: list[Begun] = []
+        port = free_port()
+        for rank in reversed(range(self.ranks)):
+            if rank == 0 and victim:
+                hook = replace(hook, victim=begun[-victim].pid)
+            own = hook if rank == 0 else None
+            begun.append(begin(home, words or self.words, own, environment=together(rank, self.ranks, port)))
+        return finish_all(begun[::-1])
+
+    def finish(self, home: Path) -> list[str]:
+        """Bring it to its end without any fault; returns problems."""
+        return self.again(home, self) or self.compare(home)
+
+    def compare(self, home: Path, but: Sequence[str] = ()) -> list[str]:
+        """How its results differ from those that nothing interrupted."""
+        expected = golden(home, self.name, self._unbroken)["remains"]
+        return [f"{self.name}: {part} differs" for part in differing(self.remains(home), expected) if part not in but]
+
+    def events(self, home: Path) -> list[tuple[str, str]]:
+        """Name and path of each operation of an unbroken job on files, in their order; of rank 0."""
+        return [(name, path) for name, path in golden(home, self.name, self._unbroken)["events"]]
+
+    def _unbroken(self, copy: Path) -> dict[str, Any]:
+        file = copy.with_name(f"{copy.name}.events")
+        for outcome in self.run(copy, Record(file)):
+            made(outcome)
+        return {
+            "remains": self.remains(copy),
+            "events": [line.split("\t") for line in file.read_text().splitlines()],
+        }
+
+
+def golden(home: Path, name: str, make: Callable[[Path], Any]) -> Any:
+    """What `make` gives on an untouched copy of the home; made once, by whoever needs it first."""
+    kept = home.parents[1] / "golden"
+    file = kept / f"{name}.json"
+    with (kept / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not file.exists():
+            copy = kept / name
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(home.parents[1] / "home", copy)
+            file.write_text(json.dumps(make(copy)))
+            shutil.rmtree(copy)
+    return json.loads(file.read_text())
+
+
+def free_port() -> int:
+    """A port on which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def together(rank: int, ranks: int, port: int) -> dict[str, str]:
+    """The environment of one of several processes that meet at a port."""
+    if ranks == 1:
+        return {}
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+
+
+def finish_all(begun: Sequence[Begun]) -> list[Outcome]:
+    """The outcomes of processes of one run: as with torchrun, all end when one fails."""
+    waiting = list(begun)
+    deadline = None
+    while len(begun) > 1 and waiting:
+        for one in list(waiting):
+            if one.ended(0.01):
+                waiting.remove(one)
+        failed = [one for one in begun if one not in waiting and one.failed()]
+        if failed and deadline is None:
+            deadline = time.monotonic() + LAST_SECONDS
+            for one in waiting:
+                os.kill(one.pid, signal.SIGTERM)
+        if deadline is not None and time.monotonic() > deadline:
+            for one in waiting:
+                os.kill(one.pid, signal.SIGKILL)
+            break
+        if waiting and waiting[0].hangs(waiting[1:]):
+            for one in waiting:
+                os.kill(one.pid, signal.SIGKILL)
+            return [replace(one.finish(), hung=one in waiting) for one in begun]
+    return [one.finish() for one in begun]
+
+
+def differing(found: Remains, expected: Remains) -> list[str]:
+    """Names of the parts that are not the same."""
+    return sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
+
+
+def digests(parts: Mapping[str, Any]) -> Remains:
+    return {
+        name: hashlib.sha256(part if isinstance(part, bytes) else json.dumps(part).encode()).hexdigest()
+        for name, part in parts.items()
+    }
+
+
+def resumed(home: Path, job: Job) -> list[str]:
+    """Resume a run, or begin it again where it was not yet one, or had no checkpoint."""
+    run = home / NEW
+    for step, path in listed(run / "checkpoints"):
+        if verify(path).step != step:
+            return [f"{path.name} holds another step"]
+    if listed(run / "checkpoints") and (run / "run.json").exists():
+        outcomes = job.run(home, words=("resume", NEW, "-q"))
+    else:
+        if problems := lmtool(home, "resume", NEW, "-q").problems(codes=(4,)):
+            return problems
+        shutil.rmtree(run, ignore_errors=True)
+        outcomes = job.run(home)
+    problems = [problem for outcome in outcomes for problem in outcome.problems(codes=(0,))]
+    problems += [f"{job.name}: warns: {outcome.err}" for outcome in outcomes if outcome.warned]
+    if not problems and Run.open(run).state != "finished":
+        problems.append(f"{job.name}: the run is {Run.open(run).state}")
+    return problems
+
+
+def repeated(home: Path, job: Job) -> list[str]:
+    """The same command again; where its output is there already, it must be whole."""
+    output = home / (job.words[job.words.index("-o") + 1] if "-o" in job.words else job.words[2])
+    if output.exists() and job.name != "tokenize":
+        return []
+    return lmtool(home, *job.words).problems(codes=(0,))
+
+
+def of_run(name: str) -> Callable[[Path], Remains]:
+    """All results of a run that was trained."""
+
+    def remains(home: Path) -> Remains:
+        run = home / name
+        kept: dict[str, Any] = lasting(run, STEPS)
+        kept["checkpoints"] = [step for step, _ in listed(run / "checkpoints")]
+        for file in ("recipe.yaml", "tokenizer.json", "metrics.json", "split.json"):
+            if (run / file).exists():
+                kept[file] = (run / file).read_bytes()
+        return digests(kept)
+
+    return remains
+
+
+def of_import(home: Path) -> Remains:
+    """All results of an imported run."""
+    checkpoint = home / NEW / "checkpoints" / "step-000000"
+    verify(checkpoint)
+    files = [checkpoint / "model.safetensors", checkpoint / "state.json"]
+    files += [home / NEW / name for name in ("recipe.yaml", "tokenizer.json", "tokenizer_config.json")]
+    return digests({file.name: file.read_bytes() for file in files if file.exists()})
+
+
+def of_folder(name: str) -> Callable[[Path], Remains]:
+    """All files of a folder, or the one file."""
+
+    def remains(home: Path) -> Remains:
+        path = home / name
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        return digests({str(file.relative_to(home)): file.read_bytes() for file in files if file.is_file()})
+
+    return remains
+
+
+PRETRAIN = ("pretrain", "text.txt", "--recipe", "tiny.yaml", "-o", NEW, "-q")
+FINETUNE = ("finetune", "table.csv", "--from", "runs/base", "-o", NEW, "-q", *settings(TUNING))
+TOKENIZE = ("tokenize", "other.txt", "--kind", "bpe", "--vocab-size", "310", "-o", "new-tokens", "-q")
+EXPORT = ("export", "runs/base", "new-published", "-q")
+JOBS = (
+    Job("pretrain", PRETRAIN, resumed, of_run(NEW), trains=True),
+    # a run whose state is divided between its processes is one more line here
+    Job("pretrain of two", (*PRETRAIN, *settings(["model.dropout=0"])), resumed, of_run(NEW), ranks=2, trains=True),
+    Job("finetune", FINETUNE, resumed, of_run(NEW), trains=True),
+    Job("tokenize", TOKENIZE, repeated, of_folder("new-tokens")),
+    Job("import", ("import", "published", "-o", NEW, "-q"), repeated, of_import),
+    Job("export", EXPORT, repeated, of_folder("new-published")),
+    Job("export of GGUF", ("export", "runs/base", "new.gguf", "--gguf", "f16", "-q"), repeated, of_folder("new.gguf")),
+)
+
+
+def build(folder: Path) -> Path:
+    """The home, in a folder where what is derived of it goes too; made there unless it is."""
+    home, imported = folder / "home", folder / "imported"
+    if imported.exists():
+        import_all(imported.read_text().splitlines())
+        return home
+    home.mkdir(parents=True)
+    (folder / "golden").mkdir()
+    (home / "text.txt").write_text(documents(30), encoding="utf-8")
+    (home / "other.txt").write_text(documents(40, seed=5), encoding="utf-8")
+    (home / "tiny.yaml").write_text(RECIPE, encoding="utf-8")
+    rows = (f"the cat {'ran home' if i % 2 else 'sat on the mat'} {i},{'ab'[i % 2]}" for i in range(24))
+    (home / "table.csv").write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
+    for command in (
+        ("pretrain", "text.txt", "--recipe", "tiny.yaml", "-o", "runs/base", "-q"),
+        ("finetune", "table.csv", "--from", "runs/base", "-o", "runs/tuned", "-q", *settings(TUNING)),
+        ("export", "runs/base", "published", "-q"),
+        ("export", "runs/base", "published.gguf", "--gguf", "f16", "-q"),
+        ("import", "published", "-o", "runs/imported", "-q"),
+        ("generate", "the", "--run", "published.gguf", "--max-new-tokens", "1", "-q"),
+        ("tokenize", "text.txt", "--kind", "bpe", "--vocab-size", "300", "-o", "tokens", "-q"),
+    ):
+        made(lmtool(home, *command, modules=folder / "modules"))
+        import_all((folder / "modules").read_text().splitlines())
+    import_all(["torch._dynamo"])  # which several processes of a run import
+    in_last_save = Kill(5, below=f"runs/half/checkpoints/.tmp-step-{STEPS:06d}/")
+    killed = lmtool(home, "pretrain", "text.txt", "--recipe", "tiny.yaml", "-o", "runs/half", "-q", hook=in_last_save)
+    assert killed.killed, killed
+    imported.write_text("\n".join(sys.modules))
+    return home
+
+
+def import_all(names: Sequence[str]) -> None:
+    """Import modules that a command imported, so that the forks to come need not."""
+    for name in names:
+        if name not in sys.modules:
+            with suppress(Exception):  # some are no modules of their own
+                importlib.import_module(name)
+
+
+def made(outcome: Outcome) -> None:
+    assert outcome.code == 0, f"{' '.join(outcome.words)} ended with {outcome.code}: {outcome.err}"

@@ -1,0 +1,175 @@
+"""Jobs that are killed, interrupted, starved of disk, or whose clock jumps; and that are then brought to their end."""
+
+import errno
+import math
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+from lmtool.run.checkpoint import listed
+from lmtool.run.listing import summarise
+from lmtool.run.lock import is_held
+from tests.faults import places
+from tests.faults.commands import Outcome, lmtool
+from tests.faults.home import JOBS, NEW, Job
+from tests.faults.watching import FREEING, Fail, Jump, Kill, Send
+
+Told = tuple[list[str], list[str]]
+
+SAVED = "/checkpoints/"
+LOGS = ("metrics", "samples", "validated", "checkpoints")
+"""What may differ where a warning says that it could not be written."""
+WEIGHTS = {"pretrain": 3, "pretrain of two": 1, "finetune": 2, "tokenize": 1, "import": 1, "export": 1}
+YEAR = 365.25 * 86400
+CLOCKS = (-60 * YEAR, -YEAR, -3600.0, -1.0, 3600.0, YEAR, 100 * YEAR, 7000 * YEAR)
+
+
+def chosen(rng: random.Random, *, saves: bool = False) -> Job:
+    """A job; with `saves` one that saves checkpoints."""
+    jobs = [job for job in JOBS if not saves or job.trains or job.name == "import"]
+    return rng.choices(jobs, [WEIGHTS.get(job.name, 1) for job in jobs])[0]
+
+
+def kill(home: Path, rng: random.Random, number: int) -> Told:
+    """kill -9 at any operation of a job, of two cases in one inside a save; once or twice; or a power cut."""
+    in_save = number % 2 == 0
+    job = chosen(rng, saves=in_save)
+    events = job.events(home)
+    at = rng.choice([n for n, (_, path) in enumerate(events, 1) if not in_save or SAVED in path])
+    victim = rng.randrange(job.ranks)
+    hook = Kill(at, torn=rng.random() < 0.3, power=rng.random() < 0.3 and victim == 0)
+    outcomes = job.run(home, hook, victim=victim)
+    did = [job.name, *(["in a save"] if SAVED in events[at - 1][1] else []), *(["power cut"] if hook.power else [])]
+    if not outcomes[victim].killed:
+        return did, [f"event {at} did not come: {outcomes[victim]}"]
+    did.append("killed")
+    problems = after(home)
+    if job.trains and rng.random() < 0.3 and (home / NEW / "checkpoints").exists():
+        again = job.run(home, Kill(rng.randint(1, 80)), words=("resume", NEW, "-q"))
+        did += ["killed again"] * again[0].killed
+        problems += [] if again[0].killed else again[0].problems(codes=(0, 4))
+        problems += after(home)
+    return did, problems or job.finish(home)
+
+
+def after(home: Path) -> list[str]:
+    """What holds whenever a process has died: nothing is locked, and what there is can be listed."""
+    problems = lmtool(home, "runs", "ls", "--json").problems(codes=(0,))
+    if (home / NEW).exists() and is_held(home / NEW):
+        problems.append("the lock of a run outlived its process")
+    return problems
+
+
+def signals(home: Path, rng: random.Random, number: int) -> Told:
+    """Ctrl-C or SIGTERM at any operation of a job, or twice; or while a command reads."""
+    if number % 4 == 3:
+        return _signal_to_reader(home, rng)
+    job = chosen(rng)
+    events = job.events(home)
+    first = rng.randint(1, len(events))
+    sent = [(first, rng.choice([signal.SIGINT, signal.SIGTERM]))]
+    if rng.random() < 0.4:
+        sent.append((rng.randint(first, len(events)), rng.choice([signal.SIGINT, signal.SIGTERM])))
+    victim = rng.randrange(job.ranks)
+    outcomes = job.run(home, Send(tuple(sent)), victim=victim)
+    codes = (0, *(128 + number for _, number in sent))
+    if job.ranks > 1:
+        # the others may have been told to end, or have lost the one that ended
+        codes += (130, 143, 5, -signal.SIGKILL)
+    problems = [problem for outcome in outcomes for problem in outcome.problems(codes=codes)]
+    did = [job.name, "twice" if len(sent) > 1 else "once", f"code {outcomes[victim].code}"]
+    return did, problems or after(home) or job.finish(home)
+
+
+READERS = (
+    ("generate", "the", "--run", "runs/base", "--greedy", "--max-new-tokens", "4"),
+    ("eval", "runs/base", "text.txt"),
+    ("predict", "runs/tuned", "table.csv"),
+    ("runs", "ls"),
+)
+
+
+def _signal_to_reader(home: Path, rng: random.Random) -> Told:
+    words = rng.choice(READERS)
+    sent = rng.choice([signal.SIGINT, signal.SIGTERM])
+    outcome = lmtool(home, *words, hook=Send(((rng.randint(1, 30), sent),)), reads=True)
+    problems = outcome.problems(codes=(0, 128 + sent))
+    if outcome.code != 0 and outcome.err:
+        problems.append(f"{words[0]} says after a signal: {outcome.err}")
+    return ["a reader", f"code {outcome.code}"], problems or lmtool(home, *words).problems(codes=(0,))
+
+
+def full_disk(home: Path, rng: random.Random, number: int) -> Told:
+    """A disk that is full at one write, from one write on, or of any small size; then it has room again."""
+    if number % 8 == 7 and (room := places.small_disk(home, rng.randrange(1 << 19))) is not None:
+        job = chosen(rng)
+        outcomes = job.run(room)
+        shutil.copytree(room, home, symlinks=True, dirs_exist_ok=True)
+        did = "a small disk"
+    else:
+        # a step through the circle of all writes that meets each of them once
+        writes = [(job, at) for job in JOBS if job.ranks == 1 for at in range(1, len(_writes(job, home)) + 1)]
+        job, at = writes[number * _stride(len(writes)) % len(writes)]
+        lasts = rng.random() < 0.5
+        outcomes = job.run(home, Fail(at, rng.choice([errno.ENOSPC, errno.EDQUOT]), 1 << 30 if lasts else 1))
+        did = "full from then on" if lasts else "full once"
+    return [did, job.name, f"code {outcomes[0].code}"], refused(home, outcomes) or finish(home, job, outcomes)
+
+
+def _writes(job: Job, home: Path) -> list[str]:
+    return [name for name, _ in job.events(home) if name not in FREEING]
+
+
+def _stride(n: int) -> int:
+    """A number without a common divisor with n, near its golden section."""
+    return next(step for step in range(round(n * 0.618), 2 * n) if math.gcd(step, n) == 1)
+
+
+def refused(home: Path, outcomes: list[Outcome]) -> list[str]:
+    """Problems of processes that could not write: they end with 5, or with 0."""
+    codes = (0, 5) if len(outcomes) == 1 else (0, 5, 143, -signal.SIGKILL)
+    problems = [problem for outcome in outcomes for problem in outcome.problems(codes=codes)]
+    if not listed(home / NEW / "checkpoints"):
+        problems += [outcome.err for outcome in outcomes if "the last checkpoint is intact" in outcome.err]
+    return problems
+
+
+def finish(home: Path, job: Job, outcomes: list[Outcome]) -> list[str]:
+    """As `Job.finish`; but a run that warned that its logs could not be written may lack lines of them."""
+    if job.trains and outcomes[0].warned:
+        return job.again(home, job) or job.compare(home, but=LOGS)
+    return job.finish(home)
+
+
+def read_only(home: Path, rng: random.Random, number: int) -> Told:
+    """A place that may not be written: the cache, the runs, or the whole home."""
+    job = JOBS[number % len(JOBS)]
+    below = rng.choice(["cache/", "runs/", ""])
+    if number % 2 and places.make_read_only(home / below):
+        outcomes = job.run(home)
+        places.make_writable(home / below)
+        did = "mounted"
+    else:
+        outcomes = job.run(home, Fail(1, rng.choice([errno.EROFS, errno.EACCES, errno.EPERM]), 1 << 30, below))
+        did = "refused"
+    return [did, job.name, f"code {outcomes[0].code}"], refused(home, outcomes) or finish(home, job, outcomes)
+
+
+def clock(home: Path, rng: random.Random, number: int) -> Told:
+    """A clock that jumps, once or twice; and files that are dated in the past or in the future."""
+    job = chosen(rng)
+    events = job.events(home)
+    jumps = tuple((rng.randint(1, len(events)), rng.choice(CLOCKS)) for _ in range(rng.randint(1, 2)))
+    dated = time.time() + rng.choice([0.0, *CLOCKS[:-1]])
+    for path in home.rglob("*"):
+        os.utime(path, (dated, dated), follow_symlinks=False)
+    outcomes = job.run(home, Jump(jumps))
+    problems = [problem for outcome in outcomes for problem in outcome.problems(codes=(0,))]
+    if (home / NEW / "run.json").exists() and not summarise(home / NEW).name:
+        problems.append("the run has no name")
+    for words in (("runs", "ls"), ("runs", "show", "last"), ("runs", "rm", "--older-than", "9999w", "--yes")):
+        problems += lmtool(home, *words).problems(codes=(0,))
+    return [job.name], problems or job.compare(home)

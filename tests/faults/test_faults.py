@@ -1,0 +1,26 @@
+"""The campaigns run: one case of each; more of them with `make test-faults`."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.campaign import CAMPAIGNS
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="finds paths of open files through /proc")
+
+
+def campaigns(*words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, "-m", "tests.faults", *words], cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(12, marks=pytest.mark.slow)])
+def test_no_case_of_any_campaign_fails(count: int) -> None:
+    done = campaigns("--count", str(count), "--seed", "3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    tried = dict(re.findall(r"^\| ([a-z-]+) \| (\d+) \| 0 \|", done.stdout, re.MULTILINE))
+    assert tried == {campaign.name: str(count) for campaign in CAMPAIGNS}

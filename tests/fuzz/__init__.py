@@ -1,0 +1,1 @@
+"""Every reader against damaged and hostile files: only errors of lmtool may come out."""

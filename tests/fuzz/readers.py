@@ -1,0 +1,476 @@
+"""Every reader of files from outside: valid files to begin with, and what reads them."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import gguf
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from safetensors.torch import save
+
+from lmtool.decoding.prompts import gather_prompts
+from lmtool.decoding.settings import Beam, Greedy, MaskPredict, Sample, to_record
+from lmtool.inference.base import read_recipe
+from lmtool.inference.replay import read_records
+from lmtool.interop.importing import describe
+from lmtool.interop.sources import open_source
+from lmtool.interop.tokenization.reading import read_tokenizer
+from lmtool.recipe.dump import dump
+from lmtool.recipe.load import load, shipped
+from lmtool.recipe.spec import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
+from lmtool.run import checkpoint as checkpoints
+from lmtool.run import tensors
+from lmtool.run.checkpoint import FileEntry
+from lmtool.run.directory import CHECKPOINTS, Run
+from lmtool.run.files import Validated, saved_state
+from lmtool.run.verification import verify_run
+from lmtool.tables.columns import choose_columns
+from lmtool.tables.reading import read_labelled
+from lmtool.text.chat import ChatFormat, Message
+from lmtool.text.corpus import open_corpus
+from lmtool.text.store import EncodedChunk, StoreWriter, TokenStore
+from lmtool.text.table import open_table
+from lmtool.text.tokenizer import Tokenizer
+from lmtool.text.vectors import VectorFile
+from tests.text import chat_templates
+from tests.text.chat_templates import published
+
+TEXT = "The baker sold a kettle at dawn, and the señora \u201cforgot\u201d the map by the sea. 1,000 moons!\n" * 4
+TABLE = "text,label\n" + "".join(f'"a row, number {n}",{"good" if n % 2 else "bad"}\n' for n in range(8))
+PAIRS = "source\ttarget\n" + "".join(f"ein Hund {n}\ta dog {n}\n" for n in range(8))
+QUESTIONS = {
+    "data": [
+        {
+            "paragraphs": [
+                {
+                    "context": "The baker sold a kettle.",
+                    "qas": [
+                        {"id": "1", "question": "Who?", "answers": [{"text": "The baker", "answer_start": 0}]},
+                        {"id": "2", "question": "What?", "answers": [{"text": "a kettle", "answer_start": 15}]},
+                    ],
+                }
+            ]
+        }
+    ]
+}
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+    "vocab_size": 40,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+MESSAGES: tuple[Message, ...] = (
+    {"role": "user", "content": "Who sold it?"},
+    {"role": "assistant", "content": "The baker."},
+)
+
+
+class Reader(NamedTuple):
+    """seeds: makes valid files in an empty folder. read: reads such content, which may raise lmtool's errors."""
+
+    seeds: Callable[[Path], list[bytes]]
+    read: Callable[[Path, bytes], object]
+
+
+def _written(folder: Path, name: str, content: bytes) -> Path:
+    path = folder / name
+    path.write_bytes(content)
+    return path
+
+
+# Recipes
+
+
+def _recipes(_: Path) -> list[bytes]:
+    return [shipped()[name].read_bytes() for name in ("default", "transformer-tiny", "lstm", "dan", "bert-tiny")]
+
+
+def _read_recipe(folder: Path, content: bytes) -> None:
+    load(_written(folder, "recipe.yaml", content))
+
+
+def _settings(_: Path) -> list[bytes]:
+    return [
+        *(
+            b"training.steps=500",
+            b"optimizer.lr=1e-3",
+            b"model={kind: recurrent, cell: lstm, n_layers: 1, d_model: 8, context: 8}",
+            b"seed=+1",
+        ),
+        *(b"evaluation.prompts=[One day, It rained]", b"data.train=[a.txt, b.txt]", b"model.d_ff=null"),
+        *(b"tokenizer.kind=char", b"schedule={kind: cosine, warmup_steps: 10}", b"model.position={kind: rotary}"),
+    ]
+
+
+def _read_setting(_: Path, content: bytes) -> None:
+    load("default", [content.decode("utf-8", "surrogateescape")])
+
+
+# Tables and texts
+
+
+def _as_table(name: str) -> Callable[[Path, bytes], None]:
+    def read(folder: Path, content: bytes) -> None:
+        table = open_table(str(_written(folder, name, content)), cache=folder / "cache")
+        read_labelled(table, choose_columns(table, kind=None), skip_bad_rows=True)
+
+    return read
+
+
+def _as_corpus(name: str) -> Callable[[Path, bytes], None]:
+    def read(folder: Path, content: bytes) -> None:
+        path = str(_written(folder, name, content))
+        for chunk in open_corpus([path], column="text", documents="auto", cache=folder / "cache").chunks():
+            assert chunk.texts
+
+    return read
+
+
+def _jsonl(_: Path) -> list[bytes]:
+    rows = [{"text": f"a row {n}", "label": n % 2, "tags": ["a", "b"]} for n in range(8)]
+    turns = [{"messages": list(MESSAGES)} for _ in range(3)]
+    return ["\n".join(map(json.dumps, lines)).encode() for lines in (rows, turns)]
+
+
+def _parquet(folder: Path) -> list[bytes]:
+    path = folder / "a.parquet"
+    pq.write_table(pa.table({"text": [f"a row {n}" for n in range(8)], "label": ["a", "b"] * 4}), path)
+    flat = path.read_bytes()
+    pq.write_table(pa.table({"text": ["x", None] * 4, "label": [[1], [2, 3]] * 4}), path, compression="gzip")
+    return [flat, path.read_bytes()]
+
+
+def _vectors(_: Path) -> list[bytes]:
+    rows = [f"word{n} 0.5 -1.25 {n}" for n in range(5)]
+    binary = b"3 2\n" + b"".join(w + b" " + np.array([1, 2], "<f4").tobytes() + b"\n" for w in (b"a", b"b", b"c"))
+    return ["\n".join(rows).encode(), "\n".join(["5 3", *rows]).encode(), binary]
+
+
+def _read_vectors(folder: Path, content: bytes) -> None:
+    VectorFile.open(_written(folder, "a.vec", content)).read({"word1", "a"})
+
+
+def _read_prompts(folder: Path, content: bytes) -> None:
+    gather_prompts([], str(_written(folder, "prompts.txt", content)))
+
+
+def _records(_: Path) -> list[bytes]:
+    common = {"prompt": "One", "sample": 0, "tokens": [8, 9], "text": " day", "draw": 0, "steps": 2, "run": "runs/a"}
+    common |= {"step": 2, "checkpoint": "c0", "device": "cpu", "precision": "float32", "threads": 1}
+    options = {"stop": ["."], "prefix": "", "overflow": "cut", "mask": None, "length": 0, "max_rows": 16}
+    kinds = (Greedy(max_time=2.0), Sample(top_k=4, logit_bias=(((8, 9), -1.0),)), Beam(num_beams=2), MaskPredict())
+    return [json.dumps(common | {"settings": to_record(kind), "options": options}).encode() for kind in kinds]
+
+
+def _read_record(folder: Path, content: bytes) -> None:
+    read_records(str(_written(folder, "texts.jsonl", content)))
+
+
+# Models
+
+
+def _safetensors(_: Path) -> list[bytes]:
+    return [save({"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.int64)}, {"format": "pt"})]
+
+
+def _read_safetensors(folder: Path, content: bytes) -> None:
+    tensors.read(_written(folder, "model.safetensors", content))
+
+
+def _weights() -> dict[str, torch.Tensor]:
+    shapes = {
+        **{f"self_attn.{name}_proj": (n, 16) for name, n in (("q", 16), ("k", 8), ("v", 8), ("o", 16))},
+        **{"mlp.gate_proj": (24, 16), "mlp.up_proj": (24, 16), "mlp.down_proj": (16, 24)},
+        **{"input_layernorm": (16,), "post_attention_layernorm": (16,)},
+    }
+    weights = {f"model.layers.0.{name}.weight": torch.ones(shape) for name, shape in shapes.items()}
+    ends = {"model.embed_tokens": (40, 16), "model.norm": (16,), "lm_head": (40, 16)}
+    return weights | {f"{name}.weight": torch.ones(shape) for name, shape in ends.items()}
+
+
+def _configs(_: Path) -> list[bytes]:
+    scaled = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaled |= {"original_max_position_embeddings": 32}
+    return [json.dumps(config).encode() for config in (CONFIG, CONFIG | {"rope_scaling": scaled})]
+
+
+def _read_config(folder: Path, content: bytes) -> None:
+    _written(folder, "config.json", content)
+    if not (folder / "model.safetensors").exists():
+        _written(folder, "model.safetensors", save(_weights(), {"format": "pt"}))
+    describe(open_source(folder))
+
+
+def _shards(_: Path) -> list[bytes]:
+    return [save(_weights(), {"format": "pt"})]
+
+
+def _read_shards(folder: Path, content: bytes) -> None:
+    _written(folder, "config.json", json.dumps(CONFIG).encode())
+    _written(folder, "model.safetensors", content)
+    source = open_source(folder)
+    describe(source)
+    for name in source.names():
+        source.shape(name)
+        source.read(name)
+
+
+def _ggufs(folder: Path) -> list[bytes]:
+    path = folder / "a.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(32)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    document = json.loads(Tokenizer.train(BpeTokenizer(vocab_size=300, sentinels=0), [TEXT]).to_json())
+    tokens = ["<s>", "</s>", *list(document["model"]["vocab"])[7:]]
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3, 3, *[1] * (len(tokens) - 2)])
+    writer.add_token_merges([" ".join(merge) for merge in document["model"]["merges"]])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_chat_template(chat_templates.CHATML)
+    parts = {
+        **{f"blk.0.attn_{name}": (32, 32) for name in ("q", "k", "v", "output")},
+        **{"blk.0.ffn_gate": (32, 32), "blk.0.ffn_up": (32, 32), "blk.0.ffn_down": (32, 32)},
+        **{"blk.0.attn_norm": (32,), "blk.0.ffn_norm": (32,), "output_norm": (32,)},
+        **{"token_embd": (len(tokens), 32), "output": (len(tokens), 32)},
+    }
+    for name, shape in parts.items():
+        kind = np.float16 if len(shape) == 2 else np.float32
+        writer.add_tensor(f"{name}.weight", np.ones(shape, dtype=kind))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return [path.read_bytes()]
+
+
+def _read_gguf(folder: Path, content: bytes) -> None:
+    source = open_source(_written(folder, "a.gguf", content))
+    describe(source)
+    source.tokenizer()
+    for name in source.names():
+        source.shape(name)
+        source.read(name)
+
+
+# Tokenizers
+
+
+def _tokenizers(_: Path) -> list[bytes]:
+    specs: list[TokenizerSpec] = [
+        BpeTokenizer(vocab_size=300, sentinels=2),
+        WordPieceTokenizer(kind="wordpiece", vocab_size=120, sentinels=0),
+        CharTokenizer(kind="char", sentinels=0),
+        WordTokenizer(kind="word", vocab_size=60, sentinels=0),
+    ]
+    return [Tokenizer.train(spec, [TEXT]).to_json().encode() for spec in specs]
+
+
+def _use(tokenizer: Tokenizer) -> None:
+    ids, _ = tokenizer.encode_many([TEXT, "aa  bb", ""])
+    tokenizer.decode(ids.tolist())
+    tokenizer.decode(tokenizer.encode(TEXT[:60]))
+
+
+def _read_tokenizer(folder: Path, content: bytes) -> None:
+    _use(Tokenizer.load(_written(folder, "tokenizer.json", content)))
+
+
+def _file_of_published(name: str, changed: str) -> Reader:
+    """A file of the tokenizer of a published model, beside its others."""
+
+    def seeds(folder: Path) -> list[bytes]:
+        published(folder / "model", name)
+        return [(folder / "model" / changed).read_bytes()]
+
+    def read(folder: Path, content: bytes) -> None:
+        model = folder / "model"
+        if not model.exists():
+            published(model, name)
+        (model / changed).write_bytes(content)
+        read_tokenizer(model, "llama")
+        tokenizer = Tokenizer.load(model)
+        _use(tokenizer)
+        ChatFormat.of(tokenizer)
+
+    return Reader(seeds, read)
+
+
+def _templates(_: Path) -> list[bytes]:
+    names = ("CHATML", "QWEN", "LLAMA3", "MISTRAL", "GEMMA", "ZEPHYR", "GENERATION")
+    return [getattr(chat_templates, name).encode() for name in names]
+
+
+def _read_template(folder: Path, content: bytes) -> None:
+    """As the tokenizer's own template, on a conversation."""
+    config = folder / "model" / "tokenizer_config.json"
+    if not config.exists():
+        published(folder / "model", "smollm2")
+    whole = json.loads(config.read_bytes()) | {"chat_template": content.decode("utf-8", "replace")}
+    config.write_text(json.dumps(whole))
+    chat = ChatFormat.of(Tokenizer.load(folder / "model"))
+    chat.prompt(MESSAGES[:1])
+    chat.conversation(MESSAGES)
+
+
+# Runs and caches
+
+
+def _run(folder: Path) -> Path:
+    """A run with a checkpoint at step 2."""
+    recipe = load("default", ["data.train=[a.txt]"]).recipe
+    with Run.create(
+        folder / "run",
+        name="default",
+        summary="decoder",
+        recipe=dump(recipe),
+        tokenizer={"tokenizer.json": b"{}"},
+        fingerprints={"data": "d", "tokenizer": "t"},
+    ) as run:
+        run.start(step=0, command=["lmtool", "pretrain"], environment={"python": "3"})
+        for step in (1, 2):
+            run.metrics.append({"step": step, "loss": 2.0, "valid_loss": 1.5, "lr": 1e-3, "seconds": 0.5})
+            run.samples.append({"step": step, "prompt": "One", "text": "One day"})
+        state = {"recipe": recipe.model_dump(mode="json"), "tokens": 100, "seconds": 1.0}
+        run.save(2, {"w": torch.ones(2)}, {}, state, best_step=None, keep_last=2)
+        run.note_validation(Validated(step=2, best_step=2, best_value=1.5, best_loss=1.5, stale=0))
+        run.end("finished")
+    return folder / "run"
+
+
+def _file_of_a_run(name: str) -> Reader:
+    def seeds(folder: Path) -> list[bytes]:
+        return [(_run(folder) / name).read_bytes()]
+
+    def read(folder: Path, content: bytes) -> None:
+        run = folder / "run"
+        if not run.exists():
+            _run(folder)
+        (run / name).write_bytes(content)
+        list(verify_run(run))
+        found = Run.open(run)
+        list(found.metrics.read())
+        list(found.samples.read())
+        assert found.validated is not None
+
+    return Reader(seeds, read)
+
+
+def _states(folder: Path) -> list[bytes]:
+    return [(_run(folder) / CHECKPOINTS / "step-000002" / "state.json").read_bytes()]
+
+
+def _read_state(folder: Path, content: bytes) -> None:
+    """With the right checksums."""
+    run = folder / "run"
+    if not run.exists():
+        _run(folder)
+    path = run / CHECKPOINTS / "step-000002"
+    (path / "state.json").write_bytes(content)
+    files = {
+        name: FileEntry((path / name).stat().st_size, hashlib.sha256((path / name).read_bytes()).hexdigest())
+        for name in checkpoints.FILES
+    }
+    (path / "MANIFEST.json").write_bytes(checkpoints._encode_manifest(2, None, files))
+    checkpoint = checkpoints.verify(path)
+    read_recipe(Run.open(run), checkpoint)
+    saved_state(checkpoint)
+
+
+def _manifests(folder: Path) -> list[bytes]:
+    return [(_run(folder) / CHECKPOINTS / "step-000002" / "MANIFEST.json").read_bytes()]
+
+
+def _read_manifest(folder: Path, content: bytes) -> None:
+    run = folder / "run"
+    if not run.exists():
+        _run(folder)
+    (run / CHECKPOINTS / "step-000002" / "MANIFEST.json").write_bytes(content)
+    checkpoints.newest_valid(run / CHECKPOINTS)
+
+
+def _store(folder: Path) -> Path:
+    ones = np.ones(1, np.int64)
+    with StoreWriter(folder / "store", fingerprint="f", vocab_size=300) as writer:
+        for _ in range(3):
+            writer.append(EncodedChunk(np.arange(40, dtype=np.uint16), 40 * ones, 90 * ones, 9 * ones, True))
+        writer.finish()
+    return folder / "store"
+
+
+def _stores(folder: Path) -> list[bytes]:
+    return [(_store(folder) / "store.json").read_bytes()]
+
+
+def _read_store(folder: Path, content: bytes) -> None:
+    path = folder / "store"
+    if not path.exists():
+        _store(folder)
+    (path / "store.json").write_bytes(content)
+    store = TokenStore(path)
+    store.read(0, min(20, len(store)))
+    for number in islice(range(store.n_documents), 5):
+        store.document(number)
+
+
+READERS = {
+    "recipe": Reader(_recipes, _read_recipe),
+    "setting": Reader(_settings, _read_setting),
+    "csv table": Reader(lambda _: [TABLE.encode(), TABLE.replace(",", ";").encode()], _as_table("a.csv")),
+    "tsv table": Reader(lambda _: [PAIRS.encode()], _as_table("a.tsv")),
+    "jsonl table": Reader(_jsonl, _as_table("a.jsonl")),
+    "parquet table": Reader(_parquet, _as_table("a.parquet")),
+    "conll": Reader(lambda _: [b"The O\nbaker B-PER\n\nParis B-LOC\nrained O\n\n" * 3], _as_table("a.conll")),
+    "squad": Reader(lambda _: [json.dumps(QUESTIONS).encode()], _as_table("a.json")),
+    "txt corpus": Reader(lambda _: [TEXT.encode(), TEXT.replace("\n", "\r\n\r\n").encode()], _as_corpus("a.txt")),
+    "csv corpus": Reader(lambda _: [TABLE.encode()], _as_corpus("a.csv")),
+    "jsonl corpus": Reader(lambda folder: _jsonl(folder)[:1], _as_corpus("a.jsonl")),
+    "parquet corpus": Reader(_parquet, _as_corpus("a.parquet")),
+    "word vectors": Reader(_vectors, _read_vectors),
+    "prompts": Reader(lambda _: [TEXT.encode()], _read_prompts),
+    "records of generate": Reader(_records, _read_record),
+    "safetensors": Reader(_safetensors, _read_safetensors),
+    "published weights": Reader(_shards, _read_shards),
+    "config.json": Reader(_configs, _read_config),
+    "gguf": Reader(_ggufs, _read_gguf),
+    "tokenizer.json": Reader(_tokenizers, _read_tokenizer),
+    **{
+        f"{changed} of {name}": _file_of_published(name, changed)
+        for name, changed in (
+            *(("smollm2", "tokenizer.json"), ("gemma", "tokenizer.json"), ("mistral", "tokenizer.json")),
+            *(("smollm2", "tokenizer_config.json"), ("llama3", "tokenizer_config.json")),
+        )
+    },
+    "chat template": Reader(_templates, _read_template),
+    "run.json": _file_of_a_run("run.json"),
+    "validated.json": _file_of_a_run("validated.json"),
+    "metrics.jsonl": _file_of_a_run("metrics.jsonl"),
+    "samples.jsonl": _file_of_a_run("samples.jsonl"),
+    "state.json": Reader(_states, _read_state),
+    "MANIFEST.json": Reader(_manifests, _read_manifest),
+    "store.json": Reader(_stores, _read_store),
+}

@@ -1,0 +1,133 @@
+"""Embeddings of n-grams: which n-grams have one, that they are trained row by row, and what is refused."""
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lmtool.batch import Batch
+from lmtool.errors import RecipeError
+from lmtool.model import build
+from lmtool.model.layers.ngrams import NgramEmbedding, ngrams_of
+from lmtool.recipe.spec import NgramTable, Transformer
+from tests.model import tiny
+from tests.model.tiny import VOCAB
+
+
+def table(**changes: Any) -> NgramEmbedding:
+    return NgramEmbedding(NgramTable(**changes), 5, VOCAB)
+
+
+def found_in(tokens: list[int], longest: int, min_count: int) -> Counter[tuple[int, ...]]:
+    """How often each frequent n-gram is in a text."""
+    counts = Counter(tuple(tokens[i : i + n]) for n in range(2, longest + 1) for i in range(len(tokens) - n + 1))
+    return Counter({ngram: count for ngram, count in counts.items() if count >= min_count})
+
+
+def entries(embedding: NgramEmbedding) -> set[tuple[int, ...]]:
+    """The n-grams of 2 and 3 tokens that have an entry: by their rows alone, all others being zero."""
+    found = set()
+    ngrams = [(a, b) for a in range(VOCAB) for b in range(VOCAB)]
+    ngrams += [(*ngram, c) for ngram in ngrams for c in range(VOCAB)]
+    with torch.no_grad():
+        embedding.weight.copy_(torch.arange(1.0, len(embedding.weight) + 1)[:, None].expand_as(embedding.weight))
+        for ngram in ngrams:
+            whole, last = (
+                embedding(torch.tensor([part]), torch.arange(len(part))[None])[0, -1, 0] for part in (ngram, ngram[1:])
+            )
+            if whole > last:
+                found.add(ngram)
+    return found
+
+
+@pytest.mark.parametrize(("longest", "min_count"), [(2, 1), (2, 6), (3, 2)])
+def test_the_frequent_ngrams_of_a_text_have_an_entry(longest: int, min_count: int) -> None:
+    tokens = tiny.tokens(300, seed=3)
+    embedding = table(entries=5000, longest=longest, min_count=min_count)
+    embedding.count(tokens)
+    wanted = found_in(tokens.tolist(), longest, min_count)
+    assert entries(embedding) == set(wanted)
+    assert wanted
+
+
+def test_of_too_many_the_most_frequent_have_one() -> None:
+    tokens = tiny.tokens(500, seed=4)
+    embedding = table(entries=12, longest=3, min_count=1)
+    embedding.count(tokens)
+    counts = found_in(tokens.tolist(), 3, 1)
+    have = sorted((counts[ngram] for ngram in entries(embedding)), reverse=True)
+    assert have == sorted(counts.values(), reverse=True)[:12]
+
+
+def test_before_it_has_counted_none_has_one() -> None:
+    embedding = table()
+    torch.nn.init.ones_(embedding.weight)
+    assert not embedding(tiny.tokens(2, 9), torch.arange(9)[None]).any()
+
+
+def test_they_do_not_go_beyond_the_beginning_of_a_text() -> None:
+    """Of two documents in a row, and of a row whose padding is on the left."""
+    embedding = table(min_count=1)
+    embedding.count(tiny.tokens(400))
+    torch.nn.init.normal_(embedding.weight)
+    text = tiny.tokens(1, 8, seed=1)
+    alone = embedding(text[:, 3:], torch.arange(5)[None])
+    in_a_row = embedding(text, torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]]))[:, 3:]
+    assert torch.equal(alone, in_a_row)
+    assert not torch.equal(alone, embedding(text, torch.arange(8)[None])[:, 3:])
+
+
+def test_a_model_without_them_is_the_same_at_first() -> None:
+    """They begin at zero, and draw no random numbers."""
+    torch.manual_seed(0)
+    with_them = build(tiny.spec(ngram_embedding={}, position={"kind": "none"}), VOCAB)
+    torch.manual_seed(0)
+    without = build(tiny.spec(position={"kind": "none"}), VOCAB)
+    (ngrams,) = ngrams_of(with_them)
+    ngrams.count(tiny.tokens(400))
+    batch = Batch(tiny.tokens(2, 9))
+    assert torch.equal(with_them(batch).hidden_BTD, without(batch).hidden_BTD)
+
+
+@pytest.mark.parametrize("shape", ["encoder", "encoder-decoder", "prefix"])
+def test_only_decoders_have_them(shape: str) -> None:
+    with pytest.raises(ValueError, match=f"ngram_embedding is for shape decoder, not for shape {shape}"):
+        tiny.spec(shape=shape, ngram_embedding={})
+
+
+def test_a_key_has_63_bits_at_most() -> None:
+    largest = math.isqrt(2**63 - 1) - 1
+    spec = Transformer(kind="transformer", n_layers=1, d_model=4, n_heads=1, context=4, ngram_embedding=NgramTable())
+    with torch.device("meta"), pytest.raises(RecipeError, match="longest: 3 is too long for a vocabulary of 3,"):
+        build(spec, largest)
+    pairs = NgramEmbedding(NgramTable(longest=2, entries=8), 1, largest)
+    pairs.count(torch.tensor([largest - 1] * 9))
+    torch.nn.init.ones_(pairs.weight)
+    tokens = torch.tensor([[largest - 1, largest - 1, largest - 2]])
+    assert pairs(tokens, torch.arange(3)[None])[0, :, 0].tolist() == [0.0, 1.0, 0.0]
+
+
+def test_gradients_are_those_of_the_rows_alone() -> None:
+    """Sparse ones on a CPU, the same numbers as by hand."""
+    embedding = table(entries=40, min_count=1)
+    embedding.count(tiny.tokens(60, seed=2))
+    tokens_BT, weight = tiny.tokens(3, 7, seed=2), tiny.tokens(3, 7, 5, seed=8).double()
+    (embedding(tokens_BT, torch.arange(7)[None]) * weight).sum().backward()
+    grad = embedding.weight.grad
+    assert grad is not None
+    assert grad.is_sparse
+    keys = {key: row for row, key in enumerate(embedding.keys_K.tolist())}
+    wanted = np.zeros((40, 5))
+    for row, text in enumerate(tokens_BT.tolist()):
+        for end in range(1, 7):
+            for n in (2, 3):
+                if end + 1 >= n:
+                    key = 0
+                    for token in text[end + 1 - n : end + 1]:
+                        key = key * (VOCAB + 1) + token + 1
+                    if key in keys:
+                        wanted[keys[key]] += weight[row, end].numpy()
+    np.testing.assert_allclose(grad.to_dense().numpy(), wanted)

@@ -1,0 +1,57 @@
+"""A server in this process, and runs that are small enough to serve."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import openai
+
+from lmtool.inference.writing import Writer, writer_of
+from lmtool.serving.scheduler import Scheduler
+from lmtool.serving.server import Serving, answering, assemble, listen
+
+
+@dataclass
+class Served:
+    """A server. address: of it."""
+
+    address: str
+    writer: Writer
+    scheduler: Scheduler
+
+    def client(self, **options: Any) -> openai.OpenAI:
+        """The official client, which does not try again."""
+        return openai.OpenAI(base_url=f"{self.address}/v1", **{"api_key": "none", "max_retries": 0, **options})
+
+    def http(self, **options: Any) -> httpx.Client:
+        """A plain client."""
+        return httpx.Client(base_url=self.address, timeout=60, **options)
+
+
+@contextmanager
+def served(run: str, serving: Serving | None = None) -> Iterator[Served]:
+    """Serve a run on a free port."""
+    writer = writer_of(run, device="cpu")
+    guard, scheduler = assemble(writer, serving or Serving())
+    listening, ending = threading.Event(), asyncio.Event()
+    loop = asyncio.new_event_loop()
+    found = listen("127.0.0.1", 0)
+
+    async def answer() -> None:
+        async with answering(guard, scheduler, found):
+            listening.set()
+            await ending.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(answer()))
+    thread.start()
+    try:
+        assert listening.wait(60)
+        yield Served(f"http://127.0.0.1:{found.getsockname()[1]}", writer, scheduler)
+    finally:
+        loop.call_soon_threadsafe(ending.set)
+        thread.join()
+        loop.close()

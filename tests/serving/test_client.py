@@ -1,0 +1,183 @@
+"""The official client against every endpoint: answers are those of `lmtool generate` and `lmtool chat`."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+import torch
+
+from lmtool.batch import Batch
+from lmtool.decoding.settings import Sample
+from lmtool.inference.chatting import Conversation
+from lmtool.inference.embedding import embed
+from lmtool.inference.load import load_run
+from lmtool.tables.predict import predict
+from lmtool.text.typed import table_of_texts
+from tests.serving.harness import Served, served
+
+PROMPT = "Who saw the"
+
+
+@pytest.fixture(scope="module")
+def client(server: Served) -> Iterator[openai.OpenAI]:
+    with server.client() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def name(client: openai.OpenAI) -> str:
+    return client.models.list().data[0].id
+
+
+def alone(server: Served, prompt: str, settings: Sample, **options: Any) -> list[str]:
+    return server.writer.complete(prompt, settings, **options)
+
+
+def test_the_model_is_listed(client: openai.OpenAI, server: Served, name: str) -> None:
+    assert name == server.writer.loaded.run_path.name
+    assert client.models.retrieve(name).id == name
+    with pytest.raises(openai.NotFoundError) as refused:
+        client.models.retrieve("another")
+    assert refused.value.code == "model_not_found"
+
+
+def test_a_completion_is_that_of_generate(client: openai.OpenAI, server: Served, name: str) -> None:
+    answer = client.completions.create(model=name, prompt=PROMPT, max_tokens=20, seed=5, temperature=0.7, top_p=0.9)
+    settings = Sample(seed=5, temperature=0.7, top_p=0.9, max_new_tokens=20)
+    assert [answer.choices[0].text] == alone(server, PROMPT, settings)
+    ids = server.writer.loaded.framing.prompt(PROMPT).tokens
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len(ids)
+    again = client.completions.create(model=name, prompt=list(ids), max_tokens=20, seed=5, temperature=0.7, top_p=0.9)
+    assert again.choices[0].text == answer.choices[0].text
+
+
+def test_several_prompts_and_samples(client: openai.OpenAI, server: Served, name: str) -> None:
+    prompts = [PROMPT, "yes", PROMPT]
+    answer = client.completions.create(model=name, prompt=prompts, n=2, max_tokens=8, seed=3, temperature=1.2)
+    settings = Sample(seed=3, temperature=1.2, max_new_tokens=8)
+    assert [choice.index for choice in answer.choices] == list(range(6))
+    assert [choice.text for choice in answer.choices] == server.writer.complete(prompts, settings, n=2)
+
+
+@pytest.mark.parametrize("stop", ["a", ["zz", "e"]])
+def test_stop_strings_and_biases(client: openai.OpenAI, server: Served, name: str, stop: Any) -> None:
+    answer = client.completions.create(
+        model=name, prompt=PROMPT, max_tokens=60, seed=1, stop=stop, logit_bias={"70": 4, "71": -100}
+    )
+    settings = Sample(seed=1, temperature=1.0, max_new_tokens=60, logit_bias=(((70,), 4.0), ((71,), -100.0)))
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    assert [answer.choices[0].text] == alone(server, PROMPT, settings, stop=stops)
+    assert answer.choices[0].finish_reason in ("stop", "length")
+
+
+def test_a_stream_is_the_same_text(client: openai.OpenAI, name: str) -> None:
+    asked = {"model": name, "prompt": PROMPT, "max_tokens": 20, "seed": 9, "n": 2, "echo": True}
+    whole = client.completions.create(**asked)
+    texts, usage, reasons = ["", ""], None, {}
+    for event in client.completions.create(**asked, stream=True, stream_options={"include_usage": True}):
+        for choice in event.choices:
+            texts[choice.index] += choice.text
+            reasons[choice.index] = choice.finish_reason
+        usage = event.usage or usage
+    assert texts == [choice.text for choice in whole.choices]
+    assert all(text.startswith(PROMPT) for text in texts)
+    assert reasons == {choice.index: choice.finish_reason for choice in whole.choices}
+    assert usage == whole.usage
+
+
+def test_log_probabilities_are_those_of_the_model(client: openai.OpenAI, server: Served, name: str) -> None:
+    asked: Any = {"model": name, "prompt": PROMPT, "echo": True, "logprobs": 3, "seed": 2}
+    answer = client.completions.create(**asked, max_tokens=5, temperature=0.5)
+    found = answer.choices[0].logprobs
+    assert found is not None
+    assert found.token_logprobs is not None
+    assert found.top_logprobs is not None
+    loaded = load_run(str(server.writer.loaded.run_path), device="cpu")
+    [completion] = server.writer.completions(PROMPT, Sample(seed=2, temperature=0.5, max_new_tokens=5))
+    prompt = loaded.framing.prompt(PROMPT).tokens
+    ids = torch.tensor([[*prompt, *completion.tokens]])
+    with torch.inference_mode():
+        logprobs = loaded.model.logits(loaded.model(Batch(ids)).hidden_BTD)[0].log_softmax(-1)
+    expected = logprobs[:-1].gather(-1, ids[0, 1:, None])[:, 0].tolist()
+    n = len(expected) - (completion.finish_reason == "end")
+    assert found.token_logprobs[0] is None
+    assert found.token_logprobs[1:] == pytest.approx(expected[:n], abs=1e-4)
+    for own, best in zip(found.top_logprobs[1:], logprobs.topk(3).values, strict=False):
+        assert sorted(own.values()) == pytest.approx(sorted(best.tolist()), abs=1e-4)
+    only = client.completions.create(**asked, max_tokens=0).choices[0]
+    assert only.text == PROMPT
+    assert only.logprobs is not None
+    assert only.logprobs.token_logprobs == found.token_logprobs[: len(prompt)]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_an_answer_is_that_of_chat(client: openai.OpenAI, server: Served, name: str, streams: bool) -> None:
+    messages: Any = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "Who saw the ball?"}]
+    conversation = Conversation(server.writer, Sample(seed=4, temperature=1.0, max_new_tokens=12))
+    expected = "".join(conversation.answer(messages))
+    asked: Any = {"model": name, "messages": messages, "seed": 4, "max_completion_tokens": 12}
+    asked |= {"logprobs": True, "top_logprobs": 2}
+    if streams:
+        choices = [event.choices[0] for event in client.chat.completions.create(**asked, stream=True)]
+        text = "".join(choice.delta.content or "" for choice in choices)
+        tokens = [token for choice in choices if choice.logprobs for token in choice.logprobs.content or ()]
+        assert choices[0].delta.role == "assistant"
+    else:
+        choice = client.chat.completions.create(**asked).choices[0]
+        text, tokens = choice.message.content or "", choice.logprobs.content or []
+    assert text == expected
+    assert tokens
+    for token in tokens:
+        assert len(token.top_logprobs) == 2
+        assert token.logprob <= max(one.logprob for one in token.top_logprobs) + 1e-6
+
+
+def test_embeddings_are_those_of_embed(client: openai.OpenAI, server: Served, name: str) -> None:
+    texts = ["Tom saw it", "yes", "yes it is"] * 5
+    expected = [one.vectors[0] for one in embed(server.writer.loaded, texts, -1, "own")]
+    found = client.embeddings.create(model=name, input=texts)  # which asks for base64
+    plain = client.embeddings.create(model=name, input=texts, encoding_format="float")
+    for one, other, vector in zip(found.data, plain.data, expected, strict=True):
+        assert one.embedding == pytest.approx(vector.tolist(), abs=1e-5)
+        assert other.embedding == pytest.approx(vector.tolist(), abs=1e-5)
+
+
+def test_classes_are_those_of_predict(classifier: str) -> None:
+    texts = ["the cat ran home", "the cat sat"] * 6
+    with served(classifier) as server, server.http() as client:
+        answer = client.post("/classify", json={"input": texts})
+        assert answer.status_code == 200
+        with table_of_texts(None, texts, ("text",), False) as table:
+            expected = [cells for _, cells in predict(server.writer.loaded, table).rows]
+        found = [(one["label"], *one["probabilities"].values()) for one in answer.json()["data"]]
+        assert [one[0] for one in found] == [cells[0] for cells in expected]
+        for one, cells in zip(found, expected, strict=True):
+            assert one[1:] == pytest.approx([float(str(p)) for p in cells[1:]], abs=1e-5)
+            assert math.isclose(sum(one[1:]), 1, abs_tol=1e-4)
+        assert client.post("/classify", json={"input": {"text": "the cat"}}).status_code == 200
+        refused = client.post("/classify", json={"input": {"other": "the cat"}})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input")
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"max_tokens": 10**6}, "max_tokens"),
+        ({"n": 65}, "n"),
+        ({"prompt": ["a"] * 64, "n": 2}, "n"),
+        ({"prompt": [10**9]}, "prompt"),
+        ({"prompt": "a" * 5000}, "prompt"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"frequency_penalty": 1}, "frequency_penalty"),
+        ({"extra_body": {"run": "/etc/passwd"}}, "run"),
+    ],
+)
+def test_wrong_requests_are_told_what_is_wrong(client: openai.OpenAI, asked: Any, param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(**{"model": None, "prompt": "a", **asked})
+    assert refused.value.param == param
+    assert refused.value.type == "invalid_request_error"

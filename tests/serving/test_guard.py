@@ -1,0 +1,161 @@
+"""Who is answered, and what is told of requests that are not."""
+
+import json
+import logging
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from lmtool.errors import UsageError
+from lmtool.serving import application, server
+from lmtool.serving.guard import Access, read_key
+from lmtool.serving.server import Serving
+from tests.serving.harness import Served, served
+
+KEY = "a-key-of-some-length"
+ASKED = {"prompt": "Who", "max_tokens": 2}
+
+
+@pytest.fixture(scope="module")
+def client(server: Served) -> Iterator[httpx.Client]:
+    with server.http() as found:
+        yield found
+
+
+def error_of(answer: httpx.Response) -> dict[str, Any]:
+    error: dict[str, Any] = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+@pytest.mark.parametrize(
+    ("host", "known"),
+    [
+        ("localhost:8000", True),
+        ("127.0.0.1", True),
+        ("[::1]:8000", True),
+        ("192.168.1.5:8000", True),
+        ("box.example:8000", True),
+        ("BOX.example", True),
+        ("evil.example", False),
+        ("localhost.evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("", False),
+        ("[::1", False),
+    ],
+)
+def test_hosts_are_addresses_and_known_names(host: str, known: bool) -> None:
+    assert Access("127.0.0.1", None, ["box.example"]).knows_host(host) is known
+
+
+def test_a_page_elsewhere_cannot_use_the_server(client: httpx.Client, server: Served) -> None:
+    own = server.address
+    for origin, status in ((own, 200), ("http://evil.example", 403), ("null", 403), (own + "0", 403), ("", 403)):
+        answer = client.post("/v1/completions", json=ASKED, headers={"origin": origin})
+        assert answer.status_code == status, origin
+        assert "access-control-allow-origin" not in answer.headers
+    assert client.get("/v1/models", headers={"host": "evil.example"}).status_code == 403
+    assert client.post("/v1/completions", content=json.dumps(ASKED)).status_code == 415
+
+
+def test_a_key_is_asked_for(talker: str) -> None:
+    with served(talker, Serving(access=Access("127.0.0.1", KEY))) as found, found.http() as client:
+        assert client.get("/").status_code == client.get("/health").status_code == 200
+        for given in ("", KEY, "Bearer", f"Basic {KEY}", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}", "Bearer é"):
+            answer = client.get("/v1/models", headers={"authorization": given.encode()})
+            assert answer.status_code == 401, given
+            assert error_of(answer)["code"] == "invalid_api_key"
+        assert client.get("/metrics").status_code == 401
+        with found.client(api_key=KEY) as official:
+            assert official.models.list().data
+
+
+def test_keys_are_read_from_files(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_key(file)
+    for wrong in (b"", b"short", b"two words of a sentence", "é".encode() * 20):
+        file.write_bytes(wrong)
+        with pytest.raises(UsageError):
+            read_key(file)
+    file.write_text(f"{KEY}\n")
+    assert read_key(file) == KEY
+
+
+def test_what_is_nowhere_and_what_is_no_json(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    for method, path, status in (("GET", "/v1/nothing", 404), ("GET", "/v1/completions", 405), ("POST", "/", 405)):
+        answer = client.request(method, path)
+        assert answer.status_code == status
+        assert error_of(answer)["type"] == "invalid_request_error"
+    json_type = {"content-type": "application/json"}
+    for body in (b"", b"{", b"[]", b"null", b'{"prompt": "\xff"}', b"[" * 100_000, b'{"prompt": "\\ud800"}'):
+        answer = client.post("/v1/completions", content=body, headers=json_type)
+        assert answer.status_code == 400, body
+        error_of(answer)
+    monkeypatch.setattr(application, "MAX_BODY", 1000)
+    assert client.post("/v1/completions", json={"prompt": "a" * 1000}).status_code == 413
+
+
+def test_a_body_that_does_not_come(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(application, "BODY_SECONDS", 0.1)
+    host, port = server.address.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+        assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
+
+
+def test_silent_and_too_many_connections_are_closed(talker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
+    with served(talker) as found:
+        address = found.address.removeprefix("http://").split(":")
+        every = [socket.create_connection((address[0], int(address[1])), timeout=60) for _ in range(6)]
+        assert [connection.recv(1) for connection in every] == [b""] * 6
+        for connection in every:
+            connection.close()
+        with found.http() as client:
+            assert client.get("/health").status_code == 200
+
+
+def test_the_log_holds_no_prompts_unless_asked(talker: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    for logs_prompts in (False, True):
+        caplog.clear()
+        with served(talker, Serving(logs_prompts=logs_prompts)) as found, found.http() as client:
+            for asked in ({"prompt": "Who saw secret"}, {"prompt": "Who saw secret", "secret": 1}):
+                client.post("/v1/completions", json={**asked, "max_tokens": 2})
+        assert "POST /v1/completions 200" in caplog.text
+        assert "POST /v1/completions 400" in caplog.text
+        assert ("saw secret" in caplog.text) is logs_prompts
+
+
+def samples(text: str) -> dict[str, float]:
+    """The samples of the text format of Prometheus."""
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+
+def test_metrics_count(talker: str) -> None:
+    with served(talker) as found, found.http() as client:
+        n_read = len(found.writer.loaded.framing.prompt("Who").tokens)
+        answers = [client.post("/v1/completions", json={**ASKED, "n": 2, "seed": 1}).json() for _ in range(3)]
+        client.get("/nothing")
+        counted = samples(client.get("/metrics").text)
+        assert counted["lmtool_generated_tokens_total"] == sum(one["usage"]["completion_tokens"] for one in answers)
+        assert counted["lmtool_prompt_tokens_total"] == 6 * n_read
+        assert counted['lmtool_requests_total{status="200"}'] == 3
+        assert counted['lmtool_requests_total{status="404"}'] == 1
+        assert counted["lmtool_first_token_seconds_count"] == 6
+        assert counted['lmtool_first_token_seconds_bucket{le="+Inf"}'] == 6
+        for _ in range(500):
+            if samples(client.get("/metrics").text)["lmtool_running_texts"] == 0:
+                break
+            time.sleep(0.01)
+        else:
+            pytest.fail("texts run although all are complete")

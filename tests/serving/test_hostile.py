@@ -1,0 +1,166 @@
+"""Random and malformed requests, and clients that break off: no answer of 500, no hang, no leak."""
+
+import gc
+import json
+import random
+import socket
+import threading
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.serving.harness import Served, served
+from tests.serving.test_guard import samples
+
+FIELDS = [
+    *("model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed", "stop"),
+    *("logit_bias", "stream", "stream_options", "logprobs", "echo", "best_of", "suffix", "messages"),
+    *("role", "content", "input", "encoding_format", "frequency_penalty", "top_logprobs", "user"),
+    *("repetition_penalty"),
+]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.sampled_from(FIELDS),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(FIELDS) | st.text(), inner, max_size=4),
+    max_leaves=8,
+)
+NEARLY = st.fixed_dictionaries(
+    {},
+    optional={
+        "prompt": st.text(max_size=30) | st.lists(st.integers(-1, 400), max_size=9) | st.lists(st.text(), max_size=3),
+        "messages": st.lists(
+            st.fixed_dictionaries(
+                {"role": st.sampled_from(["system", "user", "assistant", "tool", "x"]), "content": st.text(max_size=9)}
+            ),
+            max_size=3,
+        ),
+        "input": st.text(max_size=30) | st.lists(st.text(max_size=9), max_size=3),
+        "max_tokens": st.integers(-1, 6),
+        "temperature": st.floats(-1, 200),
+        "top_p": st.floats(0, 1.1),
+        "n": st.integers(0, 3),
+        "seed": st.integers(-1, 2**64),
+        "stop": st.text(max_size=2) | st.lists(st.text(max_size=2), max_size=2),
+        "logit_bias": st.dictionaries(st.integers(-1, 400).map(str), st.floats(-101, 101), max_size=2),
+        "logprobs": st.integers(-1, 21) | st.booleans(),
+        "echo": st.booleans(),
+        "stream": st.booleans(),
+        "repetition_penalty": st.floats(0, 11),
+    },
+)
+PATHS = st.sampled_from(["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/classify"])
+BODIES = JSON.map(json.dumps).map(str.encode) | NEARLY.map(json.dumps).map(str.encode) | st.binary(max_size=50)
+
+
+def check(client: httpx.Client, path: str, body: bytes) -> None:
+    answer = client.post(path, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code in (200, 400, 404), (answer.status_code, path, body)
+    if answer.status_code != 200:
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    elif answer.headers["content-type"].startswith("text/event-stream"):
+        assert answer.text.endswith("data: [DONE]\n\n")
+        assert '"error"' not in answer.text
+
+
+def test_random_requests(server: Served) -> None:
+    with server.http() as client:
+
+        @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+        @given(PATHS, BODIES)
+        def run(path: str, body: bytes) -> None:
+            check(client, path, body)
+
+        run()
+
+
+@pytest.mark.slow
+def test_ten_thousand_random_requests_leave_nothing_behind(server: Served) -> None:
+    process, memory = psutil.Process(), []
+    with server.http() as client:
+
+        @settings(max_examples=2_500, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+        @given(PATHS, BODIES)
+        def run(path: str, body: bytes) -> None:
+            check(client, path, body)
+
+        for _ in range(4):
+            run()
+            gc.collect()
+            memory.append(process.memory_info().rss)
+    assert memory[3] <= 1.05 * memory[1], memory
+
+
+def test_random_bytes_are_no_requests(server: Served) -> None:
+    rng = random.Random(1)
+    host, port = server.address.removeprefix("http://").split(":")
+    for n in (0, 1, 10, 1000, 100_000):
+        with socket.create_connection((host, int(port)), timeout=60) as connection:
+            connection.sendall(rng.randbytes(n) + b"\r\n\r\n")
+            connection.shutdown(socket.SHUT_WR)
+            try:
+                answer = connection.recv(100)
+            except ConnectionResetError:
+                continue
+            assert answer == b"" or answer.startswith(b"HTTP/1.1 4")
+    with server.http() as client:
+        assert client.get("/health").status_code == 200
+
+
+def broken_off(address: str, seed: int, problems: list[Any]) -> None:
+    """A client that goes away at some moment."""
+    rng = random.Random(seed)
+    asked = {
+        "prompt": "Who saw",
+        "max_tokens": 4000,
+        "stream": rng.random() < 0.7,
+        "seed": seed,
+        "n": rng.choice((1, 2)),
+    }
+    try:
+        timeout = httpx.Timeout(60, read=rng.choice((0.001, 0.05, 0.2, 60)))
+        with httpx.stream("POST", f"{address}/v1/completions", json=asked, timeout=timeout) as answer:
+            if not asked["stream"]:
+                return
+            for _, _line in zip(range(rng.randrange(20)), answer.iter_lines(), strict=False):
+                pass
+    except httpx.TimeoutException:
+        pass
+    except Exception as error:
+        problems.append(error)
+
+
+@pytest.mark.parametrize("n_clients", [20, pytest.param(200, marks=pytest.mark.slow)])
+def test_clients_that_break_off_leave_nothing_behind(talker: str, n_clients: int) -> None:
+    problems: list[Any] = []
+    with served(talker) as found, found.http() as client:
+        threads = [threading.Thread(target=broken_off, args=(found.address, i, problems)) for i in range(n_clients)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert problems == []
+        for _ in range(1000):
+            left = samples(client.get("/metrics").text)
+            if left["lmtool_running_texts"] == left["lmtool_waiting_requests"] == 0:
+                break
+            threading.Event().wait(0.02)
+        else:
+            pytest.fail(f"texts are still generated for nobody: {left}")
+        answer = client.post("/v1/completions", json={"prompt": "Who", "max_tokens": 3, "seed": 1, "temperature": 0})
+        assert answer.status_code == 200
+
+
+def test_a_reader_that_stops_reading_stalls_nobody(server: Served) -> None:
+    host, port = server.address.removeprefix("http://").split(":")
+    body = json.dumps({"prompt": "Who", "max_tokens": 4000, "stream": True, "logprobs": 20, "n": 2}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        with server.http() as client:
+            for seed in range(5):
+                asked = {"prompt": "Who", "max_tokens": 5, "seed": seed}
+                assert client.post("/v1/completions", json=asked).status_code == 200

@@ -1,0 +1,203 @@
+"""Each text is that of `lmtool generate` alone, whoever else joins and leaves."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from lmtool.decoding.settings import Sample
+from lmtool.errors import NumericalError
+from lmtool.inference.writing import Writer, writer_of
+from lmtool.serving import scheduler as scheduling
+from lmtool.serving.metrics import Metrics
+from lmtool.serving.scheduler import Busy, Closing, Generating, Progress, Scheduler, default_slots
+from tests.training.tiny import Work
+
+TRANSFORMER = "kind: transformer, n_layers: 2, d_model: 16, n_heads: 2, context: 16"
+RECURRENT = "kind: recurrent, n_layers: 1, d_model: 16, context: 16"
+FAMILIES = {
+    "decoder": (f"model={{{TRANSFORMER}, position: {{kind: rotary}}}}",),
+    "prefix LM": (f"model={{{TRANSFORMER}, shape: prefix}}", "objective.kind=prefix"),
+    "encoder-decoder": (f"model={{{TRANSFORMER}, shape: encoder-decoder}}", "objective.kind=prefix"),
+    "lstm": (f"model={{{RECURRENT}, cell: lstm}}",),
+    "gru with a source": (f"model={{{RECURRENT}, shape: encoder-decoder, cell: gru}}", "objective.kind=prefix"),
+    "3-gram": ("model={kind: ngram, order: 3, context: 16}",),
+}
+PROMPTS = ("a cat", "dog sat on mat", "the", "and ran away", "mat", "cat on the m", "home", "a dog ran")
+SETTINGS = (
+    Sample(seed=1, temperature=1.0, max_new_tokens=30),
+    Sample(seed=2, temperature=0.0, max_new_tokens=5),
+    Sample(seed=3, temperature=1.5, max_new_tokens=12, top_k=7),
+    Sample(seed=4, temperature=0.8, max_new_tokens=40, top_p=0.9, repetition_penalty=1.3),
+)
+
+
+@contextmanager
+def opened(writer: Writer, **options: Any) -> Iterator[Scheduler]:
+    """A scheduler, to use within `asyncio.run`."""
+    scheduler = Scheduler(writer, Metrics(), **options)
+    scheduler.open(asyncio.get_running_loop())
+    try:
+        yield scheduler
+    finally:
+        scheduler.close()
+
+
+def asking(writer: Writer, prompt: str, settings: Sample, **options: Any) -> Generating:
+    framing = writer.loaded.framing
+    return Generating(framing, (framing.prompt(prompt),), settings, **options)
+
+
+async def texts_of(scheduler: Scheduler, asked: Generating) -> list[str]:
+    """All texts of a client, put together from what streams."""
+    texts = [""] * (len(asked.prompts) * asked.n)
+    async with scheduler.generate(asked) as updates:
+        async for progress in updates:
+            texts[progress.index] += progress.text
+            if progress.completion is not None:
+                assert progress.completion.text == texts[progress.index]
+    return texts
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Work:
+    return Work(tmp_path_factory.mktemp("families"))
+
+
+@pytest.fixture(scope="module")
+def decoder(made: Work) -> Writer:
+    made.pretrain(*FAMILIES["decoder"], name="one")
+    return writer_of(str(made.run("one")), device="cpu")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("chunk", [2, 256])
+def test_texts_are_those_of_generate_alone(
+    made: Work, family: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not made.run(family).exists():
+        steps = "training.steps=1" if family == "3-gram" else "training.steps=4"
+        made.pretrain(*FAMILIES[family], steps, name=family)
+    monkeypatch.setattr(scheduling, "CHUNK", chunk)
+    writer = writer_of(str(made.run(family)), device="cpu")
+    asked = [
+        asking(writer, prompt, SETTINGS[i % len(SETTINGS)], n=1 + i % 2, stop=("sat",) * (i % 3 == 0))
+        for i, prompt in enumerate(PROMPTS)
+    ]
+
+    async def together() -> list[list[str]]:
+        async def later(number: int, scheduler: Scheduler) -> list[str]:
+            await asyncio.sleep(number % 3 * 0.02)
+            return await texts_of(scheduler, asked[number])
+
+        with opened(writer, n_rows=5) as scheduler:
+            return list(await asyncio.gather(*(later(i, scheduler) for i in range(len(asked)))))
+
+    expected = [
+        writer.complete(prompt, one.settings, n=one.n, stop=one.stop, max_rows=1)
+        for prompt, one in zip(PROMPTS, asked, strict=True)
+    ]
+    assert asyncio.run(together()) == expected
+
+
+def test_a_client_that_leaves_frees_its_rows(decoder: Writer) -> None:
+    endless = Sample(seed=1, temperature=1.0, max_new_tokens=100_000)
+
+    async def leaving() -> None:
+        with opened(decoder, n_rows=2) as scheduler:
+            async with scheduler.generate(asking(decoder, "a", endless, n=6)) as updates:
+                async for _ in updates:
+                    break
+            # both rows were taken, so this one is generated only when they are free
+            await texts_of(scheduler, asking(decoder, "a", replace(endless, max_new_tokens=3), n=2))
+
+    asyncio.run(asyncio.wait_for(leaving(), 60))
+
+
+def test_the_budget_bounds_what_is_in_flight(decoder: Writer) -> None:
+    asked = asking(decoder, "a", Sample(seed=1, temperature=1.0, max_new_tokens=9), n=6)
+    length = len(asked.prompts[0].tokens) + 9
+
+    async def widest(**options: Any) -> int:
+        live: set[int] = set()
+        most = 0
+        with opened(decoder, **options) as scheduler:
+            async with scheduler.generate(asked) as updates:
+                async for progress in updates:
+                    live = live - {progress.index} if progress.completion else live | {progress.index}
+                    most = max(most, len(live))
+        return most
+
+    assert asyncio.run(widest(n_slots=3 * length)) == 3
+    assert asyncio.run(widest(n_slots=3 * length - 1)) == 2
+    assert asyncio.run(widest(n_slots=1)) == 1
+    assert asyncio.run(widest(n_rows=4)) == 4
+
+
+def test_the_queue_is_bounded_and_ends(decoder: Writer) -> None:
+    long = asking(decoder, "a", Sample(seed=1, temperature=1.0, max_new_tokens=100_000))
+
+    async def filled() -> None:
+        with opened(decoder, n_rows=1, n_queued=1) as scheduler:
+            async with scheduler.generate(long) as updates:
+                await anext(updates)
+                async with scheduler.generate(long):
+                    with pytest.raises(Busy):
+                        async with scheduler.generate(long):
+                            pass
+                    with pytest.raises(Busy):
+                        await scheduler.compute(lambda: 1)
+                scheduler.refuse()
+                with pytest.raises(Closing):
+                    async with scheduler.generate(long):
+                        pass
+
+    asyncio.run(asyncio.wait_for(filled(), 60))
+
+
+def test_a_failure_ends_the_texts_of_the_batch_and_no_later_ones(
+    decoder: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asking(decoder, "a", Sample(seed=1, temperature=1.0, max_new_tokens=4))
+    model = decoder.loaded.model
+    working = type(model).logits
+
+    async def failing() -> None:
+        with opened(decoder) as scheduler:
+            monkeypatch.setattr(type(model), "logits", lambda self, hidden: working(self, hidden) * torch.nan)
+            with pytest.raises(NumericalError):
+                await texts_of(scheduler, asked)
+            with pytest.raises(ZeroDivisionError):
+                await scheduler.compute(lambda: 1 // 0)
+            monkeypatch.setattr(type(model), "logits", working)
+            assert await texts_of(scheduler, asked) == decoder.complete("a", asked.settings)
+            assert await scheduler.compute(lambda: 3) == 3
+
+    asyncio.run(asyncio.wait_for(failing(), 60))
+
+
+def test_a_slow_reader_stalls_nobody(decoder: Writer) -> None:
+    slow = asking(decoder, "a", Sample(seed=1, temperature=1.0, max_new_tokens=50))
+
+    async def reading() -> tuple[list[str], list[Progress]]:
+        with opened(decoder) as scheduler:
+            async with scheduler.generate(slow) as updates:
+                first = await anext(updates)
+                others = [await texts_of(scheduler, slow) for _ in range(3)]
+                rest = [progress async for progress in updates]
+        return others[0], [first, *rest]
+
+    others, own = asyncio.run(asyncio.wait_for(reading(), 60))
+    assert ["".join(progress.text for progress in own)] == others
+
+
+def test_the_default_budget() -> None:
+    assert default_slots(0, 8, 64, 1 << 30) is None
+    assert default_slots(1000, 8, 64, 1 << 40) == 8 * 64
+    assert default_slots(1000, 8, 10**6, 16_000_000) == 10**6
+    assert default_slots(1000, 8, None, 16_000_000) == 1000
+    assert default_slots(1000, 8, 100, 16_000_000) == 800

@@ -1,0 +1,209 @@
+"""Processes that share weights, gradients and moments train as one process does."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import lmtool
+from lmtool.compute.device import Compute
+from lmtool.compute.processes import World
+from lmtool.errors import RecipeError, UsageError
+from lmtool.inference.load import load_run
+from lmtool.model.size import training_bytes
+from lmtool.recipe.spec import Recipe
+from lmtool.run.checkpoint import verify
+from lmtool.training.start import _agree, _shards
+from tests.compute.together import together
+from tests.training.sharded import RECIPES, SHORT, tuned
+from tests.training.tiny import Work, metrics, warnings_in
+
+CPU = Compute(torch.device("cpu"), "float32")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Work:
+    """A folder with a text, a table, and each recipe as one process trains it."""
+    work = Work(tmp_path_factory.mktemp("sharding"))
+    rows = (f"the cat {i} {'ran home' if i % 2 else 'sat'},{'ab'[i % 2]}" for i in range(60))
+    (work.folder / "table.csv").write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
+    for name, overrides in RECIPES.items():
+        work.pretrain(*SHORT, *overrides, name=name)
+    tuned(work, name="lora")
+    return work
+
+
+def processes(work: Work, number: int, *sessions: str) -> None:
+    """The sharded sessions in so many processes; slow tests start theirs by torchrun."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.training.sharded", str(work.folder), str(number), *sessions],
+        cwd=Path(lmtool.__file__).parents[1],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-8000:]
+
+
+def assert_alike(found: Path, expected: Path) -> None:
+    """The records of all steps, and the weights at the end.
+
+    In bfloat16, as Muon orthogonalises in any case, a last bit is one of 256; there only the losses are near.
+    """
+    rough = "muon" in found.name or "bfloat16" in found.name
+    ours, theirs = metrics(found), metrics(expected)
+    assert [record["step"] for record in ours] == [record["step"] for record in theirs]
+    for key in ("loss", "valid_loss", "grad_norm", "lr", "tokens"):
+        near = (5e-3 if key == "grad_norm" else 5e-4) if rough else 1e-5
+        assert [record[key] for record in ours] == pytest.approx([record[key] for record in theirs], abs=near), key
+    last = max(path.name for path in (expected / "checkpoints").iterdir())
+    weights, others = (verify(run / "checkpoints" / last).model() for run in (found, expected))
+    assert weights.keys() == others.keys()
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, others[name], rtol=0, atol=0.02 if rough else 2e-5)
+
+
+def test_two_processes_train_as_one(place: Work) -> None:
+    """Also with shares of unequal size, accumulated gradients, a clipped norm, Muon, and layers that are recomputed."""
+    processes(place, 2, *RECIPES, "lora")
+    for name in (*RECIPES, "lora"):
+        assert_alike(place.run(f"sharded {name}"), place.run(name))
+    samples = (place.run(f"{name}adamw") / "samples.jsonl" for name in ("", "sharded "))
+    assert len({path.read_text() for path in samples}) == 1
+    assert (place.run("sharded bfloat16") / "samples.jsonl").read_text().count("\n") == 2
+    results = [(place.run(f"{name}lora") / "metrics.json").read_text() for name in ("", "sharded ")]
+    assert len(results[0]) > 10
+    model = load_run(str(place.run("sharded muon"))).model
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("recipe", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
+def test_any_number_of_processes_goes_on(place: Work, recipe: str) -> None:
+    """From one process without shares to four with them, and back to one."""
+    whole = place.run(f"{recipe} whole")
+    shutil.copytree(place.run(recipe), whole)
+    place.resume("training.steps=+2", name=whole.name)
+    place.resume("training.steps=+2", name=whole.name)
+    back = place.run(f"{recipe} back")
+    shutil.copytree(place.run(recipe), back)
+    processes(place, 4, f"resume:{back.name}")
+    (warning,) = warnings_in(place.resume("training.steps=+2", name=back.name))
+    assert "processes 4 -> 1" in warning
+    assert "sharded True -> None" in warning
+    assert_alike(back, whole)
+
+
+@pytest.mark.slow
+def test_two_machines(place: Work) -> None:
+    """Two agents that meet on this one, with a process each; the second command finds the run finished."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    run = place.run("two machines")
+    settings = [word for key in (*SHORT, "training.shard=full") for word in ("-s", key)]
+    command = ["-m", "lmtool", "pretrain", str(place.text), "--recipe", str(place.recipe), "-o", str(run), *settings]
+    agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    agent += ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "test", "--local-addr", "127.0.0.1"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    nodes = [
+        subprocess.Popen(
+            [*agent, *command, "--start-or-resume"],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    told = [node.communicate() for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], told
+    assert sorted(stdout for stdout, _ in told) == ["", f"{run}\n"]
+    place.pretrain(*SHORT, name="one machine")
+    assert_alike(run, place.run("one machine"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize(("precision", "apart"), [("float32", 1e-4), ("bfloat16", 2e-2)])
+def test_two_gpus(place: Work, precision: str, apart: float) -> None:
+    on_gpus = (*SHORT, "training.device=cuda", f"training.precision={precision}")
+    settings = [word for key in (*on_gpus, "training.shard=full") for word in ("-s", key)]
+    run = place.run(f"two GPUs {precision}")
+    launched = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "lmtool", "pretrain"]
+    launched += [str(place.text), "--recipe", str(place.recipe), "-o", str(run), *settings]
+    done = subprocess.run(launched, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    place.pretrain(*on_gpus, name=f"one GPU {precision}")
+    losses = [[record["loss"] for record in metrics(path)] for path in (run, place.run(f"one GPU {precision}"))]
+    assert losses[0] == pytest.approx(losses[1], abs=apart)
+
+
+BIG: dict[str, Any] = {
+    "model": {"kind": "transformer", "n_layers": 2, "d_model": 64, "n_heads": 2, "context": 8, "vocab_size": 100},
+    "training": {"steps": 1, "batch_size": 4},
+}
+
+
+def test_auto_shards_what_one_process_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of one machine share its memory, and where one lacks memory all shard."""
+    recipe = Recipe.model_validate(BIG)
+    needed, halved = training_bytes(recipe), training_bytes(recipe, 2)
+    assert 0.5 < halved / needed < 0.6, "activations are not shared"
+
+    def decided(memory: Callable[[int], int | None], local: int = 1, size: int = 2) -> list[bool]:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
+        return together(monkeypatch, size, lambda world: _shards(recipe, CPU, world, memory(world.rank)))
+
+    assert decided(lambda rank: needed) == [False, False]
+    assert decided(lambda rank: needed - 1) == [True, True]
+    assert decided(lambda rank: needed - rank) == [True, True]
+    assert decided(lambda rank: 2 * needed - 1, local=2) == [True, True]
+    assert decided(lambda rank: None) == [False, False]
+    assert decided(lambda rank: 1, size=1) == [False]
+
+
+@pytest.mark.parametrize(
+    "key", ["training.precision", "training.compile", "training.minutes", "evaluation.gradient_norms"]
+)
+def test_refusals(key: str) -> None:
+    """What a sharded model cannot do is said before anything is trained."""
+    of, name = key.split(".")
+    values = {"precision": "float16", "compile": True, "minutes": 1, "gradient_norms": True}
+    fields: dict[str, dict[str, Any]] = {"training": {"shard": "full"}, "evaluation": {}}
+    fields[of][name] = values[name]
+    recipe = Recipe.model_validate(BIG | fields | {"training": BIG["training"] | fields["training"]})
+    compute = Compute(torch.device("cpu"), "float16" if name == "precision" else "float32")
+    with pytest.raises(UsageError) as caught:
+        _shards(recipe, compute, World(0, 2), None)
+    assert caught.value.where.startswith(key)
+    assert "shard=none" in caught.value.fix
+
+
+@pytest.mark.parametrize("differs", ["recipe", "training data", None])
+def test_processes_that_disagree(monkeypatch: pytest.MonkeyPatch, differs: str | None) -> None:
+    """The one that differs from the main process says so; the same files may lie elsewhere."""
+
+    def complaint(world: World) -> str:
+        data = {"train": [f"machine{world.rank}/text.txt"]}
+        other = world.rank == 1 and differs is not None
+        recipe = Recipe.model_validate(BIG | {"data": data, "seed": 2 if other and differs == "recipe" else 1})
+        try:
+            _agree(recipe, "other" if other and differs == "training data" else "same", CPU, world)
+        except UsageError as error:
+            return error.what
+        return ""
+
+    told = "" if differs is None else f"process 1 has another {differs} than process 0"
+    assert together(monkeypatch, 3, complaint) == ["", told, ""]
+
+
+def test_only_transformers_are_sharded(work: Work) -> None:
+    with pytest.raises(RecipeError, match="full is for a Transformer"):
+        work.pretrain("model={kind: recurrent, d_model: 12, context: 8}", "training.shard=full")
