@@ -4,6 +4,7 @@ import io
 import os
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 def prepare_streams() -> None:
     """Let both output streams take any text: what their encoding lacks is escaped.
 
-    A closed one discards all, a closed standard input is empty.
+    A closed one discards all, a closed standard input is empty. Messages that standard error cannot take are dropped.
     """
     if sys.stdin is None:
         sys.stdin = open(os.devnull)  # noqa: SIM115 - it stays open as long as the process
@@ -32,6 +33,27 @@ def prepare_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stderr, io.TextIOWrapper) and sys.stderr is sys.__stderr__:
+        unbuffered = io.FileIO(sys.stderr.fileno(), "w", closefd=False)
+        sys.stderr = _Messages(unbuffered, sys.stderr.encoding, "backslashreplace", line_buffering=True)
+
+
+class _Messages(io.TextIOWrapper):
+    """Writes each line once, and drops one that cannot be written: on a full disk, or where a pipe has no reader.
+
+    Nothing is buffered beyond a line: a buffer that a signal interrupts after its bytes are written would write them
+    again at the end.
+    """
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError:
+            return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            super().flush()
 
 
 def describe(loaded: "Loaded", quiet: bool) -> None:

@@ -51,9 +51,13 @@ def test_pretrain_prints_the_run_and_nothing_else(lmtool, home, corpus):
         assert list(json.loads(line)) == documented("metrics.jsonl")
 
 
-def test_quiet_is_quiet(lmtool, home, corpus):
-    outcome = lmtool.succeeds("pretrain", corpus, *SMALL, "--quiet")
-    assert outcome.err == ""
+def test_quiet_is_quiet(lmtool, home):
+    corpus = home / "tales.txt"
+    # once each: a text that repeats itself is warned of
+    corpus.write_text("\n".join(SENTENCES), encoding="utf-8")
+    for text in ("data/stories.valid.txt", corpus):
+        outcome = lmtool.succeeds("pretrain", text, *SMALL, "--quiet")
+        assert outcome.err == ""
     outcome = lmtool.succeeds("resume", "-q", "-s", "training.steps=+2")
     assert outcome.err == ""
     outcome = lmtool.succeeds("eval", "last", corpus, "-q")
@@ -268,6 +272,49 @@ def test_a_full_disk_behind_stdout():
         done = start("recipes", "show", "gpt2-124m", "--resolved", stdout=full)
     assert done.returncode == 5
     assert done.stderr.startswith(b"No space left on device")
+
+
+@pytest.mark.parametrize("reader", ["full disk", "gone"])
+def test_messages_that_stderr_cannot_take_change_no_exit_code(reader, tmp_path):
+    """A full disk or a closed pipe behind stderr ends the messages, not the training."""
+    (tmp_path / "tales.txt").write_text("\n".join(SENTENCES), encoding="utf-8")
+    if reader == "gone":
+        reading, place = os.pipe()
+        os.close(reading)
+    else:
+        place = os.open("/dev/full", os.O_WRONLY)
+    with open(place, "wb") as lost:
+        for arguments, code in ((["runs", "show", "nothing"], 4), (["pretrain", "tales.txt", *SMALL, "-o", "run"], 0)):
+            command = [sys.executable, "-m", "lmtool", *map(str, arguments)]
+            env = {**os.environ, "PYTHONPATH": str(ROOT), "LMTOOL_RUNS": "runs", "LMTOOL_CACHE": "cache"}
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=lost, env=env, cwd=tmp_path)
+            assert done.returncode == code
+    assert done.stdout == b"run\n"
+
+
+INTERRUPTED = """
+import itertools, signal, sys
+from lmtool.cli.output import prepare_streams
+
+prepare_streams()
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+numbers = itertools.count()
+for i in range(2000):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, (i % 100 + 1) * 1e-6)
+        while True:
+            sys.stderr.write(f"{next(numbers)}\\n")
+    except KeyboardInterrupt:
+        pass
+"""
+
+
+def test_an_interrupted_message_is_not_repeated():
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], stderr=subprocess.PIPE, env={"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0
+    numbers = [int(line) for line in done.stderr.splitlines()]
+    assert len(numbers) > 1000
+    assert numbers == sorted(set(numbers))
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
