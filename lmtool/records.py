@@ -3,15 +3,35 @@
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+import xxhash
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 
 class FileModel(BaseModel):
     """Base of the models of JSON files and lines: exact types, no unknown keys, no NaN and infinities."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class SealedModel(FileModel):
+    """Base of the models of files that state their own checksum; those of earlier versions lack it."""
+
+    checksum: str | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if self.checksum not in (None, _checksum(self._content())):
+            raise ValueError("it does not match the checksum that it states")
+        return self
+
+    def sealed(self) -> bytes:
+        """The file."""
+        return sealed(self._content())
+
+    def _content(self) -> dict[str, Any]:
+        return self.model_dump(exclude={"checksum"}, exclude_unset=True)
 
 
 Content = TypeVar("Content", bound=BaseModel)
@@ -67,6 +87,15 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def sealed(content: Mapping[str, Any]) -> bytes:
+    """An object as the JSON of a file that states its own checksum: XXH3, 64 bits."""
+    return encode({**content, "checksum": _checksum(content)})
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_64_hexdigest(encode(content))
 
 
 def encode(content: Any) -> bytes:

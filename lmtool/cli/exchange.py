@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from lmtool.cli.arguments import OutputDir, Quiet, RunName
+from lmtool.cli.output import warn
 from lmtool.errors import UsageError
 from lmtool.printable import plain
 
@@ -70,6 +71,7 @@ def export_run(
         exported = export(run_of(run), output, dtype=dtype, shard=round(shard_size * 1e9))
     else:
         exported = export_gguf(run_of(run), output, gguf)
+    warn(exported.base.warnings)
     if not quiet:
         typer.echo(f"exported as {exported.published.architecture}", err=True)
     typer.echo(plain(str(output)))

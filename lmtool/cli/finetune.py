@@ -215,6 +215,7 @@ def finetune(
             measured.append(results)
             if merge:
                 merged = None if folder is None else folder.with_name(f"{folder.name}-merged")
-                typer.echo(plain(str(make_merged(str(run), merged, ["lmtool", *sys.argv[1:]]))))
+                made, _ = make_merged(str(run), merged, ["lmtool", *sys.argv[1:]])
+                typer.echo(plain(str(made)))
     for line in spread(measured) if seeds > 1 else []:
         typer.echo(plain(line))

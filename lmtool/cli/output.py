@@ -58,11 +58,16 @@ class _Messages(io.TextIOWrapper):
 
 def describe(loaded: "Loaded", quiet: bool) -> None:
     """Report on stderr what was skipped in finding a checkpoint and, unless quiet, which one was loaded."""
-    for warning in loaded.warnings:
-        typer.echo(plain(f"warning: {warning}"), err=True)
+    warn(loaded.warnings)
     if not quiet:
         for line in (f"{loaded.run_path}, step {loaded.step}, {loaded.compute.describe()}", *newer_weights(loaded)):
             typer.echo(plain(line), err=True)
+
+
+def warn(warnings: Iterable[str]) -> None:
+    """Write warnings to stderr, a line each."""
+    for warning in warnings:
+        typer.echo(plain(f"warning: {warning}"), err=True)
 
 
 def newer_weights(loaded: "Loaded") -> list[str]:

@@ -68,7 +68,7 @@ def show_run(
     found = find(run_of(run)).run
     summary = summarise(found.path)
     if json:
-        _print_json(_as_dict(summary) | found.info.model_dump(exclude_unset=True))
+        _print_json(_as_dict(summary) | found.info.model_dump(exclude={"checksum"}, exclude_unset=True))
         return
     facts = [
         ("name", summary.name),
@@ -204,9 +204,12 @@ def merge_run(
     """
     import sys
 
+    from lmtool.cli.output import warn
     from lmtool.inference.merging import merge
 
-    typer.echo(plain(str(merge(run, output, ["lmtool", *sys.argv[1:]]))))
+    merged, warnings = merge(run, output, ["lmtool", *sys.argv[1:]])
+    warn(warnings)
+    typer.echo(plain(str(merged)))
 
 
 @app.command(

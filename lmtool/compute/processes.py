@@ -177,7 +177,7 @@ def joined(compute: Compute) -> Iterator[World]:
         )
     try:
         dist.init_process_group("nccl" if compute.device.type == "cuda" else "gloo", timeout=PATIENCE)
-    except (dist.DistError, ValueError) as error:
+    except (RuntimeError, ValueError) as error:
         place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise ResourceError(
             f"the {size} processes cannot meet: {plain(str(error).splitlines()[0])[:200]}",

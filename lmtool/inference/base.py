@@ -19,12 +19,16 @@ from lmtool.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Base:
-    """A checkpoint that another run is initialized from, and the run that it belongs to."""
+    """A checkpoint that another run is initialized from, and the run that it belongs to.
+
+    warnings: what of the run was found damaged or missing, a line each; people are to be told.
+    """
 
     run: Run
     checkpoint: Checkpoint
     recipe: Recipe
     tokenizer: Tokenizer
+    warnings: tuple[str, ...]
 
     @property
     def is_published(self) -> bool:
@@ -45,9 +49,9 @@ class Base:
 def open_base(reference: str) -> Base:
     """The best checkpoint of a run, or a given checkpoint, as the base of another run."""
     found = find(reference)
-    checkpoint, _ = found.best(optimizer=False)
-    recipe, tokenizer, _ = read_run(found.run, checkpoint)
-    return Base(found.run, checkpoint, recipe, tokenizer)
+    checkpoint, warnings = found.best(optimizer=False)
+    recipe, tokenizer, doubts = read_run(found.run, checkpoint)
+    return Base(found.run, checkpoint, recipe, tokenizer, (*warnings, *doubts))
 
 
 def base_of(run: Run) -> Base:
@@ -83,8 +87,8 @@ def _reopen(record: OtherRun, need: str, note: str) -> Base:
             where=str(checkpoint.path),
             fix="restore the checkpoint, or train anew",
         )
-    recipe, tokenizer, _ = read_run(found.run, checkpoint)
-    return Base(found.run, checkpoint, recipe, tokenizer)
+    recipe, tokenizer, doubts = read_run(found.run, checkpoint)
+    return Base(found.run, checkpoint, recipe, tokenizer, tuple(doubts))
 
 
 def read_run(run: Run, checkpoint: Checkpoint) -> tuple[Recipe, Tokenizer, list[str]]:

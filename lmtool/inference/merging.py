@@ -12,11 +12,12 @@ from lmtool.run.directory import RESULTS, SPLIT, Run, describe_environment
 from lmtool.run.files import saved_state
 
 
-def merge(reference: str, output: Path | None, command: Sequence[str]) -> Path:
+def merge(reference: str, output: Path | None, command: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
     """Make a run that predicts as another one does, but has no adapters and needs no base run.
 
     It has the best checkpoint, or the given one. output: its directory; a new one under the runs directory when None.
     command: as typed, for run.json.
+    Returns the new run, and warnings about the other one.
     Raises UsageError for a run without adapters, and CheckpointError when their base is missing.
     """
     adapted = open_base(reference)
@@ -48,4 +49,4 @@ def merge(reference: str, output: Path | None, command: Sequence[str]) -> Path:
         run.save(step, weights, {}, kept, best_step=step, keep_last=1)
         run.end("finished")
         run.drop_optimizers()
-    return run.path
+    return run.path, adapted.warnings

@@ -6,6 +6,7 @@ again there by the content of its files.
 
 import hashlib
 import json
+import os
 import re
 import secrets
 import shutil
@@ -98,8 +99,13 @@ def _digests(source: Source) -> dict[str, str]:
     """SHA-256 of each file of a model; from the cache where a file has not changed since."""
     found = {}
     for file in source.files:
-        real = file.resolve()
-        entry = real.stat()
+        real = Path(os.path.realpath(file))  # resolve() raises what is no OSError for a link to itself
+        try:
+            entry = real.stat()
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot read a file of the model: {error.strerror}", where=str(file), fix="download or copy it again"
+            ) from error
         state = [str(real), entry.st_size, entry.st_mtime_ns, entry.st_ino]
         note = imports_folder() / "digests" / hashlib.sha256(json.dumps(state).encode()).hexdigest()
         sha = noted(note)

@@ -317,7 +317,7 @@ class Run:
             if validated is None:
                 (self.path / VALIDATED).unlink(missing_ok=True)
             else:
-                durable.replace(self.path / VALIDATED, records.encode(validated.model_dump()))
+                durable.replace(self.path / VALIDATED, validated.sealed())
             self._write_info(self.info.model_copy(update={"sessions": sessions}))
         except OSError as error:
             raise _unwritable(self.path, error) from error
@@ -367,7 +367,7 @@ class Run:
         self._require_lock()
         try:
             self._sync_logs()
-            durable.replace(self.path / VALIDATED, records.encode(validated.model_dump()))
+            durable.replace(self.path / VALIDATED, validated.sealed())
             if keep_last is not None:
                 spared = {validated.step, validated.best_step}
                 checkpoints.prune(self.path / CHECKPOINTS, spared, keep_last, superseded)
@@ -573,7 +573,7 @@ class Run:
             raise RuntimeError("only the process that holds the lock of a run writes to it")
 
     def _write_info(self, info: RunInfo) -> None:
-        durable.replace(self.path / INFO, records.encode(info.model_dump(exclude_unset=True)))
+        durable.replace(self.path / INFO, info.sealed())
         self.info = info
 
 

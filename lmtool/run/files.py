@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, mo
 
 from lmtool import records
 from lmtool.errors import CheckpointError
-from lmtool.records import FileModel
+from lmtool.records import FileModel, SealedModel
 from lmtool.run.checkpoint import STATE, Checkpoint
 
 FORMAT = 1
@@ -89,7 +89,7 @@ class Session(FileModel):
     validation: LastValidation | None = None
 
 
-class RunInfo(FileModel):
+class RunInfo(SealedModel):
     """The content of run.json.
 
     recipe: its name. base, teacher: what it is initialised and distilled from, if anything.
@@ -107,7 +107,7 @@ class RunInfo(FileModel):
     sessions: list[Session]
 
 
-class Validated(FileModel):
+class Validated(SealedModel):
     """The content of validated.json: the state after the last validation; see `SavedState`."""
 
     step: Count

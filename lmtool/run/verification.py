@@ -21,6 +21,19 @@ def verify_run(path: Path) -> Iterator[tuple[Path, str]]:
     except CheckpointError as error:
         yield path / INFO, error.what
         return
+    for name, problem in damaged_records(run):
+        yield path / name, problem
+    for _, folder in checkpoints.listed(path / CHECKPOINTS):
+        try:
+            # that of a finished run may have been removed
+            checkpoint = checkpoints.verify(folder, optimizer=checkpoints.has_optimizer(folder))
+            saved_state(checkpoint)
+        except CheckpointError as error:
+            yield Path(error.where or folder), error.what
+
+
+def damaged_records(run: Run) -> Iterator[tuple[str, str]]:
+    """The name of each file of records of a run that cannot be used or lacks records, and why."""
     readers: dict[str, Callable[[], object]] = {
         VALIDATED: lambda: run.validated,
         RESULTS: lambda: run.all_results,
@@ -35,18 +48,11 @@ def verify_run(path: Path) -> Iterator[tuple[Path, str]]:
             reader()
         except CheckpointError as error:
             damaged.add(name)
-            yield path / name, error.what
-    saved = checkpoints.listed(path / CHECKPOINTS)
-    for _, folder in saved:
-        try:
-            # that of a finished run may have been removed
-            checkpoint = checkpoints.verify(folder, optimizer=checkpoints.has_optimizer(folder))
-            saved_state(checkpoint)
-        except CheckpointError as error:
-            yield Path(error.where or folder), error.what
+            yield name, error.what
+    saved = checkpoints.listed(run.path / CHECKPOINTS)
     if run.info.sessions and saved and not damaged & {METRICS, SAMPLES}:
         # the record of the last step comes after its checkpoint, unless it was validated
         noted = run.validated if VALIDATED not in damaged else None
         last = noted.step if noted is not None else saved[-1][0] - 1
         for problem in run.check_logs(run.info.sessions[0].step, last):
-            yield path / problem.partition(" ")[0].rstrip(":"), problem
+            yield problem.partition(" ")[0].rstrip(":"), problem

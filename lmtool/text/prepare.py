@@ -27,7 +27,7 @@ from lmtool.text.disk import locked, refusing_disk
 from lmtool.text.files import place
 from lmtool.text.joined import JoinedStore
 from lmtool.text.split import Everything, Part, choose_documents, cut_characters
-from lmtool.text.store import MANIFEST, EncodedChunk, StoreWriter, TokenStore
+from lmtool.text.store import MANIFEST, EncodedChunk, StoreWriter, TokenStore, discard_progress
 from lmtool.text.survey import Report, SurveyedText, cache_key, divide, read_corpus, size
 from lmtool.text.tokenizer import TOKENIZER, Tokenizer
 
@@ -312,6 +312,7 @@ def _store(
             store = TokenStore(path, disposable=out is None)
             if (store.fingerprint, store.vocab_size) == (key, tokenizer.vocab_size):
                 store.verify_early()
+                discard_progress(path)
                 return store, False
         except DataError as error:
             if out is not None:

@@ -10,7 +10,6 @@ read has been compared with it.
 
 import os
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -264,7 +263,7 @@ def _read_manifest(path: Path) -> StoreManifest:
     except ValueError as error:
         raise ValueError(f"{MANIFEST}: {error}") from None
     # byte for byte, because damage in parts not compared would go undetected
-    if raw != _sealed(manifest.model_dump(exclude={"checksum"})):
+    if raw != records.sealed(manifest.model_dump(exclude={"checksum"})):
         raise ValueError(f"{MANIFEST} does not match the checksum that it states")
     item = np.dtype(manifest.dtype).itemsize
     sizes = {_shard_name(i): n * item for i, n in enumerate(manifest.shards)}
@@ -275,11 +274,6 @@ def _read_manifest(path: Path) -> StoreManifest:
     if manifest.tokens != sum(manifest.shards):
         raise ValueError(f"{MANIFEST} has {manifest.tokens:,} tokens, but its shards {sum(manifest.shards):,}")
     return manifest
-
-
-def _sealed(content: Mapping[str, Any]) -> bytes:
-    """A file of JSON values with a checksum of them."""
-    return records.encode({**content, "checksum": xxhash.xxh3_64_hexdigest(records.encode(content))})
 
 
 def _n_blocks(size: int) -> int:
@@ -318,6 +312,12 @@ class _Saved(FileModel, frozen=False):
     checksum: str = ""
 
 
+def discard_progress(path: Path) -> None:
+    """Remove what a writer of a whole store needs no more, and may have left when it was interrupted at its end."""
+    with suppress(OSError):
+        (path / _PROGRESS).unlink(missing_ok=True)
+
+
 class StoreWriter:
     """Writes a store chunk by chunk into a hidden folder beside `path`, and renames it when it is complete.
 
@@ -352,7 +352,7 @@ class StoreWriter:
             sizes = [n * self._dtype.itemsize for n in done.shards]
             shards = [_Checksums.of(self._folder / name, n).blocks() for name, n in zip(names, sizes, strict=True)]
             found = {**dict(zip(names, shards, strict=True)), _DOCUMENTS: index.blocks()}
-            if found == done.checksums and raw == _sealed(done.model_dump(exclude={"checksum"})):
+            if found == done.checksums and raw == records.sealed(done.model_dump(exclude={"checksum"})):
                 return done, index
         except (FileNotFoundError, ValueError):
             pass
@@ -394,7 +394,7 @@ class StoreWriter:
             self._index.flush()
             os.fsync(self._index.fileno())
         self._now.checksums[_DOCUMENTS] = self._index_checksums.blocks()
-        write_file(self._folder / _PROGRESS, _sealed(self._now.model_dump(exclude={"checksum"})))
+        write_file(self._folder / _PROGRESS, records.sealed(self._now.model_dump(exclude={"checksum"})))
 
     def finish(self) -> TokenStore:
         """Write the rest and the manifest, rename the store to its final name, and open it."""
@@ -410,11 +410,11 @@ class StoreWriter:
             "documents": self._now.documents,
             "checksums": self._now.checksums,
         }
-        write_file(self._folder / MANIFEST, _sealed(manifest))
+        write_file(self._folder / MANIFEST, records.sealed(manifest))
         with refusing_disk(self._path):
             os.rename(self._folder, self._path)
             durable.sync_directory(self._path.parent)
-            (self._path / _PROGRESS).unlink()
+        discard_progress(self._path)
         return TokenStore(self._path)
 
     def __enter__(self) -> Self:

@@ -271,7 +271,7 @@ def write_table(
             raise UsageError("not a file", where=where, fix="name a file that does not exist yet")
         if not overwrite:
             raise UsageError("the file exists already", where=where, fix="choose another name, or remove it")
-    path = path.resolve()
+    path = Path(os.path.realpath(path))
     temporary = path.with_name(f"{durable.TEMPORARY}{os.getpid()}-{path.name}")
     text = (line.encode() for line in table_lines(table, added, rows, guard_formulas=guard_formulas))
     try:

@@ -36,6 +36,7 @@ from lmtool.records import encode
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import FLOOR, RECIPE, RESULTS, SPLIT, Run, check_folder, describe_environment
 from lmtool.run.find import find
+from lmtool.run.verification import damaged_records
 from lmtool.tables.columns import RowKind
 from lmtool.tables.data import TableData, TaskTables, kind_of_rows, open_tables, read_tables, sample_texts
 from lmtool.tables.floor import Floor, has_words
@@ -320,6 +321,8 @@ def _begin(
                 run.start(step=0, command=command, environment=describe_environment(str(compute.device)))
                 yield Started(run.path, run.name, recipe, data.framing.tokenizer, (*data.lines, *inferred))
                 yield from _floors(run, data)
+            for opened in (base, teacher, None if features is None else features.base):
+                yield from map(Warned, () if opened is None else opened.warnings)
             yield from map(Warned, data.warnings)
             same = base is not None and _labels(base.recipe) == _labels(recipe)
             frozen = None if features is None else features.model
@@ -393,7 +396,9 @@ def resume(
             state = TrainingState.read(checkpoint, run.validated)
             changed = changes(recipe_of(checkpoint), recipe)
             _refuse(changed, run)
-            if _is_over(run, recipe, checkpoint, state):
+            unusable = dict(damaged_records(run))
+            if _is_over(run, recipe, checkpoint, state, RESULTS in unusable):
+                yield from (Warned(f"{name}: {why}") for name, why in unusable.items())
                 if world.is_main:
                     if not changed and run.info.sessions[-1].outcome is None:
                         # killed between its last checkpoint and its end
@@ -448,10 +453,10 @@ def go_on(folder: Path, *, command: Sequence[str], report: Report, stop: Callabl
     yield from resume(str(folder), (), command=command, report=report, stop=stop)
 
 
-def _is_over(run: Run, recipe: Recipe, checkpoint: Checkpoint, state: TrainingState) -> bool:
+def _is_over(run: Run, recipe: Recipe, checkpoint: Checkpoint, state: TrainingState, has_damaged_results: bool) -> bool:
     """Whether the run is complete: all steps, the pending validation, and the final evaluation."""
     measures = _is_for_tables(recipe) or recipe.evaluation.baseline
-    is_measured = not measures or (run.path / RESULTS).exists()
+    is_measured = not measures or ((run.path / RESULTS).exists() and not has_damaged_results)
     trained = state.is_stale(recipe.evaluation) or recipe.training.steps <= checkpoint.step
     return trained and state.pending is None and is_measured
 

@@ -15,10 +15,23 @@ from numpy.typing import NDArray
 import lmtool
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World, joined
+from lmtool.errors import ResourceError
 from tests.compute.forked import forked
 from tests.compute.together import together
 
 CPU = Compute(torch.device("cpu"), "float32")
+
+
+def test_processes_that_cannot_meet_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: object, **__: object) -> None:
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:28570")
+
+    variables = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.distributed, "init_process_group", gone)
+    with pytest.raises(ResourceError, match=r"the 2 processes cannot meet: .*closed by peer"), joined(CPU):
+        pass
 
 
 def test_a_share_is_each_item_once() -> None:

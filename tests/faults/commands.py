@@ -46,7 +46,7 @@ class Outcome:
             found.append(f"{name}: did not end in {SECONDS:.0f} s")
         elif self.code not in codes:
             found.append(f"{name}: ended with {self.code}: {self.err[-400:]}")
-        elif "Traceback" in self.err or "unexpected " in self.err:
+        elif "Traceback" in self.err:
             found.append(f"{name}: {self.err[-400:]}")
         elif 3 <= self.code < 128 and not 1 <= len(self.error_lines) <= 3:  # a recipe has a line for each mistake
             found.append(f"{name}: an error in {len(self.error_lines)} lines: {self.err[-400:]}")

@@ -37,7 +37,10 @@ class Reader:
         return golden(home, hashlib.sha256(self.name.encode()).hexdigest()[:16], make)
 
     def results(self, home: Path, outcome: Outcome) -> Remains:
-        return {"stdout": outcome.out} if self.remains is None else self.remains(home)
+        try:
+            return {"stdout": outcome.out} if self.remains is None else self.remains(home)
+        except OSError as error:  # a log that is a folder
+            return {Path(error.filename).stem: str(error)}
 
     def judge(self, home: Path, *, checked: bool) -> tuple[Outcome, list[str]]:
         """Run it on what is damaged. checked: it must end with the right results, warn, or refuse."""
@@ -98,7 +101,10 @@ CACHE = (
     Reader(("eval", "runs/base", "text.txt", "--json", "-q")),
     Reader(("resume", "runs/half", "-q"), of_run("runs/half")),
     Reader(("generate", "the", "--run", "published.gguf", *GENERATE)),
-    Reader(("tokenize", "text.txt", "--kind", "bpe", "--vocab-size", "300", "-o", "new-tokens", "-q")),
+    Reader(
+        ("tokenize", "text.txt", "--kind", "bpe", "--vocab-size", "300", "-o", "new-tokens", "-q"),
+        of_folder("new-tokens"),
+    ),
 )
 TARGETS: dict[str, tuple[Reader, ...]] = {
     "runs/base": BASE,

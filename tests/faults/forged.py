@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lmtool.durable import TEMPORARY
+from lmtool.records import sealed
 from tests.faults.damage import TARGETS, Reader
 from tests.faults.jobs import Told
 
@@ -179,7 +180,10 @@ def _forge(file: Path, rng: random.Random) -> str:
     if rng.random() < 0.1:
         content, how = rng.choice(VALUES), "another root"
     else:
+        is_sealed = isinstance(content, dict) and "checksum" in content
         how = forge_json(content, rng)
+        if is_sealed and "checksum" in content:
+            content = json.loads(sealed({key: value for key, value in content.items() if key != "checksum"}))
     lines[at] = json.dumps(content, indent=None if file.suffix == ".jsonl" else 1)
     file.write_text("\n".join(lines) + "\n")
     return how

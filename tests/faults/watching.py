@@ -137,9 +137,11 @@ class Watch:
             raise AssertionError("a torn write is the last")
 
         def pwrite(handle: int, content: Any, position: int) -> int:
-            if (inside := self._inside(handle)) is not None:
-                self._event("write", inside)
-            return genuine_pwrite(handle, content, position)
+            if (inside := self._inside(handle)) is None or (size := self._event("write", inside)) is None:
+                return genuine_pwrite(handle, content, position)
+            genuine_pwrite(handle, memoryview(content)[:size], position)
+            self._event("write", inside, torn=True)
+            raise AssertionError("a torn write is the last")
 
         os.write, os.pwrite = write, pwrite
 

@@ -432,7 +432,7 @@ def test_shipped_recipes(name: str) -> None:
         )
     expected = SHIPPED.get(name, "model.kind")
     open_run: Any = None
-    base = Base(open_run, open_run, recipe, tokenizer_of())
+    base = Base(open_run, open_run, recipe, tokenizer_of(), ())
     if "." not in expected:
         assert exporting.expressed(base, None).family.model_type == expected
         return

@@ -383,6 +383,11 @@ def lost_shard(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
+def link_to_itself(file: Path) -> None:
+    file.unlink()
+    file.symlink_to(file.name)
+
+
 def huge_header(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", 2**62) + b"{}")
 
@@ -412,6 +417,7 @@ DAMAGED: dict[str, tuple[Any, str]] = {
     "a list": (lambda f: (f / "config.json").write_text("[1]"), "not a JSON dict"),
     "deep JSON": (lambda f: (f / "config.json").write_text("[" * 100_000), "not a JSON dict"),
     "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), ""),
+    "a link to itself": (lambda f: link_to_itself(f / "tokenizer.json"), ""),
     "a damaged tokenizer": (lambda f: cut(f / "tokenizer.json", 0.5), ""),
 }
 

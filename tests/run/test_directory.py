@@ -31,6 +31,10 @@ def validated(step: int, best_step: int | None) -> Validated:
     return Validated(step=step, best_step=best_step, best_value=1.5, stale=0)
 
 
+def without_checksum(noted: Validated | None) -> Validated | None:
+    return None if noted is None else noted.model_copy(update={"checksum": None})
+
+
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
@@ -258,7 +262,7 @@ def test_what_is_noted_of_a_validation_is_there_again(make: MakeRun, monkeypatch
     with run:
         run.lock()
         run.note_validation(validated(20, None))
-        assert Run.open(run.path).validated == validated(20, None)
+        assert without_checksum(Run.open(run.path).validated) == validated(20, None)
         assert run.best_step is None
         run.note_validation(validated(20, 20))
 
@@ -279,7 +283,7 @@ def test_a_session_begins_with_what_is_known_of_its_step(make: MakeRun, noted: V
         run.lock()
         run.note_validation(validated(30, 30))
         run.start(step=20, command=[], environment={}, validated=noted)
-        assert run.validated == noted
+        assert without_checksum(run.validated) == noted
         assert run.best_step == 10
 
 

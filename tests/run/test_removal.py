@@ -3,10 +3,12 @@ import os
 import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lmtool.errors import CheckpointError, ResourceError, UsageError
+from lmtool.records import sealed
 from lmtool.run.directory import Run
 from lmtool.run.find import find
 from lmtool.run.lock import RunLock
@@ -19,22 +21,29 @@ ADAPTERS = BASE.replace("recurrent, d_model: 8", "transformer, n_layers: 1, n_he
 )
 
 
+def unsealed(run: Run) -> dict[str, Any]:
+    """What its run.json says, without the checksum."""
+    info: dict[str, Any] = json.loads((run.path / "run.json").read_text())
+    del info["checksum"]
+    return info
+
+
 def aged(run: Run, days: float) -> Run:
     """The same run, last used so many days ago."""
-    info = json.loads((run.path / "run.json").read_text())
+    info = unsealed(run)
     when = (datetime.now(UTC) - timedelta(days=days)).isoformat()
     for session in info["sessions"]:
         session["started"] = when
         if session["ended"]:
             session["ended"] = when
-    (run.path / "run.json").write_text(json.dumps(info))
+    (run.path / "run.json").write_bytes(sealed(info))
     return run
 
 
 def adapted(run: Run, base: Run, recipe: str = ADAPTERS) -> None:
-    info = json.loads((run.path / "run.json").read_text())
+    info = unsealed(run)
     info["base"] = {"run": base.name, "path": str(base.path.resolve()), "checkpoint": "step-000010", "sha256": ""}
-    (run.path / "run.json").write_text(json.dumps(info))
+    (run.path / "run.json").write_bytes(sealed(info))
     (run.path / "recipe.yaml").write_text(recipe)
 
 
@@ -133,8 +142,8 @@ def test_only_old_runs_are_old(make: MakeRun) -> None:
     new, old, oldest = make(), aged(make(finished=True), 40), aged(make(), 400)
     imported = aged(make("imported"), 100)
     origin = {"reference": "hf:a/b", "revision": None, "model_type": "gpt2", "sha256": {}}
-    info = json.loads((imported.path / "run.json").read_text()) | {"origin": origin}
-    (imported.path / "run.json").write_text(json.dumps(info))
+    info = unsealed(imported) | {"origin": origin}
+    (imported.path / "run.json").write_bytes(sealed(info))
     assert runs_older_than(timedelta(days=30)) == [oldest.path, old.path]
     assert runs_older_than(timedelta(days=300)) == [oldest.path]
     assert named_runs([imported.name]) == [imported.path]

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lmtool.records import encode, sealed
 from lmtool.run.directory import Run
 from lmtool.run.files import Validated
 from lmtool.run.verification import verify_run
@@ -115,7 +116,10 @@ def test_other_files_are_reported_when_they_are_no_such_file(name: str, content:
 )
 def test_forged_values_are_reported(name: str, change: dict[str, object], whole: Path) -> None:
     content = json.loads((whole / name).read_bytes())
-    (whole / name).write_text(json.dumps(content | change))
+    content.pop("checksum", None)
+    (whole / name).write_bytes(
+        sealed(content | change) if name in ("run.json", "validated.json") else encode(content | change)
+    )
     assert found(whole) == [name]
 
 

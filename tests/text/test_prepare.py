@@ -292,6 +292,18 @@ def test_killed_at_any_moment_it_goes_on(book: Path, cache: Path, tmp_path: Path
     assert store.read(0, len(store)).tolist() == expected
 
 
+def test_what_an_interrupted_end_has_left_goes_away(book: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def again() -> Path:
+        return prepare(Data(train=(str(book),)), BPE, cache=cache, seed=1).train.path
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module, "discard_progress", lambda _: None)
+        store = again()
+    assert (store / "progress.json").exists()
+    assert again() == store
+    assert not (store / "progress.json").exists()
+
+
 PROGRAM = """
 import sys
 from pathlib import Path

@@ -228,6 +228,51 @@ def test_a_run_killed_before_its_optimizer_state_went_loses_it_when_resumed(
     assert not list(work.run().rglob("optimizer.safetensors"))
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "validated.json", "run.json"])
+def test_a_finished_run_is_not_resumed_without_a_word_when_a_file_is_damaged(name: str, work: Work) -> None:
+    work.pretrain()
+    file = work.run() / name
+    damaged = re.sub(rb"(\d)(?=\D*$)", b"x", file.read_bytes())
+    file.write_bytes(damaged)
+    try:
+        told = " ".join(warnings_in(work.resume()))
+    except CheckpointError as error:
+        told = error.what
+    assert name in told
+    assert file.read_bytes() == damaged
+
+
+def test_damaged_results_are_measured_again(work: Work) -> None:
+    work.pretrain("evaluation.baseline=true")
+    measured = json.loads((work.run() / "metrics.json").read_bytes())
+    (work.run() / "metrics.json").write_bytes(b"\0" * 20)
+    work.resume()
+    assert json.loads((work.run() / "metrics.json").read_bytes()) == measured
+
+
+@pytest.mark.parametrize("name", ["run.json", "validated.json"])
+def test_a_changed_digit_is_found_by_the_checksum(name: str, work: Work) -> None:
+    work.pretrain()
+    file = work.run() / name
+    whole = file.read_bytes()
+    for digit in re.finditer(rb"\d", whole):
+        other = b"1" if digit[0] != b"1" else b"2"
+        file.write_bytes(whole[: digit.start()] + other + whole[digit.end() :])
+        with pytest.raises(CheckpointError, match=r"checksum|run\.json is damaged"):
+            assert Run.open(work.run()).validated is None
+
+
+def test_a_damaged_checkpoint_of_a_base_is_told(work: Work, tmp_path: Path) -> None:
+    work.pretrain()
+    best = Run.open(work.run()).best()[0].path
+    (best / "MANIFEST.json").write_bytes(b"damaged")
+    told = warnings_in(work.pretrain(name="further", source=work.run()))
+    assert any(best.name in warning for warning in told)
+    outcome = CliRunner().invoke(app, ["export", str(work.run()), str(tmp_path / "exported"), "-q"])
+    assert outcome.exit_code == 0
+    assert f"warning: skipped the damaged checkpoint {best.name}" in outcome.stderr
+
+
 # Numbers that are not finite
 
 

@@ -422,6 +422,7 @@ def test_a_run_that_was_killed_after_its_last_checkpoint_becomes_finished(work: 
     info = work.run() / "run.json"
     content = json.loads(info.read_text())
     content["sessions"][-1] |= {"ended": None, "outcome": None}
+    del content["checksum"]
     info.write_text(json.dumps(content))
     assert Run.open(work.run()).state == "stopped"
     assert work.resume() == [AlreadyFinished(work.run(), 12, early=False)]
