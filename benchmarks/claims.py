@@ -17,7 +17,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
+from dataclasses import replace
+from functools import partial
 from io import StringIO
+from itertools import islice
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -26,6 +29,9 @@ from lmtool.cli import app
 from lmtool.text import bundled
 
 DATA = bundled.folder()
+sys.path.insert(0, str(DATA / "make"))
+
+from reviews import REVIEWS, SIGN, Subject, book, meal, review, shop  # noqa: E402
 
 
 def lmtool(*arguments: str) -> str:
@@ -195,17 +201,16 @@ def pretrained(bench: Bench, name: str) -> Path:
 
 TUNED = {"encoder": ("optimizer.lr=5e-4", "objective.pool=mean"), "decoder": ("optimizer.lr=5e-4",)}
 SCRATCH = ("optimizer.lr=1e-3",)
-FEATURES = ("tuning.freeze=body", "objective.layers=mix", "optimizer.lr=5e-3")
 DAN = ("model.d_model=680", "optimizer.lr=1e-3")
-"""Learning rates of pretrained weights, of weights from scratch, and of a head on a frozen body; and a
-deep averaging network as large as the others. An encoder's first position sees little of a text under ALiBi."""
+"""Learning rates of pretrained weights and of weights from scratch; a deep averaging network as large as the others.
+An encoder's first position sees little of a text under ALiBi."""
 
 
 def tuned(
     bench: Bench, name: str, data: Path, test: str, seed: int, epochs: float, settings: Iterable[str], *how: str
 ) -> Path:
     """A run on a labelled table: its last step, without model selection, evaluated on the test table."""
-    last = ("evaluation.every=100000", "checkpoint.every=100000")
+    last = ("evaluation.every=100000", "checkpoint.every=100000", "training.min_steps=null")
     settings = [f"seed={seed}", "training.epochs=" + ("0.05" if bench.quick else f"{epochs}"), *last, *settings]
     return bench.train("finetune", name, str(data), "--test", str(DATA / test), *how, settings=settings)
 
@@ -226,16 +231,17 @@ def sample(bench: Bench, n: int, seed: int) -> Path:
     return part
 
 
-REVIEWS = {50: (40, 2), 150: (25, 2), 500: (12, 2), 1500: (6, 2), 3000: (4, 2)}
+SIZES = {50: (40, 2), 150: (25, 2), 500: (12, 2), 1500: (6, 2), 3000: (4, 2)}
 """By number of reviews: epochs, and number of seeds, each with a sample of its own."""
 
 
 def classifier(bench: Bench, name: str, part: str, data: Path, test: str, seed: int, epochs: float) -> Path:
-    """A model on a labelled table: pretrained and fully fine-tuned, a head on a frozen ELMo, or a DAN."""
+    """A model on a labelled table: pretrained and fully fine-tuned, a bidirectional LSTM on a frozen ELMo, or a DAN."""
     what = (bench, f"{name}-{part}", data, test, seed)
     match name:
         case "elmo":
-            return tuned(*what, epochs, FEATURES, "--from", str(pretrained(bench, name)))
+            read = (f"model.features.run={pretrained(bench, name)}",)
+            return tuned(*what, 2 * epochs, read, "--recipe", "bilstm")
         case "dan":
             return tuned(*what, 2 * epochs, DAN, "--recipe", "dan")
         case _:
@@ -243,7 +249,7 @@ def classifier(bench: Bench, name: str, part: str, data: Path, test: str, seed: 
 
 
 def on_reviews(bench: Bench, name: str, n: int, seed: int) -> Path:
-    return classifier(bench, name, f"{n}-{seed}", sample(bench, n, seed), "reviews.test.csv", seed, REVIEWS[n][0])
+    return classifier(bench, name, f"{n}-{seed}", sample(bench, n, seed), "reviews.test.csv", seed, SIZES[n][0])
 
 
 def on_entailment(bench: Bench, name: str) -> Path:
@@ -253,7 +259,7 @@ def on_entailment(bench: Bench, name: str) -> Path:
 def pretraining(bench: Bench) -> str:
     """Pretraining and fine-tuning beats training from scratch on the same labelled rows."""
     rows = []
-    for n, (epochs, seeds) in REVIEWS.items():
+    for n, (epochs, seeds) in SIZES.items():
         cells = [f"{n:,}"]
         for name in ("encoder", "decoder"):
             scratch, pre = [], []
@@ -269,19 +275,36 @@ def pretraining(bench: Bench) -> str:
     return table(head, rows)
 
 
+def reviews_of(bench: Bench, name: str, subjects: Sequence[Subject], labels: Sequence[str], n: int, seed: int) -> Path:
+    """A table of n reviews of some subjects with some labels, by the program that writes reviews.csv."""
+    part = bench.folder / f"{name}-{n}-{seed}.csv"
+    source = replace(REVIEWS, name=name, program=partial(review, subjects=subjects), seed=seed).drawn()
+    rows = list(islice((row for row in source if row.label in labels), n))
+    part.write_bytes(REVIEWS.csv(rows))
+    return part
+
+
+LARGER, FEW = 3000, 60
+
+
 def transfer(bench: Bench) -> str:
-    """Intermediate fine-tuning on a larger task helps a small one: entailment, then kinship."""
+    """Intermediate fine-tuning on a larger task helps a small one: reviews of shops and meals, then of few books."""
+    larger = reviews_of(bench, "shops-and-meals", (shop, meal), tuple(SIGN), LARGER, 1)
+    larger_test = reviews_of(bench, "shops-and-meals", (shop, meal), tuple(SIGN), 1000, 2)
+    test = reviews_of(bench, "books", (book,), ("positive", "negative"), 1000, 1000)
     rows = []
     for name in ("encoder", "decoder"):
-        middle = on_entailment(bench, name)
-        found: dict[Path, list[float]] = {pretrained(bench, name): [], middle: []}
+        source = pretrained(bench, name)
+        middle = tuned(bench, f"{name}-larger", larger, str(larger_test), 1, 4, TUNED[name], "--from", str(source))
+        found: dict[Path, list[float]] = {source: [], middle: []}
         for seed in bench.seeds(5):
-            for source, reached in found.items():
-                how = (DATA / "kinship.csv", "kinship.test.csv", seed, 12, TUNED[name], "--from", str(source))
-                reached.append(figures(tuned(bench, f"{source.name}-kinship-{seed}", *how))["accuracy"])
+            few = reviews_of(bench, "books", (book,), ("positive", "negative"), FEW, seed)
+            for begin, reached in found.items():
+                how = (few, str(test), seed, 12, TUNED[name], "--from", str(begin))
+                reached.append(figures(tuned(bench, f"{begin.name}-books-{seed}", *how))["accuracy"])
         direct, after = found.values()
         rows.append([name, mean(direct), mean(after), f"{figures(middle)['accuracy']:.3f}"])
-    return table(["", "kinship", "entailment, then kinship", "entailment itself"], rows)
+    return table(["", "books", "shops and meals, then books", "shops and meals"], rows)
 
 
 def classifiers(bench: Bench) -> str:
@@ -290,7 +313,7 @@ def classifiers(bench: Bench) -> str:
     for name in ("encoder", "decoder", "elmo", "dan"):
         cells, seconds = [], 0.0
         for n in (500, 3000):
-            runs = [on_reviews(bench, name, n, seed) for seed in bench.seeds(REVIEWS[n][1])]
+            runs = [on_reviews(bench, name, n, seed) for seed in bench.seeds(SIZES[n][1])]
             cells.append(mean([figures(run)["accuracy"] for run in runs]))
             seconds = bench.spent[runs[0].name]
         run = on_entailment(bench, name)

@@ -185,7 +185,8 @@ def joined(compute: Compute) -> Iterator[World]:
             fix="choose a free port (torchrun --master-port), the same for all, and see that all are started",
         ) from error
     try:
-        yield World(dist.get_rank(), dist.get_world_size())
+        with peers_may_end():
+            yield World(dist.get_rank(), dist.get_world_size())
     finally:
         dist.destroy_process_group()
 

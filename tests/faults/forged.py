@@ -182,7 +182,7 @@ def _forge(file: Path, rng: random.Random) -> str:
     else:
         is_sealed = isinstance(content, dict) and "checksum" in content
         how = forge_json(content, rng)
-        if is_sealed and "checksum" in content:
+        if is_sealed and "checksum" in content and "NaN" not in json.dumps(content):
             content = json.loads(sealed({key: value for key, value in content.items() if key != "checksum"}))
     lines[at] = json.dumps(content, indent=None if file.suffix == ".jsonl" else 1)
     file.write_text("\n".join(lines) + "\n")
