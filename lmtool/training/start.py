@@ -398,7 +398,7 @@ def resume(
             _refuse(changed, run)
             unusable = dict(damaged_records(run))
             if _is_over(run, recipe, checkpoint, state, RESULTS in unusable):
-                yield from map(Warned, unusable.values())
+                yield from (Warned(why if name in why else f"{name}: {why}") for name, why in unusable.items())
                 if world.is_main:
                     if not changed and run.info.sessions[-1].outcome is None:
                         # killed between its last checkpoint and its end
