@@ -240,12 +240,13 @@ def of_folder(name: str) -> Callable[[Path], Remains]:
 
 PRETRAIN = ("pretrain", "text.txt", "--recipe", "tiny.yaml", "-o", NEW, "-q")
 FINETUNE = ("finetune", "table.csv", "--from", "runs/base", "-o", NEW, "-q", *settings(TUNING))
+TWO = ("model.dropout=0",)
 TOKENIZE = ("tokenize", "other.txt", "--kind", "bpe", "--vocab-size", "310", "-o", "new-tokens", "-q")
 EXPORT = ("export", "runs/base", "new-published", "-q")
 JOBS = (
     Job("pretrain", PRETRAIN, resumed, of_run(NEW), trains=True),
-    # a run whose state is divided between its processes is one more line here
-    Job("pretrain of two", (*PRETRAIN, *settings(["model.dropout=0"])), resumed, of_run(NEW), ranks=2, trains=True),
+    Job("pretrain of two", (*PRETRAIN, *settings(TWO)), resumed, of_run(NEW), ranks=2, trains=True),
+    Job("sharded", (*PRETRAIN, *settings([*TWO, "training.shard=full"])), resumed, of_run(NEW), ranks=2, trains=True),
     Job("finetune", FINETUNE, resumed, of_run(NEW), trains=True),
     Job("tokenize", TOKENIZE, repeated, of_folder("new-tokens")),
     Job("import", ("import", "published", "-o", NEW, "-q"), repeated, of_import),
@@ -278,7 +279,7 @@ def build(folder: Path) -> Path:
     ):
         made(lmtool(home, *command, modules=folder / "modules"))
         import_all((folder / "modules").read_text().splitlines())
-    import_all(["torch._dynamo"])  # which several processes of a run import
+    import_all(["torch._dynamo", "torch.distributed.fsdp"])  # which several processes of a run import
     in_last_save = Kill(5, below=f"runs/half/checkpoints/.tmp-step-{STEPS:06d}/")
     killed = lmtool(home, "pretrain", "text.txt", "--recipe", "tiny.yaml", "-o", "runs/half", "-q", hook=in_last_save)
     assert killed.killed, killed
