@@ -143,8 +143,14 @@ def local_size() -> int:
 
 
 def is_main() -> bool:
-    """True in rank 0, also before the processes have joined."""
-    return os.environ.get("RANK", "0") == "0"
+    """True in rank 0, also before the processes have joined, and in a process alone, whatever rank the environment
+    names. Raises UsageError."""
+    return world_size() == 1 or _number("RANK", 0) == 0
+
+
+def world_size() -> int:
+    """Number of processes of this run. Raises UsageError."""
+    return _number("WORLD_SIZE", 1)
 
 
 def _number(name: str, default: int) -> int:
@@ -163,7 +169,7 @@ def _number(name: str, default: int) -> int:
 @contextmanager
 def joined(compute: Compute) -> Iterator[World]:
     """Join the process group of torchrun, and leave it at the end; a single process without torchrun."""
-    size = _number("WORLD_SIZE", 1)
+    size = world_size()
     if size == 1:
         yield World()
         return

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 import lmtool
 from lmtool.compute.device import Compute
-from lmtool.compute.processes import World, joined
+from lmtool.compute.processes import World, is_main, joined
+from lmtool.errors import UsageError
 from tests.compute.forked import forked
 from tests.compute.together import together
 
@@ -67,6 +68,28 @@ def test_sums_and_a_text_of_the_main_process(monkeypatch: pytest.MonkeyPatch, si
     for text in ("", "runs/naïve"):
         told = together(monkeypatch, size, lambda world, text=text: world.from_main(text * world.is_main, CPU))
         assert told == [text] * size
+
+
+@pytest.mark.parametrize("environment", [{"RANK": "5"}, {"RANK": "x"}, {"WORLD_SIZE": "1", "RANK": "5"}])
+def test_a_process_alone_is_the_main_one(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
+    """Else a rank that was left in the environment would suppress all results."""
+    for name in ("WORLD_SIZE", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert is_main()
+    with joined(CPU) as world:
+        assert world.is_main
+
+
+def test_ranks_of_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, expected in (("0", True), ("1", False)):
+        monkeypatch.setenv("RANK", rank)
+        assert is_main() is expected
+    monkeypatch.setenv("RANK", "x")
+    with pytest.raises(UsageError, match="'x' is not the rank of a process"):
+        is_main()
 
 
 def test_two_real_processes(tmp_path: Path) -> None:
