@@ -2,8 +2,12 @@
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +113,44 @@ def test_two_real_processes(tmp_path: Path) -> None:
         assert one["sum"] == [1, 2]
         assert one["text"] == "naïve"
         assert one["order"] == [0, 1], "the main process is first"
+
+
+_WAITING = """
+from lmtool.cli.signals import leave_on_signals
+from lmtool.compute.processes import joined
+from tests.compute.test_processes import CPU
+
+leave_on_signals()
+print("begins", flush=True)
+with joined(CPU):
+    pass
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_process_that_waits_for_others_can_be_interrupted(number: signal.Signals) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    begun = subprocess.Popen(
+        [sys.executable, "-c", _WAITING],
+        cwd=Path(lmtool.__file__).parents[1],
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | ranks,
+        stdout=subprocess.PIPE,
+    )
+    with begun:
+        try:
+            assert begun.stdout is not None
+            begun.stdout.readline()
+            while True:
+                with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+                    break
+                time.sleep(0.02)
+            begun.send_signal(number)
+            assert begun.wait(timeout=30) == 128 + number
+        finally:
+            begun.kill()
 
 
 def _tell(order: Path) -> None:
