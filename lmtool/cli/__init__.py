@@ -261,6 +261,11 @@ def explain(error: Exception) -> LmtoolError:
         or "can't allocate memory" in message
     ):
         return ResourceError("out of memory", fix="use a smaller training.micro_batch, model.context or model.d_model")
+    if isinstance(error, ImportError):
+        return ResourceError(
+            f"a library cannot be loaded: {message}",
+            fix="free memory, or install lmtool again; --debug shows a traceback",
+        )
     if isinstance(error, OSError):
         return ResourceError(
             error.strerror or message, where=str(error.filename or ""), fix="check disk and permissions"

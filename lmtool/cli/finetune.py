@@ -185,7 +185,7 @@ def finetune(
         raise UsageError("--task is used instead of TABLE", fix="give only one of them")
     if recipe is not None and source is not None:
         raise UsageError("--from fine-tunes a run, --recipe trains from scratch", fix="give only one of them")
-    if seeds > 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if seeds > 1 and os.environ.get("WORLD_SIZE", "1") != "1":
         raise UsageError(
             "--seeds trains one run after the other in one process", fix="start torchrun for each -s seed=N"
         )

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
+from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -143,8 +145,14 @@ def local_size() -> int:
 
 
 def is_main() -> bool:
-    """True in rank 0, also before the processes have joined."""
-    return os.environ.get("RANK", "0") == "0"
+    """True in rank 0, also before the processes have joined, and in a process alone, whatever rank the environment
+    names. Raises UsageError."""
+    return world_size() == 1 or _number("RANK", 0) == 0
+
+
+def world_size() -> int:
+    """Number of processes of this run. Raises UsageError."""
+    return _number("WORLD_SIZE", 1)
 
 
 def _number(name: str, default: int) -> int:
@@ -163,7 +171,7 @@ def _number(name: str, default: int) -> int:
 @contextmanager
 def joined(compute: Compute) -> Iterator[World]:
     """Join the process group of torchrun, and leave it at the end; a single process without torchrun."""
-    size = _number("WORLD_SIZE", 1)
+    size = world_size()
     if size == 1:
         yield World()
         return
@@ -175,8 +183,9 @@ def joined(compute: Compute) -> Iterator[World]:
             where="WORLD_SIZE",
             fix="start them with torchrun, or unset WORLD_SIZE",
         )
+    backend = "nccl" if compute.device.type == "cuda" else "gloo"
     try:
-        dist.init_process_group("nccl" if compute.device.type == "cuda" else "gloo", timeout=PATIENCE)
+        _interruptible(partial(dist.init_process_group, backend, timeout=PATIENCE))
     except (RuntimeError, ValueError) as error:
         place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise ResourceError(
@@ -189,6 +198,23 @@ def joined(compute: Compute) -> Iterator[World]:
             yield World(dist.get_rank(), dist.get_world_size())
     finally:
         dist.destroy_process_group()
+
+
+def _interruptible(meet: Callable[[], None]) -> None:
+    """Call what waits for other processes in compiled code, so that signals are handled meanwhile."""
+    errors: list[Exception] = []
+
+    def call() -> None:
+        try:
+            meet()
+        except Exception as error:
+            errors.append(error)
+
+    thread = Thread(target=call, daemon=True)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
 
 
 @contextmanager

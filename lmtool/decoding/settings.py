@@ -22,6 +22,9 @@ LogitBias = tuple[tuple[tuple[int, ...], float], ...]
 """Sequences of ids, with the bias added to the logit of the last id where the others directly precede it."""
 
 
+MOST_BEAMS = 4096
+"""Each takes about a millisecond a token."""
+
 DRAFT_TOKENS = 4
 """How many tokens a draft proposes at once, by default."""
 
@@ -190,7 +193,9 @@ class Beam(Limits):
     panel = "Beam search"
 
     num_beams: Annotated[
-        int, Help("Hypotheses kept at each step.", "K"), Range(lambda n: n >= 1, "take at least 1; 1 is greedy")
+        int,
+        Help("Hypotheses kept at each step.", "K"),
+        Range(lambda n: 1 <= n <= MOST_BEAMS, f"take 1 to {MOST_BEAMS}; 1 is greedy"),
     ] = 4
     length_penalty: Annotated[
         float,

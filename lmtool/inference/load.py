@@ -195,9 +195,14 @@ def features_of(run: Run, recipe: Recipe, compute: Compute) -> LanguageModel | N
 
 
 def weights_of(base: Base) -> dict[str, Tensor]:
-    """All weights of a checkpoint by name, with adapters merged into them. Raises CheckpointError."""
+    """All weights of a checkpoint by name, with adapters merged into them.
+
+    Raises CheckpointError, and NumericalError for weights that are not finite.
+    """
     if base.recipe.tuning.lora is None:
-        return base.checkpoint.model()
+        tensors = base.checkpoint.model()
+        _refuse_not_finite(tensors, base.checkpoint)
+        return tensors
     lm = trained_model(base.run, base.recipe, base.tokenizer, base.checkpoint, resolve("cpu", "float32"))
     lora.merge(lm)
     return lm.state_dict()
@@ -222,6 +227,15 @@ def _copy(lm: LanguageModel, tensors: dict[str, Tensor], checkpoint: Checkpoint)
                 where=str(checkpoint.path),
                 fix="restore the run from a copy, or train anew",
             )
+    _refuse_not_finite(tensors, checkpoint)
+    # all saved weights are present; others stay
+    sharded = {name for name in tensors if is_sharded(own[name])}
+    for name in sharded:
+        own_rows(own[name]).copy_(own_part(tensors[name], own[name]))
+    lm.load_state_dict({name: tensor for name, tensor in tensors.items() if name not in sharded}, strict=False)
+
+
+def _refuse_not_finite(tensors: dict[str, Tensor], checkpoint: Checkpoint) -> None:
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise NumericalError(
@@ -229,11 +243,6 @@ def _copy(lm: LanguageModel, tensors: dict[str, Tensor], checkpoint: Checkpoint)
                 where=str(checkpoint.path),
                 fix="name an earlier checkpoint, RUN@STEP, or train anew",
             )
-    # all saved weights are present; others stay
-    sharded = {name for name in tensors if is_sharded(own[name])}
-    for name in sharded:
-        own_rows(own[name]).copy_(own_part(tensors[name], own[name]))
-    lm.load_state_dict({name: tensor for name, tensor in tensors.items() if name not in sharded}, strict=False)
 
 
 def _tune(lm: LanguageModel, recipe: Recipe) -> None:

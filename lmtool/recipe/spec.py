@@ -1456,7 +1456,7 @@ class Evaluation(Spec):
     gradient_norms: bool = False
     """Log, at each validation, the norm of the gradient of a loss in the states up to 64 steps before it; for causal
     language models trained by gradients."""
-    num_beams: PositiveInt = 1
+    num_beams: Annotated[int, Field(gt=0, le=4096)] = 1
     """Beam width of the final evaluation on tables, for objective seq2seq; 1 is greedy."""
     patience: PositiveInt | None = None
     """Early stopping after this many validations without a new best; null for none."""

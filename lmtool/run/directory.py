@@ -343,9 +343,14 @@ class Run:
     def check_logs(self, first: int, step: int) -> list[str]:
         """What of the logs of the steps first + 1 to `step` is damaged or missing, a line each."""
         marks = None
-        with suppress(FileNotFoundError, ValueError):
+        found = []
+        try:
             marks = records.read(LogMarks, (self.path / LOGS).read_bytes())
-        found = self.metrics.check(step, None if marks is None else marks.metrics, range(first + 1, step + 1))
+        except FileNotFoundError:
+            pass  # of a run that was killed
+        except ValueError as error:
+            found.append(f"{LOGS} is damaged, so that not all changes of the logs are found: {error}")
+        found += self.metrics.check(step, None if marks is None else marks.metrics, range(first + 1, step + 1))
         return found + self.samples.check(step, None if marks is None else marks.samples)
 
     def _sync_logs(self) -> None:

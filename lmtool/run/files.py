@@ -236,7 +236,7 @@ class Calibration(FileModel):
 class Figures(FileModel, extra="allow"):
     """Results of the best checkpoint on one task: `lmtool.tables.results.Results` and the like; others are shown."""
 
-    part: str = "validation"
+    part: str
     step: Count = 0
     loss: Finite = None
     bits_per_byte: Finite = None

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -36,9 +37,11 @@ def fetch(source: str, column: str | None, cache: Path) -> Path:
     Raises DataError when the dataset, split or column does not exist or cannot be reached.
     """
     import datasets
+    import huggingface_hub
 
     name, config, split = parse(source)
     datasets.disable_progress_bars()
+    huggingface_hub.utils.logging.set_verbosity(logging.ERROR)  # else each attempt of a connection is told
     try:
         builder = datasets.load_dataset_builder(name, config)
         files = [str(f) for f in (builder.config.data_files or {}).get(split, [])]

@@ -48,8 +48,9 @@ def overlap(train: Iterable[Chunk], valid: Iterable[Chunk]) -> Overlap:
         hashes.append(keys)
         starts.append(np.stack([first + len(words) - part.carried, length]))
         words += part.words[part.carried :]
-    if not words:
-        return Overlap(0, 0, "", 0)
+    if not any(map(len, hashes)):
+        # no words, or the beginning of a document of fewer than N
+        return Overlap(len(words), 0, "", 0)
     keys, places = np.concatenate(hashes), np.concatenate(starts, axis=1)
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]

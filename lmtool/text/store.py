@@ -168,7 +168,7 @@ class TokenStore:
             name = _shard_name(number)
             if xxhash.xxh3_64_hexdigest(tokens.data.cast("B")) != self._manifest.checksums[name][block]:
                 self._damage = self._refusal(
-                    f"{name} has changed in bytes {block * BLOCK:,} to {(block + 1) * BLOCK:,}"
+                    f"{name} has changed in bytes {block * BLOCK:,} to {block * BLOCK + tokens.nbytes:,}"
                 )
             elif int(tokens.max()) >= self.vocab_size:
                 self._damage = self._refusal(f"{name} has ids outside of the vocabulary of {self.vocab_size:,}")

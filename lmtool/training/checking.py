@@ -14,7 +14,7 @@ from lmtool.recipe.spec import Data, HeadSpec, Recipe, Seq2Seq
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import CHECKPOINTS, Run
-from lmtool.run.find import run_directory
+from lmtool.run.find import find, run_directory
 from lmtool.run.verification import verify_run
 from lmtool.tables.columns import RowKind, has_usual_label
 from lmtool.tables.data import check_tables, kind_of_rows, open_tables, read_tables
@@ -165,7 +165,10 @@ def check_labelled(
 
 def check_run(name: str, *, cache: Path, report: Report) -> Checked:
     """Every file of a run: checksums, records, the recipe and the tokenizer against each checkpoint, weights that are
-    finite and fit; and whether the training data, if they are still there, are those that it was started with."""
+    finite and fit; and whether the training data, if they are still there, are those that it was started with.
+
+    Raises CheckpointError when there is no such run, or when it has not the checkpoint that is named.
+    """
     path = _run_path(name) or run_directory(name)
     damage = dict.fromkeys(verify_run(path))
     lines, notices = [str(path)], []
@@ -173,6 +176,7 @@ def check_run(name: str, *, cache: Path, report: Report) -> Checked:
         run = Run.open(path)
     except CheckpointError:
         return Checked("run", name, tuple(lines), tuple(damage), ())
+    find(name)  # a checkpoint that is named must be there
     try:
         tokenizer = read_tokenizer(run)
     except CheckpointError as error:

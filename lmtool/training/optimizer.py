@@ -11,7 +11,7 @@ from torch.nn import Parameter
 
 from lmtool.compute.device import Compute
 from lmtool.compute.shards import group_of, is_sharded, norm_over, own_part, own_rows, sharded_like
-from lmtool.errors import CheckpointError
+from lmtool.errors import CheckpointError, NumericalError
 from lmtool.model import LanguageModel
 from lmtool.model.layers.ngrams import ngrams_of
 from lmtool.model.parameters import depths, layer_matrices
@@ -122,7 +122,8 @@ class Optimizers:
     def load_state(self, tensors: dict[str, Tensor], steps: int = 1, where: str = "") -> None:
         """Load the moments that `state` returned after so many steps.
 
-        where: the checkpoint. Raises CheckpointError that names the first that is missing, unknown or misshapen.
+        where: the checkpoint. Raises CheckpointError that names the first that is missing, unknown or misshapen, and
+        NumericalError the first that holds NaN.
         """
         owner = {p: o for o in self._all for group in o.param_groups for p in group["params"]}
         scale = {key.removeprefix(_SCALER): tensor for key, tensor in tensors.items() if key.startswith(_SCALER)}
@@ -139,6 +140,14 @@ class Optimizers:
             ):
                 what = "does not fit the model" if key in moments and key in known else "is unknown"
                 raise _misfit(f"{key} {what if key in moments else 'is missing'}", where)
+        for key, tensor in moments.items():
+            # infinite ones may belong to a run that goes on
+            if bool(tensor.isnan().any()):
+                raise NumericalError(
+                    f"the optimizer state is useless: {key} holds NaN",
+                    where=where,
+                    fix="resume from another checkpoint",
+                )
         if self._scaler.is_enabled() and scale:
             if scale.keys() != self._scaler.state_dict().keys() or any(
                 tensor.numel() != 1 for tensor in scale.values()

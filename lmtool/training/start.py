@@ -423,6 +423,9 @@ def resume(
                 )
                 run.write_recipe(dump(recipe))
                 yield from map(Warned, damaged)
+                if data.split is not None and run.saved_split is None:
+                    write_file(run.path / SPLIT, encode(data.split.model_dump()))
+                    yield Warned(f"{SPLIT} is missing: the rows to hold out are drawn anew from the seed")
                 yield Started(run.path, run.name, recipe, tokenizer, data.lines, tuple(changed.values()))
                 yield from _floors(run, data)
             main = run if world.is_main else None

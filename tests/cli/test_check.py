@@ -43,6 +43,10 @@ def test_an_intact_run(lmtool, run, home):
     assert done.out.count("recipe, tokenizer and weights fit") == len(checkpoints.listed(run / CHECKPOINTS))
 
 
+def test_a_checkpoint_that_is_not_there(lmtool, run, home):
+    finds(lmtool, CHECKPOINT, "last@987", words=["no checkpoint", "step-000987"])
+
+
 def flip(path, at):
     content = bytearray(path.read_bytes())
     content[at] ^= 1

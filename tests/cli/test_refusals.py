@@ -426,6 +426,7 @@ def test_what_was_not_foreseen_is_one_line_without_a_traceback(lmtool, home, mon
 def test_memory_and_disk_are_the_environment():
     assert explain(MemoryError()).exit_code == ENVIRONMENT
     assert explain(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to")).exit_code == ENVIRONMENT
+    assert explain(ImportError("libtorch_cpu.so: failed to map segment")).exit_code == ENVIRONMENT
     full = explain(OSError(28, "No space left on device", "some/file"))
     assert (full.exit_code, full.where) == (ENVIRONMENT, "some/file")
 

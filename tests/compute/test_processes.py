@@ -2,8 +2,12 @@
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +18,8 @@ from numpy.typing import NDArray
 
 import lmtool
 from lmtool.compute.device import Compute
-from lmtool.compute.processes import World, joined
-from lmtool.errors import ResourceError
+from lmtool.compute.processes import World, is_main, joined
+from lmtool.errors import ResourceError, UsageError
 from tests.compute.forked import forked
 from tests.compute.together import together
 
@@ -82,6 +86,28 @@ def test_sums_and_a_text_of_the_main_process(monkeypatch: pytest.MonkeyPatch, si
         assert told == [text] * size
 
 
+@pytest.mark.parametrize("environment", [{"RANK": "5"}, {"RANK": "x"}, {"WORLD_SIZE": "1", "RANK": "5"}])
+def test_a_process_alone_is_the_main_one(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
+    """Else a rank that was left in the environment would suppress all results."""
+    for name in ("WORLD_SIZE", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert is_main()
+    with joined(CPU) as world:
+        assert world.is_main
+
+
+def test_ranks_of_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, expected in (("0", True), ("1", False)):
+        monkeypatch.setenv("RANK", rank)
+        assert is_main() is expected
+    monkeypatch.setenv("RANK", "x")
+    with pytest.raises(UsageError, match="'x' is not the rank of a process"):
+        is_main()
+
+
 def test_two_real_processes(tmp_path: Path) -> None:
     """By gloo, which knows the types of all that is told."""
     done = subprocess.run(
@@ -99,6 +125,44 @@ def test_two_real_processes(tmp_path: Path) -> None:
         assert one["sum"] == [1, 2]
         assert one["text"] == "naïve"
         assert one["order"] == [0, 1], "the main process is first"
+
+
+_WAITING = """
+from lmtool.cli.signals import leave_on_signals
+from lmtool.compute.processes import joined
+from tests.compute.test_processes import CPU
+
+leave_on_signals()
+print("begins", flush=True)
+with joined(CPU):
+    pass
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_process_that_waits_for_others_can_be_interrupted(number: signal.Signals) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    begun = subprocess.Popen(
+        [sys.executable, "-c", _WAITING],
+        cwd=Path(lmtool.__file__).parents[1],
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | ranks,
+        stdout=subprocess.PIPE,
+    )
+    with begun:
+        try:
+            assert begun.stdout is not None
+            begun.stdout.readline()
+            while True:
+                with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+                    break
+                time.sleep(0.02)
+            begun.send_signal(number)
+            assert begun.wait(timeout=30) == 128 + number
+        finally:
+            begun.kill()
 
 
 def _tell(order: Path) -> None:

@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from lmtool.decoding.settings import STRATEGIES, Greedy, MaskPredict, Sample, choose, described
+from lmtool.decoding.settings import STRATEGIES, Beam, Greedy, MaskPredict, Sample, choose, described
 from lmtool.errors import UsageError
 
 
@@ -27,6 +27,12 @@ def test_values_out_of_range_are_refused_by_name(values):
         Sample(**values)
     with pytest.raises(UsageError, match=name):
         choose(**values)
+
+
+@pytest.mark.parametrize("num_beams", [0, 10**20])
+def test_widths_of_a_beam_are_bounded(num_beams):
+    with pytest.raises(UsageError, match="num_beams"):
+        Beam(num_beams=num_beams)
 
 
 VALUES = {

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from lmtool.batch import Batch
-from lmtool.errors import LmtoolError, ResourceError, UsageError
+from lmtool.errors import LmtoolError, NumericalError, ResourceError, UsageError
 from lmtool.inference.base import Base
 from lmtool.inference.load import Loaded, load_run
 from lmtool.interop import exporting
@@ -261,6 +262,16 @@ def test_values_that_a_type_cannot_hold(tmp_path: Path) -> None:
         export(str(run), tmp_path / "out", dtype="float16")
     assert os.listdir(tmp_path) == ["run"]
     export(str(run), tmp_path / "out", dtype="bfloat16")
+
+
+def test_weights_that_are_not_finite(tmp_path: Path) -> None:
+    """They are told for what they are, whatever the type."""
+    _, recipe, _ = CASES["gpt2"]
+    run = made(tmp_path / "run", recipe, tokenizer_of(), std=math.inf)
+    for dtype in ("float32", "bfloat16"):
+        with pytest.raises(NumericalError, match="the weights are not finite"):
+            export(str(run), tmp_path / "out", dtype=dtype)  # type: ignore[arg-type]
+    assert os.listdir(tmp_path) == ["run"]
 
 
 def test_shards(tmp_path: Path) -> None:

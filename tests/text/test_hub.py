@@ -1,6 +1,7 @@
 """Datasets by name, through the `datasets` library, from local folders: nothing is downloaded here."""
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,13 @@ def test_a_dataset_is_a_corpus(folder: Path, tmp_path: Path) -> None:
     assert (
         prepared.tokenizer.decode(prepared.train.read(*prepared.train.document(7)).tolist()) == "train story 7\nwith é"
     )
+
+
+def test_attempts_of_a_connection_are_not_told(folder: Path, tmp_path: Path) -> None:
+    """What is wrong is said in three lines, by the error that follows."""
+    logging.getLogger("huggingface_hub").setLevel(logging.WARNING)
+    fetch(f"hf:{folder}", "text", tmp_path)
+    assert not logging.getLogger("huggingface_hub.utils._http").isEnabledFor(logging.WARNING)
 
 
 def test_a_dataset_is_streamed_once_but_a_changed_one_again(folder: Path, tmp_path: Path) -> None:

@@ -62,6 +62,11 @@ def test_the_example_is_in_both_texts() -> None:
     assert found.percent == pytest.approx(100 * 13 / 16)
 
 
+def test_the_beginning_of_a_long_word_has_no_ngram() -> None:
+    found = overlap([Chunk(["a b"])], [Chunk(["a" * 100], ends=False)])
+    assert (found.words, found.shared) == (1, 0)
+
+
 def test_names_are_documents_of_one_word() -> None:
     found = overlap([Chunk(["anna", "bert"])], [Chunk(["bert", "carla", "anna bert"])])
     assert (found.words, found.shared) == (4, 1)

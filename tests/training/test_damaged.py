@@ -168,12 +168,46 @@ def test_forged_moments_are_refused(work: Work, forge: Callable[[Tensors], objec
     refused(work, "the optimizer state does not fit the run", message)
 
 
+def test_moments_that_are_no_numbers_are_refused(work: Work) -> None:
+    work.pretrain(stop=after(3))
+    checkpoint = work.run() / "checkpoints" / "step-000003"
+    file = checkpoint / "optimizer.safetensors"
+    tensors = safetensors.torch.load_file(file)
+    tensors[some(tensors)].view(-1)[0] = math.nan
+    file.write_bytes(safetensors.torch.save(tensors))
+    reseal(checkpoint)
+    with pytest.raises(NumericalError, match=f"the optimizer state is useless: {some(tensors)} holds NaN"):
+        work.resume()
+
+
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"table": "a", "train": ["1"], "test": []}', b'{"table": "a"}'])
 def test_a_damaged_split_is_refused(work: Work, content: bytes) -> None:
     work.pretrain(name="base")
     work.finetune(source=work.run("base"), name="run", stop=after(3))
     (work.run() / "split.json").write_bytes(content)
     refused(work, "split.json is damaged")
+
+
+def test_a_lost_split_is_drawn_anew_and_told(work: Work) -> None:
+    work.pretrain(name="base")
+    work.finetune(source=work.run("base"), name="run", stop=after(3))
+    split = work.run() / "split.json"
+    content = split.read_bytes()
+    split.unlink()
+    told = "split.json is missing: the rows to hold out are drawn anew from the seed"
+    assert told in warnings_in(work.resume(stop=after(1)))
+    assert split.read_bytes() == content
+    assert told not in warnings_in(work.resume())
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"metrics": 3}', b'{"metrics": {"bytes": 9}}'])
+def test_damaged_marks_of_the_logs_are_told(work: Work, content: bytes) -> None:
+    work.pretrain(stop=after(3))
+    (work.run() / "logs.json").write_bytes(content)
+    assert [problem for path, problem in verify_run(work.run()) if path.name == "logs.json"]
+    (warning,) = warnings_in(work.resume())
+    assert warning.startswith("logs.json is damaged")
+    assert not list(verify_run(work.run()))
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"": {"kind": "class"}}'])
