@@ -396,6 +396,7 @@ def resume(
             state = TrainingState.read(checkpoint, run.validated)
             changed = changes(recipe_of(checkpoint), recipe)
             _refuse(changed, run)
+            tokenizer = read_tokenizer(run)
             unusable = dict(damaged_records(run))
             if _is_over(run, recipe, checkpoint, state, RESULTS in unusable):
                 yield from (Warned(why if name in why else f"{name}: {why}") for name, why in unusable.items())
@@ -408,7 +409,6 @@ def resume(
                         run.drop_optimizers()
                     yield AlreadyFinished(run.path, checkpoint.step, state.is_stale(recipe.evaluation))
                 return
-            tokenizer = read_tokenizer(run)
             base = base_of(run) if recipe.tuning.lora is not None else None
             teacher = teacher_of(run) if recipe.distillation.teacher is not None else None
             data = _read_again(recipe, run, tokenizer, world, report)

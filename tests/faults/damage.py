@@ -54,10 +54,9 @@ class Reader:
                 # what it warns of may be lost; weights that were trained are what they would have been
                 changed = [part for part in changed if part not in ("stdout", *LOGS, "recipe.yaml")]
                 changed = [part for part in changed if part not in outcome.err]  # it may stay as it is
-                if "unreadable" in found or (
-                    "skipped the damaged checkpoint" in outcome.err and self.words[0] != "resume"
-                ):
-                    changed = []  # it has used an older one
+                used_older = "skipped the damaged checkpoint" in outcome.err and self.words[0] != "resume"
+                if used_older or "unreadable" in found:
+                    changed = []
             problems = [f"{self.name}: {part} differs, and nothing was said" for part in changed]
         return outcome, problems
 
