@@ -16,7 +16,7 @@ from lmtool.decoding.request import PromptToken, Request, Strategy, TokenEvent, 
 from lmtool.model.language_model import DecodeState
 
 
-@dataclass
+@dataclass(eq=False)
 class _Reading:
     """Prompts of equal lengths that are read together, each distinct one once, before their requests generate.
 
@@ -127,10 +127,8 @@ class RunningBatch:
         self._unread = []
 
     def _read(self) -> Iterator[tuple[_Reading, Tensor, DecodeState]]:
-        """Read on, first come first served; yields what is complete, with the last hidden state (B, D) of each."""
-        room = self._chunk
-        for reading in self._readings:
-            n = reading.n_left if room is None else min(reading.n_left, max(1, room // len(reading.windows)))
+        """Read on; yields what is complete, with the last hidden state (B, D) of each."""
+        for reading, n in self._shares():
             state = self._reader.start(reading.windows) if reading.state is None else reading.state
             begun, reading.n_read = reading.n_read, reading.n_read + n
             tokens = [window.tokens[begun : reading.n_read] for window in reading.windows]
@@ -141,10 +139,24 @@ class RunningBatch:
                     request.read += self._probabilities(hidden_BTD[row], request, begun)
             if not reading.n_left:
                 yield reading, hidden_BTD[:, -1], reading.state
-            if room is not None:
-                room -= n * len(reading.windows)
-                if room <= 0:
-                    return
+
+    def _shares(self) -> list[tuple[_Reading, int]]:
+        """How many tokens of which prompts are read in this step.
+
+        Half of the chunk is for those that came first, so that all are read some time, and the rest for the shortest:
+        they do not wait for a long one.
+        """
+        if self._chunk is None or not self._readings:
+            return [(reading, reading.n_left) for reading in self._readings]
+        room, shares = self._chunk, dict.fromkeys(self._readings, 0)
+        first = self._readings[0]
+        shares[first] = min(first.n_left, max(1, room // 2 // len(first.windows)))
+        room -= shares[first] * len(first.windows)
+        for reading in sorted(self._readings, key=lambda one: one.n_left * len(one.windows)):
+            more = min(reading.n_left - shares[reading], max(0, room) // len(reading.windows))
+            shares[reading] += more
+            room -= more * len(reading.windows)
+        return [(reading, n) for reading, n in shares.items() if n]
 
     def _probabilities(self, hidden_TD: Tensor, request: Request, begun: int) -> list[PromptToken]:
         """Of the tokens of the prompt that follow those which were just read."""
