@@ -4,7 +4,8 @@ A BatchEncoder gives the same ids as the tokenizer's own `encode`. Byte-level BP
 equivalent: the library `tokenizers` is the reference and the fallback.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +14,7 @@ import tiktoken
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as Inner
 
+from lmtool.errors import CheckpointError
 from lmtool.text.decoder import code_points
 
 Ids = NDArray[np.uint32]
@@ -38,11 +40,24 @@ _HOSTILE = (
 )
 
 
+@contextmanager
+def unknown_refused() -> Iterator[None]:
+    """Raise CheckpointError where a tokenizer cannot encode a text: unknown characters, and no token for them."""
+    try:
+        yield
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(
+            f"the tokenizer cannot encode this text: {str(error)[:120]}",
+            fix="its vocabulary lacks a token for what is unknown: take another tokenizer, or another text",
+        ) from error
+
+
 def batch_encoder(inner: Inner) -> BatchEncoder:
     """The reference, by `tokenizers` itself."""
 
     def encode(texts: Sequence[str]) -> tuple[Ids, Lengths]:
-        encodings = inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        with unknown_refused():
+            encodings = inner.encode_batch_fast(list(texts), add_special_tokens=False)
         ids = [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
         lengths = np.array([len(i) for i in ids], dtype=np.int64)
         return np.concatenate(ids) if ids else np.empty(0, np.uint32), lengths
@@ -102,7 +117,7 @@ def is_plain(config: dict[str, Any]) -> bool:
     It has GPT-2's pattern alone, no text among its added tokens, and ids in the order of merges, which tiktoken takes
     for their priorities.
     """
-    model, split = config["model"], config["pre_tokenizer"]
+    model, split = config["model"], config["pre_tokenizer"] or {}
     usual = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
     options = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
     ranks = [model["vocab"].get("".join(merge)) for merge in model["merges"]]

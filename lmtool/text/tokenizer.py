@@ -42,7 +42,8 @@ from lmtool.text.decoder import (
     sentencepiece_bytes,
 )
 from lmtool.text.disk import write_file
-from lmtool.text.encoder import BatchEncoder, batch_encoder, char_encoder, fast_encoder, is_plain
+from lmtool.text.encoder import BatchEncoder, batch_encoder, char_encoder, fast_encoder, is_plain, unknown_refused
+from lmtool.text.inner import inner_of
 from lmtool.text.runs import LONGEST_RUN, cut_runs
 
 SPECIALS = ("[PAD]", "[BOS]", "[EOS]", "[UNK]", "[MASK]", "[SEP]", "[CLS]")
@@ -154,7 +155,7 @@ class Tokenizer:
         file = path / TOKENIZER if path.is_dir() else path
         companion = file.with_name(TOKENIZER_CONFIG)
         try:
-            inner = Inner.from_str(file.read_text(encoding="utf-8"))
+            inner = inner_of(file.read_text(encoding="utf-8"))
             return cls(inner, json.loads(companion.read_bytes()) if companion.exists() else None)
         except FileNotFoundError:
             raise CheckpointError(
@@ -173,7 +174,7 @@ class Tokenizer:
     def of_json(cls, content: bytes) -> Self:
         """The tokenizer of `to_json`. Raises ValueError when it is none."""
         try:
-            return cls(Inner.from_str(content.decode()))
+            return cls(inner_of(content.decode()))
         except Exception as error:  # the library raises bare Exception for other JSON
             raise ValueError(f"it is not a tokenizer: {str(error)[:120]!r}") from error
 
@@ -226,12 +227,14 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, without [BOS] or [EOS]. Lone surrogates count as U+FFFD."""
-        ids: list[int] = self._inner.encode(without_surrogates(text), add_special_tokens=False).ids
+        with unknown_refused():
+            ids: list[int] = self._inner.encode(without_surrogates(text), add_special_tokens=False).ids
         return ids
 
     def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Ids of `text` as by `encode`, and their character offsets in it (start, stop)."""
-        encoding = self._inner.encode(without_surrogates(text), add_special_tokens=False)
+        with unknown_refused():
+            encoding = self._inner.encode(without_surrogates(text), add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
     def encode_many(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:

@@ -35,6 +35,7 @@ from lmtool.interop.tokenization.settings import (
 )
 from lmtool.interop.tokenization.vocabularies import read_merges, read_vocabulary, read_word_pieces, recover_merges
 from lmtool.printable import plain
+from lmtool.text.inner import inner_of
 from lmtool.text.tokenizer import LARGEST_VOCABULARY
 
 _QWEN2_WORDS = (
@@ -118,9 +119,9 @@ def _from_file(folder: Path, settings: TokenizerSettings) -> Tokenizer:
         taken = {name: model.get(name) for name in ("vocab", "merges")}
         described |= {name: ours[name] for name in ("normalizer", "pre_tokenizer", "decoder")}
         described["model"] = ours["model"] | taken
-        inner = Tokenizer.from_str(json.dumps(described))
+        inner = inner_of(json.dumps(described))
     else:
-        inner = Tokenizer.from_str(read_text(path))
+        inner = inner_of(read_text(path))
     inner.no_truncation()
     inner.no_padding()
     _add_tokens(inner, settings, settings.extra or [])
