@@ -142,7 +142,7 @@ async def _until(holds: Callable[[], bool], seconds: float) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket bound to an address. Raises ResourceError."""
+    """A socket that listens on an address: who connects waits until it is served. Raises ResourceError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -155,6 +155,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
+        found.listen(MAX_CONNECTIONS)
     except OSError as error:
         found.close()
         raise ResourceError(

@@ -159,3 +159,8 @@ def test_metrics_count(talker: str) -> None:
             time.sleep(0.01)
         else:
             pytest.fail("texts run although all are complete")
+
+
+def test_who_connects_before_the_server_runs_waits() -> None:
+    with server.listen("127.0.0.1", 0) as found:
+        socket.create_connection(found.getsockname()[:2], timeout=10).close()
