@@ -112,7 +112,7 @@ def full_disk(home: Path, rng: random.Random, number: int) -> Told:
     else:
         # a step through the circle of all writes that meets each of them once
         writes = [(job, at) for job in JOBS if job.ranks == 1 for at in range(1, len(_writes(job, home)) + 1)]
-        job, at = writes[number * _stride(len(writes)) % len(writes)]
+        job, at = writes[(number - number // 8) * _stride(len(writes)) % len(writes)]
         lasts = rng.random() < 0.5
         outcomes = job.run(home, Fail(at, rng.choice([errno.ENOSPC, errno.EDQUOT]), 1 << 30 if lasts else 1))
         did = "full from then on" if lasts else "full once"
