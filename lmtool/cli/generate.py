@@ -75,6 +75,15 @@ def generate(
             "--echo/--no-echo", metavar="", help="Print the prompt too.", show_default="not for sequence to sequence"
         ),
     ] = None,
+    novel: Annotated[
+        bool | None,
+        _output(
+            "--novel/--no-novel",
+            metavar="",
+            help="Draw a text again that is a line of the training data.",
+            show_default="for lists of short lines",
+        ),
+    ] = None,
     show_probs: Annotated[
         bool,
         _output(
@@ -119,7 +128,7 @@ def generate(
     if replay is not None:
         beside = [prompt, prompt_file, run, strategy, stop, logit_bias, mask, length, html, draft, draft_tokens]
         beside += asked.values()
-        if prefix or n > 1 or any(value is not None for value in beside):
+        if prefix or n > 1 or novel is not None or any(value is not None for value in beside):
             raise UsageError("a replay repeats records as they are", fix="omit prompts, runs and settings")
         _replay(replay, as_json)
         return
@@ -134,6 +143,7 @@ def generate(
         length=length or 0,
         details=show_probs or html is not None,
         max_rows=1 if deterministic else Options.max_rows,
+        novel=novel,
     )
     writer, settings = load_for(
         run_of(run or "last"),
@@ -147,7 +157,8 @@ def generate(
         draft_tokens=draft_tokens,
         **asked,
     )
-    comes_in_pieces = len(prompts) * n == 1 and settings.name in ("greedy", "sample")
+    is_novel = writer.known_lines(settings, options) is not None
+    comes_in_pieces = len(prompts) * n == 1 and not is_novel and settings.name in ("greedy", "sample")
     streams = sys.stdout.isatty() and comes_in_pieces and not (as_json or options.details)
     pieces = writer.generate(prompts, settings, options) if streams else ()
     completions = () if streams else writer.completions(prompts, settings, options)
@@ -157,10 +168,11 @@ def generate(
     if not quiet:
         loaded = writer.loaded
         where = f"{loaded.run_path}, step {loaded.step}, {loaded.compute.describe()}, seed {settings.seed}"
-        for line in (where, *newer_weights(loaded), *drafting):
+        novelty = ["texts of the training data are drawn again (--no-novel)"] if is_novel else []
+        for line in (where, *newer_weights(loaded), *drafting, *novelty):
             print(plain(line, lines=True), file=sys.stderr)
     shown = partial(plain, lines=True) if sys.stdout.isatty() else str
-    n_tokens = n_proposed = n_accepted = 0
+    n_tokens = n_proposed = n_accepted = n_known = 0
     drawn: list[tuple[str, Completion]] = []
     began = time.perf_counter()
     if streams:
@@ -173,6 +185,7 @@ def generate(
     else:
         for i, completion in enumerate(completions):
             n_tokens += len(completion.tokens)
+            n_known += completion.is_known
             n_proposed, n_accepted = n_proposed + completion.proposed, n_accepted + completion.accepted
             if html is not None:
                 filled = completion.finish_reason == "filled"
@@ -200,6 +213,8 @@ def generate(
     if not quiet:
         seconds = time.perf_counter() - began
         accepted = f", {n_accepted} of {n_proposed} proposed tokens accepted" if drafting else ""
+        if n_known:
+            print(f"{n_known} of the texts are in the training data: other draws gave no new ones", file=sys.stderr)
         print(f"{n_tokens} tokens in {seconds:.1f} s, {n_tokens / seconds:.0f} tokens/s{accepted}", file=sys.stderr)
 
 

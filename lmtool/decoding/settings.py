@@ -274,6 +274,7 @@ class Options:
     mask: placeholder of a mask in prompts. length: number of masks after the prompt. Both for mask-predict.
     details: report ranks and the probability removed by filters.
     max_rows: maximum batch size; with 1 not even rounding depends on other requests.
+    novel: sampled texts that are lines of the training data are drawn again; None where the run knows these.
     """
 
     n: int = 1
@@ -285,6 +286,7 @@ class Options:
     length: int = 0
     details: bool = False
     max_rows: int = 16
+    novel: bool | None = None
 
     def __post_init__(self) -> None:
         if not all(self.stop):

@@ -37,6 +37,7 @@ class Completion:
     proposed, accepted: with a draft, tokens that it proposed, and those of them in the text; else 0.
     finish_reason: "end" for an end token, "stop" for a stop string, "length" for max_new_tokens, "time" for max_time,
         "filled" for masks.
+    is_known: it is a line of the training data, though novel texts were asked for.
     """
 
     prompt: str
@@ -55,6 +56,7 @@ class Completion:
     tree: tuple[BeamNode, ...] | None = None
     proposed: int = 0
     accepted: int = 0
+    is_known: bool = False
 
 
 @dataclass(frozen=True)

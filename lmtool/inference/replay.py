@@ -20,7 +20,7 @@ from lmtool.records import FileModel, check
 from lmtool.run.directory import CHECKPOINTS
 
 _OPTIONS = ("stop", "prefix", "overflow", "mask", "length", "max_rows")
-"""The options in a record: `n` and `first` determine the draw, and details do not change the text."""
+"""The options in a record: `n`, `first` and `novel` determine the draw, and details do not change the text."""
 
 
 class _RecordedDraft(FileModel, extra="ignore"):
@@ -183,7 +183,7 @@ def _repeat(writer: Writer, record: Mapping[str, Any]) -> Replayed:
 def _asked(record: Mapping[str, Any]) -> tuple[Settings, Options]:
     """What a replay asks for. Raises UsageError where the record is not one."""
     kept = {name: value for name, value in record["options"].items() if name in _OPTIONS}
-    options = options_from_record({**kept, "first": record["draw"], "max_rows": 1})
+    options = options_from_record({**kept, "first": record["draw"], "max_rows": 1, "novel": False})
     return within(from_record(record["settings"]), record["steps"]), options
 
 

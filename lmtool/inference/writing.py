@@ -1,8 +1,10 @@
 """Text generation with a trained model: continuation, source to target, and mask filling."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,9 +28,13 @@ from lmtool.inference import load as build
 from lmtool.model import LanguageModel
 from lmtool.printable import plain
 from lmtool.recipe.spec import DeviceName, Embedding
+from lmtool.run.lines import KnownLines
 
 ONE_THREAD = 4_000_000
 """Largest number of parameters of models that a CPU decodes with one thread."""
+
+DRAWS = 25
+"""Times that a text is drawn at most, to be one that is not in the training data."""
 
 NGRAM = "ngram"
 """The name of n-gram look-up, in place of the run of a draft."""
@@ -135,8 +141,60 @@ class Writer:
         options: Options | None = None,
         **changes: Any,
     ) -> Iterator[Completion]:
-        """Completions, in the order of the prompts and of their samples; see `generate`."""
-        return complete(self.generate(prompts, settings, options, **changes))
+        """Completions, in the order of the prompts and of their samples; see `generate`.
+
+        Sampled texts that are lines of the training data are drawn again, up to DRAWS times, unless options say
+        otherwise. Raises UsageError when options ask for it and the run does not keep these lines.
+        """
+        options = replace(options or Options(), **changes)
+        prompts = [prompts] if isinstance(prompts, str) else prompts
+        known = self.known_lines(settings or Sample(), options)
+        if known is None:
+            return complete(self.generate(prompts, settings, options))
+        return self._novel(prompts, settings or Sample(), options, known)
+
+    def known_lines(self, settings: Settings, options: Options) -> KnownLines | None:
+        """The lines that no generated text is to be; None where it may be any. Raises as `completions` does."""
+        samples = isinstance(settings, Sample)
+        if options.novel is False or not (samples or options.novel):
+            return None
+        kept = self._kept_lines if samples and self.loaded.model.reads == "past" else None
+        if options.novel and kept is None:
+            what = "it keeps no lines of its training data" if samples else f"{settings.name} draws nothing"
+            raise UsageError(
+                f"no text of this run can be drawn again: {what}",
+                where=str(self.loaded.run_path),
+                fix="omit --novel, which is for samples of a model that was trained on a list of short lines",
+            )
+        return kept
+
+    @cached_property
+    def _kept_lines(self) -> KnownLines | None:
+        return KnownLines.read(self.loaded.run_path)
+
+    def _novel(
+        self, prompts: Sequence[str], settings: Settings, options: Options, known: KnownLines
+    ) -> Iterator[Completion]:
+        """Completions that are not known, in order; after DRAWS draws of each text whatever was drawn."""
+        found: list[list[Completion]] = [[] for _ in prompts]
+        first, told, current = options.first, 0, 0
+        for draws_left in reversed(range(DRAWS)):
+            again = [i for i in range(current, len(prompts)) for _ in range(options.n - len(found[i]))]
+            redrawn = replace(options, n=1, first=first)
+            first += max(Counter(prompts[i] for i in again).values(), default=0)
+            drawn = self.generate([prompts[i] for i in again], settings, redrawn) if again else ()
+            for i, completion in zip(again, complete(drawn), strict=True):
+                text = prompts[i] + completion.text
+                is_known = completion.finish_reason == "end" and text in known
+                if is_known and draws_left:
+                    continue
+                found[i].append(replace(completion, sample=len(found[i]), is_known=is_known))
+                while current < len(prompts):
+                    yield from found[current][told:]
+                    told = len(found[current])
+                    if told < options.n:
+                        break
+                    current, told = current + 1, 0
 
     def complete(self, prompts: str | Sequence[str], settings: Settings | None = None, **changes: Any) -> list[str]:
         """The texts alone; see `completions`."""

@@ -4,7 +4,7 @@
       recipe.yaml  tokenizer.json  run.json  metrics.jsonl  samples.jsonl  validated.json  checkpoints/
 
 run.json is written last on creation, so a folder is a run if and only if it has one. A run on tables has split.json and
-metrics.json too, and one whose session has ended report.html.
+metrics.json too, one on a list of short lines lines.bin, and one whose session has ended report.html.
 """
 
 import errno
@@ -42,6 +42,7 @@ from lmtool.run.files import (
     Validated,
     read,
 )
+from lmtool.run.lines import LINES, KnownLines
 from lmtool.run.lock import LOCK_FILE, RunLock, is_held
 from lmtool.run.log import Log, LogMarks
 from lmtool.run.places import INFO, remember, runs_root
@@ -92,6 +93,7 @@ FILES = (
     LOGS,
     VALIDATED,
     SPLIT,
+    LINES,
     FLOOR,
     RESULTS,
     REPORT,
@@ -524,6 +526,12 @@ class Run:
         if not os.path.lexists(file):
             return None
         return read(SavedSplit, file, "restore it from a copy, or start a new run")
+
+    @property
+    def known_lines(self) -> KnownLines | None:
+        """The lines of the list that it is trained on; None without any. Raises CheckpointError when the file is
+        damaged."""
+        return KnownLines.read(self.path)
 
     @property
     def saved_floors(self) -> SavedFloors | None:

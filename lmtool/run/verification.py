@@ -7,6 +7,7 @@ from lmtool.errors import CheckpointError
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run.directory import CHECKPOINTS, FLOOR, METRICS, RESULTS, SAMPLES, SPLIT, VALIDATED, Run
 from lmtool.run.files import saved_state
+from lmtool.run.lines import LINES
 from lmtool.run.places import INFO
 
 
@@ -39,6 +40,7 @@ def damaged_records(run: Run) -> Iterator[tuple[str, str]]:
         RESULTS: lambda: run.all_results,
         SPLIT: lambda: run.saved_split,
         FLOOR: lambda: run.saved_floors,
+        LINES: lambda: run.known_lines,
         METRICS: lambda: list(run.metrics.read()),
         SAMPLES: lambda: list(run.samples.read()),
     }

@@ -98,6 +98,7 @@ class TableData:
     unit = "row"
     is_measured = True
     bytes_per_token = None
+    known_lines = None
 
     def __init__(
         self,

@@ -20,6 +20,7 @@ from lmtool.model.layers.ngrams import ngrams_of
 from lmtool.objective import Cut, Loss, Objective, build_objective
 from lmtool.recipe.spec import Causal, Recipe, TokenizerFile, WeightedCounts
 from lmtool.run.files import SavedSplit
+from lmtool.run.lines import MOST_LINES, KnownLines
 from lmtool.run.order import MixtureOrder, hash_key
 from lmtool.tables.results import Results
 from lmtool.text import bundled
@@ -41,7 +42,8 @@ class TrainingData(Protocol):
     prompts: of the samples at each validation. unit: of counts of data. batch_units: their number in one step. lines:
     descriptions of the data. warnings: about the data. bytes_per_token: of the validation text that a causal model
     predicts, else None. is_measured: the best checkpoint is evaluated at the end. split:
-    the held-out rows, to be saved in the run; None where they follow from the recipe.
+    the held-out rows, to be saved in the run; None where they follow from the recipe. known_lines: of a list of short
+    lines, to be saved too; else None.
     """
 
     @property
@@ -76,6 +78,9 @@ class TrainingData(Protocol):
 
     @property
     def split(self) -> SavedSplit | None: ...
+
+    @property
+    def known_lines(self) -> KnownLines | None: ...
 
     def token_counts(self) -> NDArray[np.int64]:
         """How often each id is in the training part."""
@@ -134,6 +139,16 @@ class TextData:
     @property
     def is_measured(self) -> bool:
         return self.recipe.evaluation.baseline
+
+    @property
+    def known_lines(self) -> KnownLines | None:
+        parts = self._prepared.texts
+        n_lines = sum(one.text.survey.documents for parts in parts for one in parts)
+        if not isinstance(self.recipe.objective, Causal) or n_lines > MOST_LINES:
+            return None
+        if not all(train.text.shape.is_short for train, _ in parts):
+            return None
+        return KnownLines.of(line for both in parts for one in both for chunk in one.chunks() for line in chunk.texts)
 
     def with_recipe(self, recipe: Recipe, pace: Pace | None) -> "TextData":
         """The same text under a recipe that differs in its training and evaluation only, and its pace."""

@@ -36,6 +36,7 @@ from lmtool.records import encode
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import FLOOR, RECIPE, RESULTS, SPLIT, Run, check_folder, describe_environment
 from lmtool.run.find import find
+from lmtool.run.lines import LINES
 from lmtool.run.verification import damaged_records
 from lmtool.tables.columns import RowKind
 from lmtool.tables.data import TableData, TaskTables, kind_of_rows, open_tables, read_tables, sample_texts
@@ -318,6 +319,8 @@ def _begin(
                     run.keep_features(features.base.run, features.base.checkpoint)
                 if data.split is not None:
                     write_file(run.path / SPLIT, encode(data.split.model_dump()))
+                if data.known_lines is not None:
+                    write_file(run.path / LINES, data.known_lines.to_bytes())
                 run.start(step=0, command=command, environment=describe_environment(str(compute.device)))
                 yield Started(run.path, run.name, recipe, data.framing.tokenizer, (*data.lines, *inferred))
                 yield from _floors(run, data)

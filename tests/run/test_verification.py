@@ -9,6 +9,7 @@ import torch
 from lmtool.records import encode, sealed
 from lmtool.run.directory import Run
 from lmtool.run.files import Validated
+from lmtool.run.lines import KnownLines
 from lmtool.run.verification import verify_run
 
 STATE = {"tokens": 4, "seconds": 0.5, "best_step": 2, "best_value": 1.5, "recipe": {"seed": 1}}
@@ -52,6 +53,7 @@ def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         run.write_results(RESULTS)
         (run.path / "split.json").write_text(json.dumps(SPLIT))
         (run.path / "floor.json").write_text(json.dumps(FLOOR))
+        (run.path / "lines.bin").write_bytes(KnownLines.of(["ann", "bob"]).to_bytes())
         run.end("finished")
     return run.path
 
@@ -83,7 +85,7 @@ def test_every_flipped_bit_of_logs_and_checkpoints_is_reported(whole: Path) -> N
     assert found(whole) == []
 
 
-NAMES = ("run.json", "validated.json", "metrics.json", "split.json", "floor.json")
+NAMES = ("run.json", "validated.json", "metrics.json", "split.json", "floor.json", "lines.bin")
 
 
 @pytest.mark.parametrize("name", NAMES)
