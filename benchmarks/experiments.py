@@ -281,7 +281,7 @@ def forgetting(bench: Bench) -> str:
     }
     rows = []
     for name, (recipe, *settings) in recipes.items():
-        made = (*settings, "tokenizer={kind: char}", "data.documents=line", bench.steps(1500))
+        made = (*settings, "tokenizer={kind: char}", "data.documents=line", bench.steps(6000))
         made += ("training.batch_size=32", "evaluation.baseline=false")
         run = bench.train("pretrain", f"copies-{recipe}", str(text), "--recipe", recipe, settings=made)
         losses: dict[tuple[int, int], list[float]] = {bucket: [] for bucket in DISTANCES}
