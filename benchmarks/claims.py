@@ -47,11 +47,12 @@ def lmtool(*arguments: str) -> str:
 class Bench:
     """Runs commands in a folder, each once.
 
-    quick: few steps and one seed, to check that all runs. spent: CPU seconds of each command.
+    quick: few steps and one seed, to check that all runs. published: an imported model to try as well. spent: CPU
+    seconds of each command.
     """
 
-    def __init__(self, folder: Path, quick: bool) -> None:
-        self.folder, self.quick = folder, quick
+    def __init__(self, folder: Path, quick: bool, published: Path | None = None) -> None:
+        self.folder, self.quick, self.published = folder, quick, published
         self.spent: dict[str, float] = {}
 
     def steps(self, n: int) -> str:
@@ -293,14 +294,15 @@ def transfer(bench: Bench) -> str:
     larger_test = reviews_of(bench, "shops-and-meals", (shop, meal), tuple(SIGN), 1000, 2)
     test = reviews_of(bench, "books", (book,), ("positive", "negative"), 1000, 1000)
     rows = []
-    for name in ("encoder", "decoder"):
-        source = pretrained(bench, name)
-        middle = tuned(bench, f"{name}-larger", larger, str(larger_test), 1, 4, TUNED[name], "--from", str(source))
+    sources = [pretrained(bench, name) for name in ("encoder", "decoder")]
+    for source in [*sources, *([bench.published] if bench.published else [])]:
+        name, settings = source.name, TUNED.get(source.name, ())
+        middle = tuned(bench, f"{name}-larger", larger, str(larger_test), 1, 4, settings, "--from", str(source))
         found: dict[Path, list[float]] = {source: [], middle: []}
         for seed in bench.seeds(5):
             few = reviews_of(bench, "books", (book,), ("positive", "negative"), FEW, seed)
             for begin, reached in found.items():
-                how = (few, str(test), seed, 12, TUNED[name], "--from", str(begin))
+                how = (few, str(test), seed, 12, settings, "--from", str(begin))
                 reached.append(figures(tuned(bench, f"{begin.name}-books-{seed}", *how))["accuracy"])
         direct, after = found.values()
         rows.append([name, mean(direct), mean(after), f"{figures(middle)['accuracy']:.3f}"])
@@ -340,11 +342,13 @@ def ran(series: Mapping[str, Callable[[Bench], str]], description: str) -> None:
         command = commands.add_parser(name, help=run.__doc__, description=run.__doc__)
         command.add_argument("--folder", type=Path, help="where runs are saved; a temporary folder by default")
         command.add_argument("--quick", action="store_true", help="few steps and one seed, to check that all runs")
+        if name == "transfer":
+            command.add_argument("--published", type=Path, metavar="RUN", help="an imported model to try as well")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = (asked.folder or Path(scratch)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        bench = Bench(folder, asked.quick)
+        bench = Bench(folder, asked.quick, getattr(asked, "published", None))
         print(series[asked.name](bench))
     print(f"\n{sum(bench.spent.values()):.0f} s of CPU time")
 

@@ -240,7 +240,7 @@ def without_cache(model: LanguageModel, n: int) -> float:
 
 
 def phases(bench: Bench) -> str:
-    """BERT's two phases of length: nine tenths of the steps on short rows, then the full length."""
+    """BERT's two phases of length: nine tenths of the steps on short rows, then the full length at a low rate."""
     short, long = ("model.context=32", "training.batch_size=64"), ("model.context=128", "training.batch_size=16")
     same = ("tokenizer.vocab_size=2048", "evaluation.prompts=[]", "model.n_heads=4", *MUON)
     same += ("model.shape=encoder", "objective.kind=masked")
@@ -250,7 +250,8 @@ def phases(bench: Bench) -> str:
         run = bench.train("pretrain", f"rows-{steps}-{name[:2]}", str(STORIES), "--recipe", "tiny", settings=made)
         spent = bench.spent[run.name]
         if "then" in name:
-            second = (*long, bench.steps(80))
+            rates = "{kind: muon, lr: 0.002, adamw: {lr: 0.002, beta2: 0.99, weight_decay: 0}}"
+            second = (*long, bench.steps(80), f"optimizer={rates}", "schedule.warmup_steps=0")
             run = bench.train("pretrain", "second-phase", str(STORIES), "--from", str(run), settings=second)
             spent += bench.spent[run.name]
         unseen = few_unseen(bench)
