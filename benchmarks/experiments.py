@@ -244,19 +244,19 @@ def phases(bench: Bench) -> str:
     short, long = ("model.context=32", "training.batch_size=64"), ("model.context=128", "training.batch_size=16")
     same = ("tokenizer.vocab_size=2048", "evaluation.prompts=[]", "model.n_heads=4", *MUON)
     same += ("model.shape=encoder", "objective.kind=masked")
-    rows = []
-    for name, first, steps in (("128", long, 800), ("32, then 128", short, 720), ("32", short, 800)):
+    runs, spent = {}, {}
+    for name, first, steps in (("128", long, 800), ("32", short, 800), ("32, nine tenths of the steps", short, 720)):
         made = (*same, *first, bench.steps(steps))
         run = bench.train("pretrain", f"rows-{steps}-{name[:2]}", str(STORIES), "--recipe", "tiny", settings=made)
-        spent = bench.spent[run.name]
-        if "then" in name:
-            rates = "{kind: muon, lr: 0.002, adamw: {lr: 0.002, beta2: 0.99, weight_decay: 0}}"
-            second = (*long, bench.steps(80), f"optimizer={rates}", "schedule.warmup_steps=0")
-            run = bench.train("pretrain", "second-phase", str(STORIES), "--from", str(run), settings=second)
-            spent += bench.spent[run.name]
-        unseen = few_unseen(bench)
+        runs[name], spent[name] = run, bench.spent[run.name]
+    rates = "{kind: muon, lr: 0.002, adamw: {lr: 0.002, beta2: 0.99, weight_decay: 0}}"
+    second = (*long, bench.steps(80), f"optimizer={rates}", "schedule.warmup_steps=0")
+    last = bench.train("pretrain", "second-phase", str(STORIES), "--from", str(run), settings=second)
+    runs["the same, then 128"], spent["the same, then 128"] = last, spent[name] + bench.spent[last.name]
+    unseen, rows = few_unseen(bench), []
+    for name, run in runs.items():
         found = [bench.evaluate(f"{run.name}-{n}", run, unseen, "--context", str(n))["loss"] for n in (32, 128)]
-        rows.append([name, *(f"{loss:.3f}" for loss in found), f"{spent:.0f} s"])
+        rows.append([name, *(f"{loss:.3f}" for loss in found), f"{spent[name]:.0f} s"])
     return table(["rows of", "loss in rows of 32", "loss in rows of 128", "CPU time"], rows)
 
 
