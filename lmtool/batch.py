@@ -137,6 +137,12 @@ class Mask:
         return keep_BS & other_BS & (before_BS >= 0)
 
     @property
+    def n_rows(self) -> int:
+        """Number of rows of `between`; 1 where all have the same mask."""
+        of_rows = (self.prefix_B, self.keep_BS, self.documents_BS, self.places_PS)
+        return max([1, *(len(t) for t in of_rows if t is not None)])
+
+    @property
     def _has_rows(self) -> bool:
         return any(t is not None for t in (self.prefix_B, self.keep_BS, self.documents_BS, self.seen_BQS))
 
@@ -155,22 +161,33 @@ class Mask:
 
     def between(self, query: Tensor, key: Tensor) -> Tensor:
         """Whether queries attend to keys, both given by position in broadcastable shapes: (1 or B, broadcast shape)."""
-        allowed = torch.ones_like(query == key)[None]
+        ndim = max(query.ndim, key.ndim)
+        row_B = torch.arange(self.n_rows, device=key.device)
+        allowed = self.sees(row_B.view(-1, *(1,) * ndim), query, key)
+        return allowed if allowed.ndim > ndim else allowed[None]
+
+    def sees(self, row: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """Whether a query of a row attends to a key of it, all given by number in broadcastable shapes.
+
+        Without the shape of the rows where all have the same mask.
+        """
+        allowed = torch.ones_like(query == key)
         if self.causal:
-            past = (key <= query)[None]
+            past = key <= query
             if self.prefix_B is not None:
-                past = past | (key < self.prefix_B.view(-1, *(1,) * key.ndim))
+                past = past | (key < self.prefix_B[row])
             allowed = allowed & past
         if self.window is not None:
             if self.places_PS is None:
                 query_at, key_at = query, key
             else:
-                query_at, key_at = self.places_PS[:, query], self.places_PS[:, key]
+                text = row % len(self.places_PS)
+                query_at, key_at = self.places_PS[text, query], self.places_PS[text, key]
             away = (query_at - key_at).abs()
             near = (away < self.window * self.dilation) & (away % self.dilation == 0)
             allowed = allowed & (near | (key_at < self.n_global) | (query_at < self.n_global))
         if self.documents_BS is not None:
-            allowed = allowed & (self.documents_BS[:, query] == self.documents_BS[:, key])
+            allowed = allowed & (self.documents_BS[row, query] == self.documents_BS[row, key])
         if self.keep_BS is not None:
-            allowed = allowed & self.keep_BS[:, key]
+            allowed = allowed & self.keep_BS[row, key]
         return allowed

@@ -19,7 +19,7 @@ from lmtool.batch import Mask
 from lmtool.model.language_model import KeyValue, LayerState, Memory
 from lmtool.model.layers.dropout import drop
 from lmtool.model.layers.observing import Attending, Observer
-from lmtool.model.layers.positions import AttentionPositions, rotated
+from lmtool.model.layers.positions import AlibiPositions, AttentionPositions, RotaryPositions, rotated
 from lmtool.model.layers.scores import Score
 
 PLAIN_LIMIT = 512
@@ -35,6 +35,16 @@ BLOCK = 64
 
 STEP = 16
 """The keys per block are a multiple of this; matrix products of odd sizes are slow."""
+
+FLEX_DEVICES = ("cuda",)
+FLEX_FROM = 1024
+"""From this many positions on, eight of its blocks, FlexAttention computes masks and biases in compiled models."""
+
+FLEX_WIDTH = 16
+"""Minimum width of heads in FlexAttention."""
+
+FLEX_POSITIONS = (AttentionPositions, RotaryPositions, AlibiPositions)
+"""Positional encodings that FlexAttention has, these and no others derived from them."""
 
 
 @contextmanager
@@ -83,6 +93,8 @@ class Attend:
         # no cached properties, since torch.compile stops at their locks
         self._begins_BT: Tensor | None = None
         self._kernel: _Kernel | _Windows | _Steps | None = None
+        # one at most; torch.compile may forget that an attribute was set, but not what is in a list
+        self._flex: list[_Flex] = []
 
     @property
     def keep_BT(self) -> Tensor | None:
@@ -134,12 +146,34 @@ class Attend:
         """
         score = score or Score(q_BNTH.shape[-1] ** -0.5)
         q_BNTH = score.queries(q_BNTH)
-        if self._kernel is None:
-            self._kernel = self._prepare()
+        if observer is None and self._flexes(q_BNTH, v_BKSH, dropout, score):
+            if not self._flex:
+                self._flex.append(_Flex(self.mask, self._n_keys, self._device, self._positions_PS, self._rule))
+            return self._flex[0](q_BNTH, keys_BKSH, v_BKSH, score)
+        kernel = self._kernel = self._kernel or self._prepare()
         if observer is not None:
             with torch.autocast(q_BNTH.device.type, enabled=False):
-                observer(self._kernel.weights(_wide(q_BNTH), _wide(keys_BKSH), score))
-        return self._kernel(q_BNTH, keys_BKSH, v_BKSH, dropout, score)
+                observer(kernel.weights(_wide(q_BNTH), _wide(keys_BKSH), score))
+        return kernel(q_BNTH, keys_BKSH, v_BKSH, dropout, score)
+
+    def _flexes(self, q_BNTH: Tensor, v_BKSH: Tensor, dropout: float, score: Score) -> bool:
+        """Whether FlexAttention computes it, which is compiled: only in compiled models, so that no other waits for it.
+
+        Where SDPA has the mask built in, that is faster; a dilated window is dense in blocks of its own.
+        """
+        mask, rule = self.mask, self._rule
+        return (
+            torch.compiler.is_compiling()
+            and self._device.type in FLEX_DEVICES
+            and FLEX_FROM <= self._n_keys == self._n_queries
+            and min(q_BNTH.shape[-1], v_BKSH.shape[-1]) >= FLEX_WIDTH
+            and score.scale is not None
+            and not dropout
+            and (rule is None or type(rule) in FLEX_POSITIONS)
+            and (isinstance(rule, AlibiPositions) or not (mask.only_causal or mask.sees_all))
+            and mask.dilation == 1
+            and mask.seen_BQS is None
+        )
 
     def _prepare(self) -> "_Kernel | _Windows | _Steps":
         mask, n_queries, n_keys, device = self.mask, self._n_queries, self._n_keys, self._device
@@ -172,9 +206,9 @@ class _Kernel:
         self._causal = causal
         self._n_keys = n_keys
         self._device = device
-        self._plain = (
-            device.type == "cpu" and not _ALWAYS_FUSED.get() and torch.is_grad_enabled() and n_keys <= PLAIN_LIMIT
-        )
+        # torch.compile stops at context variables
+        fused = not torch.compiler.is_compiling() and _ALWAYS_FUSED.get()
+        self._plain = device.type == "cpu" and not fused and torch.is_grad_enabled() and n_keys <= PLAIN_LIMIT
         self._addends: dict[tuple[torch.dtype, int], Tensor] = {}
 
     def __call__(self, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, dropout: float, score: Score) -> Tensor:
@@ -246,6 +280,41 @@ def _grouped(t_BKSH: Tensor, n_heads: int) -> Tensor:
 def _wide(t: Tensor) -> Tensor:
     """In float32, if narrower."""
     return t.to(torch.promote_types(t.dtype, torch.float32))
+
+
+class _Flex:
+    """FlexAttention (Dong et al. 2024): a compiled kernel that skips the blocks in which a mask has no pair.
+
+    For as many queries as keys. A query that attends to nothing, which is padding, gets zeros.
+    """
+
+    def __init__(
+        self, mask: Mask, length: int, device: torch.device, positions_PS: Tensor, rule: AttentionPositions | None
+    ) -> None:
+        # here, since it imports the compiler
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        def sees(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return mask.sees(row, query, key)
+
+        self._blocks = create_block_mask(sees, mask.n_rows, None, length, length, device)
+        self._score_mod = rule.score_mod(positions_PS) if isinstance(rule, AlibiPositions) else None
+
+    def __call__(self, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, score: Score) -> Tensor:
+        """As of `_Kernel`."""
+        from torch.nn.attention.flex_attention import flex_attention
+
+        mixed: Tensor = flex_attention(
+            # autocast leaves some scores in float32
+            q_BNTH.to(v_BKSH.dtype),
+            k_BKSH.to(v_BKSH.dtype),
+            v_BKSH,
+            score_mod=self._score_mod,
+            block_mask=self._blocks,
+            scale=score.scale,
+            enable_gqa=q_BNTH.shape[1] != k_BKSH.shape[1],
+        )
+        return mixed
 
 
 class _Steps:

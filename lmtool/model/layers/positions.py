@@ -5,6 +5,7 @@ keys, N heads, H head width, D model width.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,9 @@ from lmtool.recipe.spec import (
     Transformer,
     YarnScaling,
 )
+
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""A score, and the numbers of its row, head, query and key, to the score as it enters the softmax."""
 
 
 class LearnedPositions(nn.Module):
@@ -89,7 +93,8 @@ class RotaryPositions(AttentionPositions):
 
     def frequencies(self, width: int, device: torch.device) -> tuple[Tensor, float]:
         """Radians a position of each pair of a head of `width` (R/2,), and the factor of rotated queries and keys."""
-        return scaled(_frequencies(int(width * self.share), self.theta, device), self.scaling)
+        n_rotated = int(width * self.share)
+        return scaled(_frequencies(n_rotated, self.theta, device), self.scaling, 2 * math.log(self.theta) / n_rotated)
 
     def rotations(self, positions_PT: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the rotated components (P, 1, T, R)."""
@@ -99,8 +104,11 @@ class RotaryPositions(AttentionPositions):
         return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
 
-def scaled(frequencies: Tensor, scaling: RotaryScaling) -> tuple[Tensor, float]:
-    """Frequencies (radians a position, descending) for a longer context, and the factor of rotated queries and keys."""
+def scaled(frequencies: Tensor, scaling: RotaryScaling, fall: float) -> tuple[Tensor, float]:
+    """Frequencies (radians a position, descending) for a longer context, and the factor of rotated queries and keys.
+
+    fall: the logarithm of how much each frequency is above the next.
+    """
     match scaling:
         case NoScaling():
             return frequencies, 1.0
@@ -114,9 +122,9 @@ def scaled(frequencies: Tensor, scaling: RotaryScaling) -> tuple[Tensor, float]:
             # the blend is linear in the index of a frequency, between those of slow and fast turns
             n = len(frequencies)
             # at least a little, for a base that is hardly above 1
-            base_log = max(-math.log(frequencies[1].item()), 1e-12) if n > 1 else math.inf
+            fall = max(fall, 1e-12) if n > 1 else math.inf
             first, last = (
-                math.log(scaling.original_context / (turns * 2 * math.pi)) / base_log
+                math.log(scaling.original_context / (turns * 2 * math.pi)) / fall
                 for turns in (scaling.fast_turns, scaling.slow_turns)
             )
             first, last = max(math.floor(first), 0), min(math.ceil(last), 2 * n - 1)
@@ -153,6 +161,15 @@ class AlibiPositions(AttentionPositions):
     def bias(self, query_PT: Tensor, key_PS: Tensor) -> Tensor:
         distance_PTS = (query_PT[:, :, None] - key_PS[:, None]).abs()
         return -self.slopes_N[:, None, None] * distance_PTS[:, None]
+
+    def score_mod(self, positions_PS: Tensor) -> ScoreMod:
+        """The same for FlexAttention, which adds it to one score at a time. positions_PS: of queries and keys."""
+
+        def add(score: Tensor, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            text = row % len(positions_PS)
+            return score - self.slopes_N[head] * (positions_PS[text, query] - positions_PS[text, key]).abs()
+
+        return add
 
 
 def alibi_slopes(n_heads: int) -> list[float]:

@@ -1,0 +1,253 @@
+"""FlexAttention in compiled models equals the dense mask.
+
+On a CPU torch refuses its backward pass, although the backend that compiles nothing computes it by the formula; so here
+the refusal is taken away. On a GPU its own kernels are compiled.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lmtool.batch import Batch, Mask
+from lmtool.model import LanguageModel
+from lmtool.model.layers import attention
+from lmtool.model.layers.attention import Attend
+from lmtool.model.layers.positions import AlibiPositions, AttentionPositions, RelativePositions, RotaryPositions
+from lmtool.model.layers.scores import Additive, Bilinear, Score
+from tests.model import tiny
+
+CPU = torch.device("cpu")
+B, N, T, H = 2, 4, 150, 8
+"""More positions than one of its blocks of 128."""
+
+pytestmark = pytest.mark.filterwarnings(
+    # torch.compile imports parts of torch that torch itself has deprecated
+    "ignore::DeprecationWarning",
+    "ignore::FutureWarning",
+)
+
+
+def drawn(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+KEEP = torch.arange(T).expand(B, T) >= torch.tensor([[0], [37]])
+DOCUMENTS = (torch.rand(B, T, generator=torch.Generator().manual_seed(1)) < 0.03).cumsum(1)
+PLACES = (KEEP.cumsum(1) - 1).clamp(min=0)
+PADDED = Mask(True, 20, n_global=3, keep_BS=KEEP, places_PS=PLACES)
+WINDOW = Mask(True, 20)
+MASKS: dict[str, tuple[Mask, bool]] = {
+    "causal with ALiBi": (Mask(True), True),
+    "a causal window": (WINDOW, False),
+    "documents": (Mask(True, documents_BS=DOCUMENTS), False),
+    "a prefix with ALiBi": (Mask(True, prefix_B=torch.tensor([0, 130])), True),
+    "padding": (Mask(keep_BS=KEEP), False),
+    "everything": (Mask(True, 20, 1, 1, torch.tensor([5, 60]), KEEP, DOCUMENTS, places_PS=PLACES), True),
+}
+"""With ALiBi or without."""
+
+
+class Flexes:
+    """A backend of torch.compile that compiles nothing, and notes what FlexAttention computes.
+
+    masks: the block mask of each call, by its name in the graph.
+    """
+
+    def __init__(self) -> None:
+        self.masks: list[str] = []
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        calls = [node for node in graph.graph.nodes if str(node.target) == "flex_attention"]
+        # up to the mask_mod, which is traced for each call
+        self.masks += [str(node.args[4][:-1]) for node in calls]
+        return graph.forward
+
+    def of(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """As it is traced, in one piece."""
+        return torch.compile(run, backend=self, fullgraph=True)
+
+
+@pytest.fixture
+def flexes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Flexes]:
+    """On a CPU too, and however small a model is."""
+    from torch.nn.attention import flex_attention
+
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
+    monkeypatch.setattr(attention, "FLEX_DEVICES", ("cpu",))
+    monkeypatch.setattr(attention, "FLEX_FROM", 2)
+    monkeypatch.setattr(attention, "FLEX_WIDTH", 1)
+    torch._dynamo.reset()
+    yield Flexes()
+    torch._dynamo.reset()
+
+
+def dense(mask: Mask, q: Tensor, k: Tensor, v: Tensor, rule: AttentionPositions, positions_PS: Tensor) -> Tensor:
+    """By the formula."""
+    k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+    scores = q @ k.transpose(-1, -2) * H**-0.5
+    bias = rule.bias(positions_PS, positions_PS)
+    scores = scores if bias is None else scores + bias
+    return scores.masked_fill(~mask.allowed(T, T, CPU)[:, None], -torch.inf).softmax(-1) @ v
+
+
+@pytest.mark.parametrize(("mask", "alibi"), MASKS.values(), ids=MASKS.keys())
+def test_equals_the_dense_mask(flexes: Flexes, mask: Mask, alibi: bool) -> None:
+    rule = AlibiPositions(N).double() if alibi else RotaryPositions(100.0)
+    positions_PS = torch.arange(T)[None] if mask.keep_BS is None else PLACES
+    # fewer heads of keys and values, and values of another width
+    q, k, v = (
+        drawn(B, n, T, width, seed=seed).requires_grad_() for n, width, seed in ((N, H, 1), (2, H, 2), (2, 4, 3))
+    )
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        attend = Attend(mask, T, T, CPU, positions_PS, rule)
+        return attend(q, k, v, 0.0)
+
+    found = flexes.of(run)(q, k, v)
+    assert len(flexes.masks) == 1
+    wanted = dense(mask, q, k, v, rule, positions_PS)
+    kept = slice(None) if mask.keep_BS is None else mask.keep_BS
+    found, wanted = (t.transpose(1, 2)[kept] for t in (found, wanted))
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+    gradients = (torch.autograd.grad(t.cos().sum(), (q, k, v)) for t in (found, wanted))
+    for own, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-9, atol=1e-9)
+
+
+def test_a_query_without_keys_stays_finite(flexes: Flexes) -> None:
+    q = drawn(B, N, T, H, seed=1).requires_grad_()
+    mixed = flexes.of(lambda q: Attend(PADDED, T, T, CPU)(q, q, q, 0.0))(q)
+    mixed.sum().backward()
+    assert flexes.masks
+    assert q.grad is not None
+    assert bool(mixed.isfinite().all())
+    assert bool(q.grad.isfinite().all())
+    assert not mixed[1, :, 0].any()
+
+
+class _AnotherAlibi(AlibiPositions):
+    """With a bias of its own, which FlexAttention would not add."""
+
+
+OTHERS: dict[str, tuple[Mask, AttentionPositions, Score, float]] = {
+    "the causal mask, which SDPA has": (Mask(True), RotaryPositions(100.0), Score(1.0), 0.0),
+    "dilated windows": (Mask(True, 5, 2), AttentionPositions(), Score(1.0), 0.0),
+    "relative positions": (WINDOW, RelativePositions(N, 8, 20, True).double(), Score(1.0), 0.0),
+    "positions derived from others": (WINDOW, _AnotherAlibi(N).double(), Score(1.0), 0.0),
+    "additive scores": (WINDOW, AttentionPositions(), Additive(N, H, H).double(), 0.0),
+    "dropout": (WINDOW, AttentionPositions(), Score(1.0), 0.1),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS.values(), ids=OTHERS.keys())
+def test_what_it_does_not_have_is_computed_as_before(
+    flexes: Flexes, monkeypatch: pytest.MonkeyPatch, case: tuple[Mask, AttentionPositions, Score, float]
+) -> None:
+    mask, rule, score, dropout = case
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    x = drawn(B, N, T, H, seed=1)
+    assert not Attend(mask, T, T, CPU, rule=rule)._flexes(x, x, dropout, score)
+    assert Attend(WINDOW, T, T, CPU, rule=AttentionPositions())._flexes(x, x, 0.0, Score(1.0))
+
+
+def test_scores_with_weights(flexes: Flexes) -> None:
+    """They are dot products of transformed queries and keys."""
+    score, q = Bilinear(N, H).double(), drawn(B, N, T, H, seed=1)
+
+    def run(q: Tensor) -> Tensor:
+        return Attend(WINDOW, T, T, CPU)(q, score.keys(q), q, 0.0, score)
+
+    found = flexes.of(run)(q)
+    assert flexes.masks
+    torch.testing.assert_close(found, run(q), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("n_keys", [attention.FLEX_FROM - 1, attention.FLEX_FROM])
+def test_only_long_rows_on_gpus(monkeypatch: pytest.MonkeyPatch, n_keys: int) -> None:
+    """And only while a model is compiled."""
+
+    def flexes(device: str, width: int) -> bool:
+        x = torch.empty(1, 1, n_keys, width)
+        return Attend(WINDOW, n_keys, n_keys, torch.device(device), torch.zeros(1, n_keys))._flexes(
+            x, x, 0.0, Score(1.0)
+        )
+
+    wide = attention.FLEX_WIDTH
+    assert not flexes("cuda", wide)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert flexes("cuda", wide) == (n_keys >= attention.FLEX_FROM)
+    assert not flexes("cuda", wide - 1)
+    assert not flexes("cpu", wide)
+
+
+def rows_of(model: LanguageModel, rows: str, length: int) -> Batch:
+    more: dict[str, Tensor] = {}
+    if model.reads == "source":
+        more["prefix_B"] = torch.tensor([0, 3, length // 2, length])
+    if rows == "packed":
+        more["documents_BT"] = torch.arange(length).expand(4, length) // (length // 3)
+    if rows == "padded":
+        more["keep_BT"] = torch.arange(length) < torch.tensor([length, 3, length // 2, length - 1])[:, None]
+    return Batch(tiny.tokens(4, length), **more)
+
+
+def outcome(model: LanguageModel, run: Callable[[Batch], Any], batch: Batch) -> list[Tensor]:
+    """Hidden states of text, and all gradients."""
+    model.zero_grad()
+    hidden = run(batch).hidden_BTD
+    hidden = hidden.flatten(0, 1) if batch.keep_BT is None else hidden[batch.keep_BT]
+    hidden.float().sin().sum().backward()
+    return [hidden.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+@pytest.mark.parametrize(
+    ("family", "rows", "n_masks"),
+    [
+        ("shared layers", "packed", 1),
+        ("prefix with windows", "alone", 1),
+        ("full layers among windows", "packed", 2),
+    ],
+)
+def test_models(flexes: Flexes, family: str, rows: str, n_masks: int) -> None:
+    """All layers of a stack with one pattern have one block mask."""
+    model = tiny.model(**tiny.TRANSFORMERS[family])
+    batch = rows_of(model, rows, 19)
+    found = outcome(model, flexes.of(model), batch)
+    assert len(flexes.masks) == (3 if family == "shared layers" else 2)
+    assert len(set(flexes.masks)) == n_masks
+    for own, other in zip(found, outcome(model, model, batch), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("changes", "rows"),
+    [
+        ({"pattern": {"kind": "window", "size": 256}}, "alone"),
+        ({"pattern": {"kind": "window", "size": 100, "global_tokens": 2}, "n_kv_heads": 2}, "padded"),
+        ({"position": {"kind": "alibi"}}, "alone"),
+        ({"position": {"kind": "alibi"}}, "padded"),
+        ({"position": {"kind": "rotary"}, "qk_norm": "head"}, "packed"),
+        ({"shape": "prefix", "head_width": 24}, "alone"),
+        ({"shape": "encoder", "pattern": {"kind": "window", "size": 64, "full_layers": [0]}}, "packed"),
+    ],
+)
+def test_compiled_on_a_gpu(changes: dict[str, Any], rows: str, precision: torch.dtype) -> None:
+    """Its kernels, forward and backward, against those of SDPA."""
+    torch.set_float32_matmul_precision("highest")
+    length = attention.FLEX_FROM + 76
+    model = tiny.model(dtype=torch.float32, d_model=64, n_heads=4, context=length, **{"head_width": 16} | changes)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.5)
+    model, batch = model.cuda(), rows_of(model, rows, length).to(torch.device("cuda"))
+    with torch.autocast("cuda", dtype=precision, enabled=precision != torch.float32):
+        wanted = outcome(model, model, batch)
+        found = outcome(model, torch.compile(model), batch)
+    for own, other in zip(found, wanted, strict=True):
+        away = float((own - other).norm() / other.norm().clamp(min=1e-6))
+        assert away < (1e-4 if precision == torch.float32 else 0.05)
