@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lmtool.batch import Batch
 from lmtool.decoding.settings import Overflow
+from lmtool.decoding.steps import Steps
 from lmtool.errors import UsageError
 from lmtool.model.language_model import DecodeState, LanguageModel
 
@@ -59,6 +60,7 @@ class Reader:
         self._model = model
         self.vocab_size = model.vocab_size
         self.device = next(chain(model.parameters(), model.buffers())).device
+        self._steps = Steps(model, self.device)
 
     @cached_property
     @torch.inference_mode()
@@ -150,6 +152,19 @@ class Reader:
     def advance(self, tokens: Sequence[Sequence[int]], state: DecodeState) -> tuple[Tensor, DecodeState]:
         """Hidden states (B, T, D) of T more tokens of each row, and the new state."""
         return self._model.advance(torch.tensor(tokens, device=self.device), state)
+
+    @torch.inference_mode()
+    def step(self, tokens: Sequence[int], state: DecodeState) -> tuple[Tensor, DecodeState]:
+        """The same for one token of each row: hidden states (B, D), and the new state.
+
+        Both are valid until the next step, and the state that was given is not valid any more; see `Steps`.
+        """
+        tokens_B1 = torch.tensor(tokens, device=self.device)[:, None]
+        step = self._steps.of(state)
+        if step is not None:
+            return step(tokens_B1, state)
+        hidden_B1D, state = self._model.advance(tokens_B1, state.growing())
+        return hidden_B1D[:, -1], state
 
     @torch.inference_mode()
     def logits(self, hidden_BD: Tensor) -> Tensor:

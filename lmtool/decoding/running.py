@@ -81,8 +81,8 @@ class RunningBatch:
         hiddens, self._states = [], []
         if state is not None:
             last = [one.window.tokens[-1] for request in requests for one in request.hypotheses]
-            hidden_BTD, state = self._reader.advance([[token] for token in last], state)
-            hiddens.append(hidden_BTD[:, -1])
+            hidden_BD, state = self._reader.step(last, state)
+            hiddens.append(hidden_BD)
             self._states.append(state)
         for reading, hidden_BD, state in self._read():
             rows = [reading.windows.index(one.window) for request in reading.requests for one in request.hypotheses]

@@ -274,6 +274,10 @@ class DecodeState:
                 layer.reclaim()
         return self
 
+    def growing(self) -> "DecodeState":
+        """The same state as a value, which takes any number of tokens; see `FixedState`."""
+        return self
+
     def longer(self, n: int) -> Self:
         """The state advanced by n positions, whose layers do not contain these yet."""
         branches = None if self.branches is None else self.branches.longer(n, self.length)
@@ -301,14 +305,15 @@ class DecodeState:
         seen_GQS = self.on_lines(self.branches.seen_BS[:, None].expand(-1, n, -1))
         return positions_PS.clamp(min=0), None, seen_GQS
 
-    @classmethod
-    def join(cls, states: Sequence[Self]) -> Self:
+    @staticmethod
+    def join(states: "Sequence[DecodeState]") -> "DecodeState":
         """The rows of all states as one state, with left-padded texts and right-padded sources.
 
         Rows share lines if those of all states do, with the same number of rows per line.
         """
         if len(states) == 1:
             return states[0]
+        states = [state.growing() for state in states]
         if len({state.width for state in states}) > 1:
             states = [state.pick(range(state.n_rows), apart=True) for state in states]
         length = max(state.length for state in states)
@@ -317,7 +322,7 @@ class DecodeState:
         padding_B = None
         if any(state.length < length or state.padding_B is not None for state in states):
             padding_B = torch.cat([state._n_padding() + length - state.length for state in states])
-        return cls(length, padding_B, layers, source_keep_BS, _join_branches(states, length))
+        return DecodeState(length, padding_B, layers, source_keep_BS, _join_branches(states, length))
 
     @property
     def _device(self) -> torch.device:

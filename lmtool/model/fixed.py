@@ -1,0 +1,140 @@
+"""A decoding state whose tensors stay where they are, so that a step that was captured can be replayed.
+
+Shapes: B rows, S slots or positions of a source, N heads, H head width, T new positions of a row, P previous tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lmtool.model.state import DecodeState, KeyValue, LayerState, Memory, RowTokens
+
+LEAST_SLOTS = 256
+"""Minimum slots of a cache; beyond, powers of two."""
+
+SOURCE_STEP = 64
+"""Slots of a source are a multiple of this."""
+
+
+class FixedKeyValue(KeyValue):
+    """KV cache of fixed size. The newest position has the last slot besides its own, as queries are the last keys.
+
+    newest_1: the newest position, which changes in place.
+    """
+
+    newest_1: Tensor
+
+    def plus(self, k_BNTH: Tensor, v_BNTH: Tensor) -> "FixedKeyValue":
+        """The same cache, with one more position written into it."""
+        for kept_BNSH, new_BNTH in zip(self, (k_BNTH, v_BNTH), strict=True):
+            new_BNTH = new_BNTH.to(kept_BNSH.dtype)
+            kept_BNSH.index_copy_(2, self.newest_1, new_BNTH)
+            kept_BNSH[:, :, -1:] = new_BNTH
+        return self
+
+
+class Shape(NamedTuple):
+    """Of the tensors of a fixed state. n_source: 0 without a source."""
+
+    n_rows: int
+    n_slots: int
+    n_source: int
+
+    @classmethod
+    def of(cls, state: DecodeState) -> "Shape":
+        """With a slot for the next token."""
+        n_slots = LEAST_SLOTS
+        while n_slots < state.length + 2:
+            n_slots *= 2
+        n_source = max((layer.k_BNSH.shape[2] for layer in state.layers if isinstance(layer, Memory)), default=0)
+        return cls(state.n_rows, n_slots, -(-n_source // SOURCE_STEP) * SOURCE_STEP)
+
+
+@dataclass(frozen=True)
+class FixedState(DecodeState):
+    """The decoding state of rows with lines of their own, whose tensors have a fixed size and are written in place.
+
+    So it is no value: advancing it, by one token at a time, changes it. Slots that hold no position are masked, and
+    positions are read from a tensor, not from `length`.
+    """
+
+    newest_1: Tensor = field(kw_only=True)
+
+    @classmethod
+    def like(cls, state: DecodeState, shape: Shape) -> Self:
+        """A state of that shape which holds nothing yet. state: of that many rows, with a KV cache."""
+        n_rows, n_slots, n_source = shape
+        device = next(tensor for layer in state.layers for tensor in layer).device
+        newest_1 = torch.zeros(1, dtype=torch.int64, device=device)
+
+        def empty(layer: LayerState) -> LayerState:
+            # zeros, because masked values may be anything but NaN
+            if isinstance(layer, KeyValue):
+                fixed = FixedKeyValue(*(t.new_zeros(*t.shape[:2], n_slots, t.shape[3]) for t in layer))
+                fixed.newest_1 = newest_1
+                return fixed
+            if isinstance(layer, Memory):
+                return Memory(*(t.new_zeros(*t.shape[:2], n_source, t.shape[3]) for t in layer))
+            return RowTokens(layer.tokens_BS.new_zeros(n_rows, n_slots)) if isinstance(layer, RowTokens) else layer
+
+        return cls(
+            0,
+            torch.zeros(n_rows, dtype=torch.int64, device=device),
+            tuple(empty(layer) for layer in state.layers),
+            torch.zeros(n_rows, n_source, dtype=torch.bool, device=device) if n_source else None,
+            newest_1=newest_1,
+        )
+
+    def load(self, state: DecodeState) -> None:
+        """Copy a state of that shape into this one."""
+        assert self.padding_B is not None
+        self.newest_1.fill_(state.length - 1)
+        self.padding_B.copy_(state.padding_B if state.padding_B is not None else torch.zeros_like(self.padding_B))
+        for own, layer in zip(self.layers, state.layers, strict=True):
+            if isinstance(own, RowTokens) and isinstance(layer, RowTokens):
+                own.tokens_BS.copy_(F.pad(layer.tokens_BS, (own.tokens_BS.shape[1] - layer.tokens_BS.shape[1], 0)))
+                continue
+            for kept, t in zip(own, layer, strict=True):
+                kept[:, :, : t.shape[2]] = t
+        if self.source_keep_BS is not None:
+            n = next(layer.k_BNSH.shape[2] for layer in state.layers if isinstance(layer, Memory))
+            self.source_keep_BS[:, n:] = False
+            self.source_keep_BS[:, :n] = True if state.source_keep_BS is None else state.source_keep_BS
+
+    def growing(self) -> DecodeState:
+        def copied(layer: LayerState) -> LayerState:
+            if isinstance(layer, KeyValue):
+                return KeyValue(*(t[:, :, : self.length].clone() for t in layer))
+            if isinstance(layer, RowTokens):
+                return RowTokens(layer.tokens_BS[:, layer.tokens_BS.shape[1] - self.length :].clone())
+            return Memory(*(t.clone() for t in layer)) if isinstance(layer, Memory) else layer
+
+        assert self.padding_B is not None
+        keep_BS = None if self.source_keep_BS is None else self.source_keep_BS.clone()
+        return DecodeState(self.length, self.padding_B.clone(), tuple(map(copied, self.layers)), keep_BS).trimmed()
+
+    def pick(self, rows: Sequence[int], apart: bool = False) -> DecodeState:  # type: ignore[override]  # a value
+        return self.growing().pick(rows, apart)
+
+    def trimmed(self) -> Self:
+        """The same: its padding is that of the state that was loaded."""
+        return self
+
+    def longer(self, n: int) -> Self:
+        """The state after one more position, in place; its keys and values follow."""
+        assert n == 1
+        self.newest_1.add_(1)
+        return replace(self, length=self.length + 1)
+
+    def places(self, n: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        assert self.padding_B is not None
+        n_slots = next(layer.k_BNSH.shape[2] for layer in self.layers if isinstance(layer, KeyValue))
+        slots_1S = torch.arange(n_slots, device=self.newest_1.device)[None]
+        is_last = slots_1S == n_slots - 1
+        places_1S = torch.where(is_last, self.newest_1, slots_1S)
+        seen_BS = (is_last | (slots_1S < self.newest_1)) & (places_1S >= self.padding_B[:, None])
+        return (places_1S - self.padding_B[:, None]).clamp(min=0), None, seen_BS[:, None]
