@@ -1,0 +1,104 @@
+"""No objective holds the logits of a whole batch, neither in the forward nor in the backward pass."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lmtool.batch import Batch
+from lmtool.model import LanguageModel, build
+from lmtool.model.classifier import Classifier
+from lmtool.model.replaced import ReplacedTokenDetector
+from lmtool.model.transformer import TransformerEncoder
+from lmtool.objective import DistilledObjective, Objective, cross_entropy, scheduled, skipgram
+from lmtool.objective import build as build_objective
+from lmtool.recipe.spec import Classification, Distillation, Recipe, ReplacedTokens, Transformer
+from tests.model import tiny
+from tests.objective.test_auxiliary import HEAD, LABELS, MODEL, VOCABULARY
+
+B, T, V, ROWS = 3, 40, 509, 4
+"""ROWS of logits at once, of 120. No other tensor of a model has V as its last dimension, but for transposed tables."""
+
+TARGETS = tiny.tokens(B, T, seed=2, vocab_size=V)
+DRAWS = torch.rand(B, T, generator=torch.Generator().manual_seed(3))
+SOURCE = {"source_BS": tiny.tokens(B, 4)}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "causal": (MODEL, {"kind": "causal"}, {}),
+    "label smoothing": (MODEL, {"kind": "causal", "label_smoothing": 0.1}, {}),
+    "scheduled sampling": (MODEL, {"kind": "causal", "scheduled_sampling": {"k": 0.01}}, {"draws_BT": DRAWS}),
+    "masked": ({**MODEL, **tiny.BERT}, {"kind": "masked"}, {}),
+    "replaced tokens": ({**MODEL, **tiny.BERT}, {"kind": "replaced-tokens"}, {"draws_BT": DRAWS}),
+    "prefix": ({**MODEL, "shape": "prefix"}, {"kind": "prefix"}, {"prefix_B": torch.tensor([1, 2, 3])}),
+    "seq2seq": ({**MODEL, **tiny.VASWANI}, {"kind": "seq2seq"}, SOURCE),
+    "span corruption": ({**MODEL, **tiny.T5}, {"kind": "span-corruption"}, SOURCE),
+    "both directions": ({**tiny.RECURRENT, "shape": "bidirectional"}, {"kind": "bidirectional"}, {}),
+    "a language model beside a head": (MODEL, {**HEAD, "lm_weight": 0.5}, LABELS),
+    "distillation": (MODEL, {"kind": "causal"}, {}),
+}
+
+
+class Logits(TorchDispatchMode):
+    """peak: most rows of V numbers that were alive at once, as logits, probabilities and gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self._alive: dict[StorageWeakRef, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(tensor, Tensor) and tensor.ndim > 1 and tensor.shape[-1] == V and tensor.is_contiguous():
+                self._alive[StorageWeakRef(tensor.untyped_storage())] = tensor.numel() // V
+        self._alive = {storage: rows for storage, rows in self._alive.items() if not storage.expired()}
+        self.peak = max(self.peak, sum(self._alive.values()))
+        return made
+
+
+def setting(case: str) -> tuple[LanguageModel, Objective, Batch]:
+    of, objective, more = CASES[case]
+    recipe = Recipe.model_validate(
+        {
+            "model": {**of, "context": 64} if "context" in of else of,
+            "objective": objective,
+            "tokenizer": {"kind": "bpe", "sentinels": 2},
+            "training": {"steps": 1, "batch_size": B},
+        }
+    )
+    torch.manual_seed(0)
+    model = build(recipe.model, V)
+    if isinstance(recipe.objective, Classification):
+        model = Classifier(model, recipe.objective, recipe.model)
+    if isinstance(recipe.objective, ReplacedTokens):
+        assert isinstance(model, TransformerEncoder)
+        assert isinstance(recipe.model, Transformer)
+        model = ReplacedTokenDetector(model, recipe.objective, recipe.model)
+    built = build_objective(recipe, replace(VOCABULARY, size=V))
+    if case == "distillation":
+        built = DistilledObjective(built, Distillation(teacher="run"), build(recipe.model, V).eval(), None, V)
+    return model, built, Batch(tiny.tokens(B, T, vocab_size=V), TARGETS, **more)
+
+
+def peak(case: str, monkeypatch: pytest.MonkeyPatch, rows: int) -> int:
+    for module in (cross_entropy, scheduled, skipgram):
+        monkeypatch.setattr(module, "chunk_rows", lambda *_: rows)
+    model, objective, batch = setting(case)
+    with Logits() as logits:
+        objective.loss(model, batch).total.backward()
+        with torch.no_grad():
+            objective.score(model, batch)
+    return logits.peak
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_of_a_few_chunks_are_alive(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ROWS <= peak(case, monkeypatch, ROWS) <= 8 * ROWS
+
+
+def test_they_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the test above would see nothing."""
+    assert peak("causal", monkeypatch, B * T) >= 2 * B * T
