@@ -113,7 +113,7 @@ def _trace(spec: Model, vocab_size: int, rows: Rows, precision: str, on_gpu: boo
         batch = rows.batch if fake is None else _without_storage(rows.batch, fake)
         if on_gpu:
             stack.enter_context(_of_gpu())
-        ledger = stack.enter_context(_Ledger([*lm.parameters(), *lm.buffers(), *_tensors(batch).values()]))
+        ledger = stack.enter_context(Ledger([*lm.parameters(), *lm.buffers(), *_tensors(batch).values()]))
         for _ in range(1 + rows.accumulates):
             ledger.restart()
             with torch.autocast("cpu", dtype=DTYPES[precision], enabled=precision != "float32"):
@@ -145,7 +145,7 @@ def _without_storage(batch: Batch, fake: FakeTensorMode) -> Batch:
     return replace(batch, **changes)
 
 
-class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Counts the bytes of the tensors that are alive.
 
     known: tensors that are not counted. live: bytes now. peak: the most since `restart`.
