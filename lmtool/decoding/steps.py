@@ -52,8 +52,11 @@ class Steps:
         shape = Shape.of(state)
         self._seen[shape] += 1
         if shape not in self._captured and self._seen[shape] > PATIENCE and len(self._captured) < MOST_GRAPHS:
-            self._captured[shape] = CapturedStep(self._model, FixedState.like(state, shape))
-        return self._captured.get(shape)
+            try:
+                self._captured[shape] = CapturedStep(self._model, FixedState.like(state, shape))
+            except RuntimeError:  # a library's kernel that cannot be captured, or no memory for one more cache
+                self._serves = False
+        return self._captured.get(shape) if self._serves else None
 
 
 class CapturedStep:

@@ -104,6 +104,23 @@ def test_a_short_text_waits_for_no_capture(taken: list[int]) -> None:
     assert not taken
 
 
+def test_what_cannot_be_captured_is_computed_as_before(taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, asked = tiny.model(**FAMILIES["alibi"], context=200), Greedy(max_new_tokens=60)
+    captured, left = module.captured, [1, 0]
+
+    def fails(*of: Any) -> Any:
+        if not left.pop(0):
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return captured(*of)
+
+    monkeypatch.setattr(module, "captured", fails)
+    found = events(model, asked, [3])
+    assert taken
+    assert not left
+    monkeypatch.setattr(module, "DEVICES", ())
+    assert_same(found, events(model, asked, [3]))
+
+
 @pytest.mark.parametrize("family", ["lstm", "gru luong", "3-gram"])
 def test_other_families_are_not_served(taken: list[int], family: str) -> None:
     events(tiny.model(**FAMILIES[family]), Greedy(max_new_tokens=12), max_rows=2)
