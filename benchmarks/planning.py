@@ -3,8 +3,10 @@
     python benchmarks/planning.py [--steps 24] [--recipes tiny ...] [--batch N]
 
 Each recipe is planned and trained in a process of its own, on the bundled stories, for some steps with one validation.
-Memory is what the resident set grows by while it trains, after a step of one row, with which libraries load their
-kernels; time is that of steps and validation.
+Three figures of memory: the peak that is planned; that of the bytes of all tensors while it trains, updates of the
+optimizer among them, which is what a plan foretells; and what the resident set of the process grows by, after a step
+of one row, with which libraries load their kernels. The last also has what the allocator keeps. Time is that of steps
+and validation.
 """
 
 import argparse
@@ -22,6 +24,9 @@ from lmtool.recipe.load import Setting, load
 
 RECIPES = ("tiny", "shakespeare-char", "llama-tiny", "bert-tiny", "t5-tiny", "gru")
 TEXT = "data/stories.txt"
+
+COUNTED = 3
+"""Steps in which tensors are counted; from the second one on moments are there."""
 
 
 def settings(steps: int, batch: int) -> list[str]:
@@ -49,14 +54,15 @@ def high_water() -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
-def trained(name: str, steps: int, batch: int) -> dict[str, float]:
-    """Of a training in this process, which has done nothing else."""
+def trained(name: str, steps: int, batch: int, counts: bool) -> dict[str, float]:
+    """Of a training in this process, which has done nothing else. counts: the bytes of tensors, which takes time."""
     from lmtool.compute.device import resolve
     from lmtool.compute.processes import World
     from lmtool.inference.load import learner
     from lmtool.objective import build_objective
     from lmtool.training.data import read_text
     from lmtool.training.fit import fit
+    from lmtool.training.footprint import Ledger
     from lmtool.training.optimizer import Optimizers
 
     recipe = load(name, settings(steps, batch), [Setting("data.train", [TEXT], "TEXT")]).recipe
@@ -76,6 +82,10 @@ def trained(name: str, steps: int, batch: int) -> dict[str, float]:
             pass
         return lm, objective
 
+    if counts:
+        with Ledger([]) as ledger:
+            train(recipe.training.batch_size, COUNTED)
+        return {"tensors": ledger.peak}
     # what libraries load at their first products is theirs, and what one row took goes back to the system
     train(1, 1)
     ctypes.CDLL("libc.so.6").malloc_trim(0)
@@ -94,22 +104,25 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
     parser.add_argument("--train", help=argparse.SUPPRESS)
+    parser.add_argument("--count", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.train:
-        print(json.dumps(trained(asked.train, asked.steps, asked.batch)))
+        print(json.dumps(trained(asked.train, asked.steps, asked.batch, asked.count)))
         return
-    print("| recipe | memory planned, MB | measured | ratio | seconds planned | measured | ratio |")
-    print("|---|---|---|---|---|---|---|")
+    print("| recipe | planned, MB | tensors | ratio | resident | ratio | seconds planned | measured | ratio |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for name in asked.recipes:
         plan = planned(name, asked.steps, asked.batch)
         command = [sys.executable, __file__, "--train", name, "--steps", str(asked.steps), "--batch", str(asked.batch)]
-        run = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        memory, seconds = plan["bytes"] / run["bytes"], plan["seconds"] / run["seconds"]
-        print(
-            f"| {name} | {plan['bytes'] / 1e6:.0f} | {run['bytes'] / 1e6:.0f} | {memory:.2f} "
-            f"| {plan['seconds']:.1f} | {run['seconds']:.1f} | {seconds:.2f} |",
-            flush=True,
+        tensors, run = (
+            json.loads(subprocess.run([*command, *more], check=True, capture_output=True, text=True).stdout)
+            for more in (["--count"], [])
         )
+        cells = [name, f"{plan['bytes'] / 1e6:.1f}"]
+        for measured in (tensors["tensors"], run["bytes"]):
+            cells += [f"{measured / 1e6:.1f}", f"{plan['bytes'] / measured:.2f}"]
+        cells += [f"{plan['seconds']:.1f}", f"{run['seconds']:.1f}", f"{plan['seconds'] / run['seconds']:.2f}"]
+        print(f"| {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

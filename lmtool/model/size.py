@@ -62,12 +62,19 @@ class Size(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What a model in training holds from step to step, in bytes of float32, and its number of parameters."""
+    """What a model in training holds from step to step, in bytes of float32, and its number of parameters.
+
+    gradients: without those of an n-gram table, of which a step on one CPU has a few rows. table_gradients: all rows of
+    the table, as on accelerators and with several processes. spared: gradients that frozen weights do not have, without
+    those of a table.
+    """
 
     parameters: int
     weights: int
     gradients: int
     moments: int
+    table_gradients: int = 0
+    spared: int = 0
 
 
 BEYOND = Size(0, 2**60)
@@ -122,6 +129,7 @@ def held_in_training(recipe: Recipe, rows: int) -> Held:
     table = model.ngram_embedding if isinstance(model, Transformer) else None
     entries, trained = 0 if table is None else table.entries, size
     in_table = entries * (dict(model).get("embedding_width") or model.d_model) if entries else 0
+    dense = size.parameters - in_table
     if tuning.lora is not None or tuning.freeze == "body":
         trained, entries, in_table = Size(0, 0), 0, 0
     elif tuning.freeze == "embeddings":
@@ -131,7 +139,9 @@ def held_in_training(recipe: Recipe, rows: int) -> Held:
         trained = Size(size.matrices, max(0, size.rest - rows * model.d_model))
     # one for each entry of the table
     moments = recipe.optimizer.moments(trained.matrices, trained.rest - in_table) + entries
-    return Held(size.parameters, 4 * size.parameters, 4 * trained.parameters, 4 * moments)
+    learning = trained.parameters - in_table
+    spared = 4 * (dense - learning)
+    return Held(size.parameters, 4 * size.parameters, 4 * learning, 4 * moments, 4 * in_table, spared)
 
 
 def training_bytes(recipe: Recipe, n_shards: int = 1) -> int:

@@ -63,12 +63,19 @@ class Rows:
 
 
 def footprint(
-    spec: Model, vocab_size: int, held: Held, rows_of: Callable[[int], Rows], n_rows: int, precision: str, on_gpu: bool
+    spec: Model,
+    vocab_size: int,
+    held: Held,
+    rows_of: Callable[[int], Rows],
+    n_rows: int,
+    precision: str,
+    on_gpu: bool,
+    n_devices: int = 1,
 ) -> Footprint:
     """The memory of training with micro-batches of `n_rows` rows.
 
     held: what stays from step to step. rows_of: a micro-batch of so many rows. on_gpu: with the kernels of a GPU, and
-    without torch.compile, which keeps fewer activations.
+    without torch.compile, which keeps fewer activations. n_devices: that exchange gradients.
     """
     n_layers = dict(spec).get("n_layers", 0)
     row = rows_of(1)
@@ -91,10 +98,12 @@ def footprint(
         found = _beyond(n_rows, most_rows // 2, deep(most_rows // 2), most_rows, deep(most_rows))
     activations, logits, peak = map(int, found)
     stays = held.weights + held.moments
+    # one CPU has gradients of the rows of an n-gram table that a step reads, which are traced
+    table = held.table_gradients if on_gpu or n_devices > 1 else 0
+    gradients = held.gradients + table
     # frozen weights have no gradients, which the trace does not know
-    spared = 4 * held.parameters - held.gradients
-    floor = max(peak - spared, activations + logits, held.gradients)
-    return Footprint(held.weights, held.gradients, held.moments, activations, logits, stays + floor)
+    floor = max(peak + table - held.spared, activations + logits, gradients)
+    return Footprint(held.weights, gradients, held.moments, activations, logits, stays + floor)
 
 
 def _beyond(n: int, low: int, at_low: tuple[float, ...], high: int, at_high: tuple[float, ...]) -> tuple[float, ...]:

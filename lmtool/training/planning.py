@@ -197,7 +197,7 @@ def forecast(
     found, fits = None, None
     if work.is_traced:
         while True:
-            found = work.footprint(rows, rows < share, precision, on_gpu)
+            found = work.footprint(rows, rows < share, precision, on_gpu, n_devices)
             fits = None if memory is None else found.peak <= ROOM * memory
             if fits is not False or rows == 1 or training.micro_batch != "auto":
                 break
@@ -308,10 +308,19 @@ class _Work:
             flops += _forward_flops(generator, self.vocab_size, n_tokens, n_source, row.scored)
         return 3.0 * flops
 
-    def footprint(self, rows: int, accumulates: bool, precision: str, on_gpu: bool) -> Footprint:
+    def footprint(self, rows: int, accumulates: bool, precision: str, on_gpu: bool, n_devices: int) -> Footprint:
         """The memory of micro-batches of so many rows."""
         held = held_in_training(self.recipe, self.vocab_size)
-        return footprint(self.spec, self.vocab_size, held, lambda n: self.rows(n, accumulates), rows, precision, on_gpu)
+        return footprint(
+            self.spec,
+            self.vocab_size,
+            held,
+            lambda n: self.rows(n, accumulates),
+            rows,
+            precision,
+            on_gpu,
+            n_devices,
+        )
 
     def seconds(self, compute: Compute, n_rows: int) -> float:
         """Seconds of a step of `n_rows` rows on this machine, the median of some."""

@@ -25,6 +25,8 @@ from lmtool.recipe.spec import (
     Data,
     Distillation,
     HeadSpec,
+    LearnedPosition,
+    Model,
     QuestionAnswering,
     Recipe,
     Recurrent,
@@ -285,6 +287,8 @@ def _begin(
     recipe = resolved.recipe
     if base is None:
         _refuse_adapters_alone(recipe)
+    else:
+        _refuse_other_positions(recipe.model, base.recipe.model)
     source = open_vectors(recipe, base)
     compute = resolve(recipe.training.device, recipe.training.precision, local_rank())
     with joined(compute) as world:
@@ -506,6 +510,38 @@ def summary(recipe: Recipe) -> str:
     count = sum(parameter.numel() for parameter in lm.parameters())
     size = f"{count / 1e6:.1f}M" if count >= 1e6 else f"{count / 1e3:.0f}k"
     return f"{lm.describe()}, {size} parameters" if count else lm.describe()
+
+
+def _refuse_other_positions(spec: Model, base: Model) -> None:
+    """Raise UsageError where the table of learned positions has another length than that of the run to begin with.
+
+    base: the model of that run.
+    """
+    there, here = _position_rows(base), _position_rows(spec)
+    if there is None or here is None or there == here:
+        return
+    assert isinstance(base, Transformer)
+    assert isinstance(base.position, LearnedPosition)
+    if here < there:
+        raise UsageError(
+            f"the run has {there} learned positions, and the recipe has a table of {here}",
+            where="model.position.size",
+            fix=f"set model.position.size={there}; a shorter context reads its beginning",
+        )
+    last = there - base.position.offset
+    raise UsageError(
+        f"the learned positions of the run end at {last}, and the recipe has {here - there} more",
+        where="model.context",
+        fix=f"set model.context={last} or less and model.position.size={there}, or train the run anew with "
+        f"model.position.size={here}",
+    )
+
+
+def _position_rows(spec: Model) -> int | None:
+    """Rows of the table of learned positions; None without one."""
+    if not isinstance(spec, Transformer) or not isinstance(spec.position, LearnedPosition):
+        return None
+    return spec.position.size or spec.context + spec.position.offset
 
 
 def _refuse_adapters_alone(recipe: Recipe) -> None:

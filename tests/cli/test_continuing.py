@@ -68,3 +68,25 @@ def test_a_second_phase_has_longer_rows(lmtool, run, other):
         model = load(f"{base}/recipe.yaml").recipe.model
         found = continued(lmtool, other, "--from", base, *SHORT, "-s", "model.context=32")
         assert found.model == model.model_copy(update={"context": 32}) != model
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("model.context=32", ("end at 16", "16 more", "model.position.size=32")),
+        ("model.context=8", ("16 learned positions", "model.position.size=16")),
+        ("model.position.size=64", ("end at 16", "model.context=16")),
+    ],
+)
+def test_learned_positions_of_another_number_are_refused(lmtool, other, setting, said):
+    """The run is not damaged: what is told is where its positions end, and what to set."""
+    learned = ["-s", "model.position={kind: learned}", "-s", "model.context=16", "-q"]
+    base = lmtool.succeeds("pretrain", other, *SMALL, *learned).out.strip()
+    lmtool.refuses(2, "pretrain", other, "--from", base, *SHORT, "-s", setting, words=said)
+
+
+def test_a_shorter_context_reads_the_beginning_of_learned_positions(lmtool, other):
+    learned = ["-s", "model.position={kind: learned}", "-s", "model.context=16", "-q"]
+    base = lmtool.succeeds("pretrain", other, *SMALL, *learned).out.strip()
+    found = continued(lmtool, other, "--from", base, *SHORT, "-s", "model.context=8", "-s", "model.position.size=16")
+    assert (found.model.context, found.model.position.size) == (8, 16)

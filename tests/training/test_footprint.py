@@ -120,6 +120,18 @@ def test_many_rows_are_extrapolated(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.peak == pytest.approx(whole.peak, rel=0.02)
 
 
+def test_gradients_of_an_ngram_table_are_those_of_the_rows_read_on_one_cpu() -> None:
+    """Elsewhere they are those of the whole table."""
+    entries = 100_000
+    model = spec("n-grams", ngram_embedding={"entries": entries})
+    table = 4 * entries * model.d_model
+    here, gpu = traced(model), traced(model, on_gpu=True)
+    assert here.gradients == traced(spec("n-grams")).gradients
+    assert here.weights > table > here.peak - here.weights - here.moments
+    assert gpu.gradients - here.gradients == table
+    assert gpu.peak > here.peak + table / 2
+
+
 def test_a_gpu_has_no_attention_weights() -> None:
     """Plain products keep the weights of all pairs twice: as they are, and after dropout."""
     cpu, gpu = (traced(spec("gpt", dropout=0.1), on_gpu=on_gpu).activations for on_gpu in (False, True))
