@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmtool.cli.arguments import DEFAULT_RECIPE, TEXT_HELP, Json, Overrides, Quiet
+from lmtool.cli.progress import scaled
 
 if TYPE_CHECKING:
     from lmtool.training.planning import Forecast
@@ -60,40 +61,32 @@ def plan(
 def _lines(found: "Forecast") -> list[str]:
     lines = [
         f"model: {found.title}, {found.parameters:,} parameters, vocabulary {found.vocab_size:,}",
-        f"compute: {_scaled(found.flops_per_token, 'FLOP')} a token, forward and backward",
+        f"compute: {scaled(found.flops_per_token, 'FLOP')} a token, forward and backward",
     ]
     where = f"{found.n_devices} x {found.device}" if found.n_devices > 1 else found.device
     print_ = found.footprint
     if print_ is not None:
         parts = ("weights", "gradients", "moments", "activations", "logits")
-        listed = ", ".join(f"{part} {_scaled(getattr(print_, part), 'B')}" for part in parts)
-        lines.append(f"memory: {listed}; {_scaled(print_.peak, 'B')} at the peak")
+        listed = ", ".join(f"{part} {scaled(getattr(print_, part), 'B')}" for part in parts)
+        lines.append(f"memory: {listed}; {scaled(print_.peak, 'B')} at the peak")
     rows = f"micro-batch {found.rows}" + (f", {found.micro_batches} a step" if found.micro_batches > 1 else "")
     if found.memory is not None:
         verdict = "fits" if found.fits else "does not fit"
-        lines.append(f"device: {where}, {found.precision}, {_scaled(found.memory, 'B')}: {verdict} with {rows}")
+        lines.append(f"device: {where}, {found.precision}, {scaled(found.memory, 'B')}: {verdict} with {rows}")
     else:
         lines.append(f"device: {where}, {found.precision}; {rows}")
     passes = "" if found.epochs is None else f", {found.epochs:.1f} passes over the text"
-    lines.append(f"length: {found.steps:,} steps, {_scaled(found.tokens, '')}tokens{passes}")
+    lines.append(f"length: {found.steps:,} steps, {scaled(found.tokens, '')}tokens{passes}")
     if found.seconds is None or found.step_seconds is None:
         lines.append(f"time: unknown, since {found.basis}")
     else:
         lines.append(f"time: {_duration(found.seconds)}, {_short(found.step_seconds)} a step ({found.basis})")
     share = found.tokens / found.optimal_tokens
     lines.append(
-        f"compute-optimal: {_scaled(found.optimal_tokens, '')}tokens for this size, by the rule of 20 a parameter "
+        f"compute-optimal: {scaled(found.optimal_tokens, '')}tokens for this size, by the rule of 20 a parameter "
         f"(Hoffmann et al. 2022); planned are {f'{share:,.3g} times' if share >= 2 else f'{100 * share:.3g} % of'} them"
     )
     return [*lines, *(f"note: {note}" for note in found.notes)]
-
-
-def _scaled(number: float, unit: str) -> str:
-    """A number with a prefix: three digits."""
-    for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
-            return f"{number / size:.3g} {prefix}{unit}" + " " * (not unit)
-    return f"{number:.3g} {unit}"
 
 
 def _short(seconds: float) -> str:

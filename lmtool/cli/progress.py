@@ -200,9 +200,19 @@ def entries(tokenizer: "Tokenizer", asked: "TokenizerSpec | TokenizerFile") -> s
     return found
 
 
+def scaled(number: float, unit: str) -> str:
+    """A number with a prefix: three digits."""
+    for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g} {prefix}{unit}" + " " * (not unit)
+    return f"{number:.3g} {unit}"
+
+
 def _plan(plan: "Plan") -> list[str]:
+    takes = f"takes: {scaled(plan.flops, 'FLOP')} a token; weights, gradients and moments {scaled(plan.held, 'B')}"
     return [
         f"model: {plan.parameters:,} parameters{_learning(plan)}; {plan.device}",
+        *([f"{takes}, activations beside them (lmtool plan)"] if plan.flops else []),
         f"plan: steps {plan.first_step + 1:,} to {plan.steps:,}, {count(plan.batch_units, plan.unit)} each, "
         f"{plan.epochs:.1f} passes over the {'table' if plan.unit == 'row' else 'text'}",
     ]

@@ -51,7 +51,8 @@ class Plan:
     """The plan of the session, before the first step.
 
     learning: number of trainable parameters. batch_units: number of `unit` in one step. counted: name of a target of
-    the loss, the unit of the speed.
+    the loss, the unit of the speed. held: bytes of weights, gradients and moments of one process; flops: of forward and
+    backward pass for each token; both 0 for a model of counts.
     """
 
     parameters: int
@@ -63,6 +64,8 @@ class Plan:
     first_step: int
     epochs: float
     device: str
+    held: int
+    flops: int
 
 
 @dataclass(frozen=True)

@@ -246,6 +246,11 @@ def forecast(
     )
 
 
+def flops_per_token(recipe: Recipe, vocab_size: int) -> int:
+    """FLOPs of forward and backward pass for each token of a row as long as the context; 0 for a model of counts."""
+    return 0 if recipe.model.counts else round(_Work(recipe, vocab_size).row_flops() / recipe.model.context)
+
+
 class _Work:
     """A recipe's model and rows, with invented tokens."""
 

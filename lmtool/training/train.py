@@ -20,6 +20,7 @@ from lmtool.inference.load import learner, load_weights
 from lmtool.inference.vectors import MatchedVectors
 from lmtool.model import DecodeState, LanguageModel
 from lmtool.model.language_model import CountingModel
+from lmtool.model.size import held_in_training
 from lmtool.model.transformer import TransformerUnmasked
 from lmtool.objective import Objective, build_objective
 from lmtool.recipe.spec import Recipe
@@ -33,6 +34,7 @@ from lmtool.training.fit import Step, fit
 from lmtool.training.keeper import RunKeeper, TrainingState
 from lmtool.training.length import with_steps
 from lmtool.training.optimizer import Optimizers
+from lmtool.training.planning import flops_per_token
 from lmtool.training.schedule import doubtful_rate
 from lmtool.training.sharding import Sharding
 from lmtool.training.teaching import distilled
@@ -92,6 +94,7 @@ def train(
     examples = data.examples(trainee.objective)
     per_epoch = examples.per_epoch
     steps, metric = recipe.training.steps, recipe.evaluation.metric
+    held = held_in_training(recipe, trainee.lm.vocab_size)
     yield Plan(
         parameters=sum(parameter.numel() for parameter in trainee.lm.parameters()),
         learning=sum(parameter.numel() for parameter in trainee.lm.parameters() if parameter.requires_grad),
@@ -104,6 +107,8 @@ def train(
         device=compute.describe()
         + (f", {world.size} processes" if world.size > 1 else "")
         + (", sharded" if sharded else ""),
+        held=sum((held.weights, held.gradients, held.moments)) // (world.size if sharded else 1),
+        flops=flops_per_token(recipe, trainee.lm.vocab_size),
     )
     if _compiles(recipe, compute, sharded):
         trainee.lm.compile()

@@ -66,6 +66,8 @@ def plan(first_step=0, steps=10):
         first_step=first_step,
         epochs=1.25,
         device="cpu, float32",
+        held=51_234,
+        flops=3_210_000,
     )
 
 
@@ -105,17 +107,18 @@ def test_lines_where_there_is_no_terminal(stderr):
     stream = stderr()
     tell(STORY)
     lines = stream.getvalue().splitlines()
-    assert lines[:7] == [
+    assert lines[:8] == [
         "run runs/one",
         "text: 3 documents, 5,000 tokens",
         "tokenizer: bpe, 300 entries",
         "model: 12,345 parameters; cpu, float32",
+        "takes: 3.21 MFLOP a token; weights, gradients and moments 51.2 kB, activations beside them (lmtool plan)",
         "plan: steps 1 to 10, 4,096 tokens each, 1.2 passes over the text",
         "step 1/10 (10 %)  loss 2.5000  lr 1.00e-03  8,192 tokens/s  0:04 left",
         "step 2/10 (20 %)  loss 2.5000  valid loss 2.2500 (best)  lr 1.00e-03  8,192 tokens/s  0:04 left",
     ]
-    assert lines[7:9] == [f"  {SHOWN}↵b|{SHOWN}↵b", f"warning: {SHOWN}\\nb"]
-    assert lines[9:] == ["finished at step 10 after 0:00; best valid loss 2.2500 at step 2"]
+    assert lines[8:10] == [f"  {SHOWN}↵b|{SHOWN}↵b", f"warning: {SHOWN}\\nb"]
+    assert lines[10:] == ["finished at step 10 after 0:00; best valid loss 2.2500 at step 2"]
 
 
 def test_how_much_of_a_model_learns_is_said(stderr):
@@ -137,7 +140,7 @@ def test_lines_come_every_few_seconds(stderr, monkeypatch):
             now[0] += 1
             display.report("tokenizing", done, 100)
         display.report("reading", 12345, 0)
-    shown = [line.split("(")[0].strip() for line in stream.getvalue().splitlines()[2:]]
+    shown = [line.split("(")[0].strip() for line in stream.getvalue().splitlines()[3:]]
     assert shown == ["step 1/100", "step 12/100", "step 23/100", "tokenizing: 15 %", "tokenizing: 70 %"]
 
 
