@@ -35,6 +35,7 @@ from lmtool.training.length import with_steps
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.schedule import doubtful_rate
 from lmtool.training.sharding import Sharding
+from lmtool.training.streamed import StreamedWindows
 from lmtool.training.teaching import distilled
 from lmtool.training.windows import ExampleSource
 
@@ -133,6 +134,8 @@ def train(
         if _saves(recipe, last) or reason == "interrupted":
             moments = trainee.optimizers.state()
             moments |= {} if step.carried is None else carried.to_tensors(step.carried)
+            if isinstance(examples, StreamedWindows) and keeper.keeps:
+                state.stream = examples.mark(last * recipe.training.batch_size).model_dump()
             yield from keeper.save(last, trainee.lm, moments, state)
         if validates:
             with trainee.whole():
