@@ -1,6 +1,8 @@
 """The blocks of a streamed text as token stores: tokenized beside training, some ahead of it, and removed behind it."""
 
+import os
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -21,6 +23,9 @@ from lmtool.text.tokenizer import Tokenizer
 
 AHEAD = 2
 """BlockStores that are tokenized ahead of the last one in use."""
+
+NICE = 10
+"""Priority of the threads that tokenize, below that of training: it waits for them where it needs them."""
 
 STREAMS = "streams"
 """The folder of the cache with a folder for each run that streams, which is removed when that ends."""
@@ -133,6 +138,8 @@ class BlockStores:
         return self._folder / f"{number:06d}"
 
     def _make(self, number: int, place: Place) -> None:
+        if sys.platform == "linux":  # where a thread has a priority of its own, which the threads it starts inherit
+            os.setpriority(os.PRIO_PROCESS, 0, max(NICE, os.getpriority(os.PRIO_PROCESS, 0)))
         try:
             while self._is_wanted(number):
                 block = self._text.block(place, self._part)

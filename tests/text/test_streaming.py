@@ -51,6 +51,9 @@ def written(folder: Path) -> Path:
         if name.endswith(".zst"):
             content = pyarrow.Codec("zstd").compress(content, asbytes=True)
         (folder / name).write_bytes(content)
+    for name in ("empty.txt", "empty.jsonl"):
+        (folder / name).touch()
+    (folder / "blank.txt").write_text("\n \n\n" * 40)
     return folder
 
 

@@ -1,9 +1,11 @@
 """Training on a text that is streamed: its order, resuming, and what is held out."""
 
 import errno
+import gc
 import json
 import os
 import time
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -154,6 +156,23 @@ def test_blocks_ahead_and_behind_are_few(work: Work, folder: Path) -> None:
         # the block in use, one behind, and one that is being written
         assert most <= AHEAD + 3
     assert not place.exists()
+
+
+def test_memory_does_not_grow(work: Work, folder: Path) -> None:
+    data = read_text(streamed(work).recipe, None, World(), no_report)
+    held = []
+    with data.flowing(World(), CPU):
+        examples = examples_of(data)
+        tracemalloc.start()
+        for step in range(500):
+            examples.read(np.arange(8 * step, 8 * step + 8))
+            if step % 100 == 99:
+                gc.collect()
+                held.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.stop()
+    assert examples.mark(4000).block > 30
+    # blocks differ in length, and one more of them may be open
+    assert max(held[2:]) < 1.05 * max(held[:2]) + 20_000
 
 
 def test_what_a_killed_run_has_left_is_removed(work: Work, folder: Path) -> None:
