@@ -24,7 +24,7 @@ from lmtool.text.tokenizer import Tokenizer
 AHEAD = 2
 """BlockStores that are tokenized ahead of the last one in use."""
 
-NICE = 10
+NICE = 5
 """Priority of the threads that tokenize, below that of training: it waits for them where it needs them."""
 
 STREAMS = "streams"
