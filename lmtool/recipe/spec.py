@@ -1638,7 +1638,7 @@ def _streaming_mistakes(recipe: Recipe) -> Iterator[str]:
     if recipe.training.carry_state:
         yield "data.stream shuffles windows, and training.carry_state reads them in order"
     if recipe.training.epochs is not None:
-        yield "data.stream has no epochs of known length; set training.steps, tokens or minutes"
+        yield "data.stream does not know how long an epoch is; take training.steps, tokens or minutes"
 
 
 TAUGHT = ("causal", "masked", "span-corruption", "prefix", "seq2seq", "classification")

@@ -300,7 +300,7 @@ def test_another_text_is_streamed_if_it_is_large(work: Work, folder: Path) -> No
 @pytest.mark.parametrize(
     ("override", "what"),
     [
-        ("training.epochs=2", "no epochs of known length"),
+        ("training.epochs=2", "how long an epoch is"),
         ("data.split=slice", "split slice"),
         ("objective={kind: masked, next_sentence: true}", "next_sentence"),
     ],
