@@ -86,7 +86,7 @@ def tokenize(
     with Display(shown=True, quiet=quiet) as display:
         resolved = settle(planned, cache=default_cache(), report=display.report)[0].recipe
         prepared = prepare(
-            resolved.data,
+            resolved.data.model_copy(update={"stream": False}),
             resolved.tokenizer,
             cache=default_cache(),
             seed=resolved.seed,

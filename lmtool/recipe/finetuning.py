@@ -155,7 +155,7 @@ def _micro_tokens(model: Model) -> int:
 
 def recipe_for_text(base: Recipe, other: Recipe) -> Recipe:
     """The recipe for continued training of a run on another text: its model and tokenizer, all else from `other`."""
-    kept = {"mixture", "column", "documents", "split", "valid_fraction", "isolate_documents"}
+    kept = {"mixture", "column", "documents", "split", "valid_fraction", "isolate_documents", "stream"}
     data = Data(**other.data.model_dump(include=kept))
     tokenizer = base.tokenizer
     if isinstance(tokenizer, BpeTokenizer):

@@ -57,6 +57,7 @@ class TextShape:
 
     is_list: a document a line. is_stream: one text, without documents. longest: of a document. alphabet: distinct
     characters. new_words: share of the words in the last tenth of the text that are not in the text before it.
+    is_streamed: these are counts of its beginning.
     """
 
     is_list: bool
@@ -67,6 +68,7 @@ class TextShape:
     longest: int
     alphabet: int
     new_words: float
+    is_streamed: bool = False
 
     @property
     def is_short(self) -> bool:
@@ -176,8 +178,10 @@ def infer(shape: TextShape, width: int | None = None, is_decoder: bool = True) -
         )
     )
     passes = 20 if is_small else 12
-    length = {"training.minutes": MINUTES, "training.epochs": passes}
+    length: dict[str, object] = {"training.minutes": MINUTES, "training.epochs": passes}
     reason = f"{MINUTES:g} minutes, or {passes} passes over the text"
+    if shape.is_streamed:
+        length, reason = {"training.minutes": MINUTES}, f"{MINUTES:g} minutes"
     inferred.append(Inferred("length", reason, length, frozenset(LENGTHS)))
     return inferred
 

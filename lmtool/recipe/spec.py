@@ -1199,6 +1199,9 @@ class Data(Spec):
     """Fraction of the documents, or of the characters, held out for validation."""
     isolate_documents: bool = False
     """Mask attention across documents packed into a row."""
+    stream: bool | Literal["auto"] = "auto"
+    """Tokenize beside training, from the first block of text on, instead of before it; auto streams files of 4 GB and
+    more, where the recipe does not need all of the text at once."""
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -1213,6 +1216,10 @@ class Data(Spec):
             mistakes.append("task_tests are for tasks, of which there are none")
         if self.mixture and (self.train or self.tasks):
             mistakes.append("mixture names the texts itself; omit train and tasks")
+        if self.stream is True and self.mixture:
+            mistakes.append("stream is for one text, and mixture has several; set it to false")
+        if self.stream is True and self.split == "slice":
+            mistakes.append("stream divides a text into documents, and split slice does not; set one of them otherwise")
         if mistakes:
             raise ValueError("\n".join(mistakes))
         return self
@@ -1523,6 +1530,13 @@ class Recipe(Spec):
     logging: Annotated[tuple[LoggerName, ...], Field(strict=False)] = ()
     """Other dashboards to log to, besides the run directory; each is an extra, such as lmtool[tensorboard]."""
 
+    @property
+    def text(self) -> Data:
+        """The data; never streamed by default where the rest of the recipe needs all of the text at once."""
+        if self.data.stream != "auto" or not any(_streaming_mistakes(self)):
+            return self.data
+        return self.data.model_copy(update={"stream": False})
+
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         mistakes = []
@@ -1561,6 +1575,8 @@ class Recipe(Spec):
             mistakes.append(f"data.mixture is for gradients; a model of kind {self.model.kind} reads a text once")
         if self.training.carry_state and self.data.isolate_documents:
             mistakes.append("training.carry_state carries the state across documents; data.isolate_documents does not")
+        if self.data.stream is True:
+            mistakes += _streaming_mistakes(self)
         if self.training.recompute == "layers" and not isinstance(self.model, Transformer):
             mistakes.append(f"training.recompute layers is for a Transformer, not for a {self.model.title}")
         if self.training.shard == "full" and not isinstance(self.model, Transformer):
@@ -1608,6 +1624,21 @@ class Recipe(Spec):
         if mistakes:
             raise ValueError("\n".join(mistakes))
         return self
+
+
+def _streaming_mistakes(recipe: Recipe) -> Iterator[str]:
+    """What needs all of a text at once."""
+    objective = recipe.objective
+    if isinstance(objective, HeadSpec | Seq2Seq):
+        yield f"data.stream is for text, and objective {objective.kind} for tables"
+    elif recipe.model.counts or isinstance(objective, WeightedCounts):
+        yield f"data.stream is for windows of text, and a model of kind {recipe.model.kind} counts all of it"
+    if isinstance(objective, Masked) and objective.next_sentence:
+        yield "data.stream is for windows of text, and objective.next_sentence draws from all documents"
+    if recipe.training.carry_state:
+        yield "data.stream shuffles windows, and training.carry_state reads them in order"
+    if recipe.training.epochs is not None:
+        yield "data.stream does not know how long an epoch is; take training.steps, tokens or minutes"
 
 
 TAUGHT = ("causal", "masked", "span-corruption", "prefix", "seq2seq", "classification")

@@ -141,6 +141,22 @@ class SampleRecord(FileModel):
     text: str
 
 
+class StreamMark(FileModel):
+    """Where a streamed text goes on: at a block.
+
+    block: its number. turn, unit, chunk: where it begins; see `lmtool.text.streaming.Place`. examples, documents: in
+    the blocks before it. content: the checksum of its tokens.
+    """
+
+    block: Count
+    turn: Count
+    unit: Count
+    chunk: Count
+    examples: Count
+    documents: Count
+    content: str
+
+
 class SavedState(FileModel):
     """The content of state.json: what a resumed run continues with, besides weights and moments.
 
@@ -157,6 +173,7 @@ class SavedState(FileModel):
     setup: dict[str, str | int | bool | None] = Field(default_factory=dict)
     recipe: dict[str, Any]
     pending: StepRecord | None = None
+    stream: StreamMark | None = None
 
 
 def saved_state(checkpoint: Checkpoint) -> SavedState:

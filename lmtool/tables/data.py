@@ -4,6 +4,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -31,7 +32,7 @@ from lmtool.recipe.spec import (
     Tagging,
     TokenizerFile,
 )
-from lmtool.run.files import HeldRows, SavedSplit
+from lmtool.run.files import HeldRows, SavedSplit, StreamMark
 from lmtool.tables.annotations import has_entities
 from lmtool.tables.columns import Columns, RowKind, choose_columns
 from lmtool.tables.findings import find_in_tables
@@ -131,6 +132,9 @@ class TableData:
                 for values in (row.tokens, row.label, row.target, row.learned, row.places):
                     digest.update(b"" if values is None else values.tobytes())
         return digest.hexdigest()
+
+    def flowing(self, world: World, compute: Compute, mark: StreamMark | None = None) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def token_counts(self) -> NDArray[np.int64]:
         """How often each id is in the training rows."""

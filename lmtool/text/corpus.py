@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from lmtool.errors import DataError
 from lmtool.text.division import Division, infer_division
-from lmtool.text.files import find_files, place, suffix, text_blocks
+from lmtool.text.files import Extent, find_files, packing, place, suffix, text_blocks
 from lmtool.text.hub import PREFIX, fetch
 from lmtool.text.rowfile import RowFile, not_text, open_rows
 
@@ -72,7 +72,16 @@ class Corpus:
 
     def chunks(self) -> Iterator[Chunk]:
         """The documents in order, without those of white space only, in chunks of about CHUNK characters."""
-        return _coalesce(chain.from_iterable(map(self._of_file, self.files)))
+        return coalesce(chain.from_iterable(map(self._of_file, self.files)))
+
+    def is_divisible(self, path: Path) -> bool:
+        """Whether documents can be found from any position of the file: they are lines, or end with blank lines."""
+        ending = suffix(path)
+        return not packing(path) and (ending == ".jsonl" or (ending == ".txt" and self.documents != "whole"))
+
+    def of_extent(self, path: Path, extent: Extent | None) -> Iterator[Chunk]:
+        """The documents of a file in order, or of an extent of one that is divisible; none if there is no text."""
+        return coalesce(self._divide(path, extent))
 
     def _of_file(self, path: Path) -> Iterator[Chunk]:
         chunks = self._divide(path)
@@ -85,17 +94,18 @@ class Corpus:
         elif path in self.named:
             raise DataError("the file is empty: it holds no text", where=place(path), fix="name a file with text in it")
 
-    def _divide(self, path: Path) -> Iterator[Chunk]:
+    def _divide(self, path: Path, extent: Extent | None = None) -> Iterator[Chunk]:
         ending = suffix(path)
         if ending != ".txt":
-            return _rows(_cells(open_rows(path, ending, LONGEST_CELL, quoted=True, sample=_SAMPLE), self.column))
+            rows = open_rows(path, ending, LONGEST_CELL, quoted=True, sample=_SAMPLE, extent=extent)
+            return divide_rows(_cells(rows, self.column))
         match self.documents:
             case "whole":
                 return _whole(text_blocks(path))
             case "line":
-                return _divided(text_blocks(path), _split_lines)
+                return _divided(text_blocks(path, extent=extent), _split_lines)
             case "blank-line":
-                return _divided(text_blocks(path), _BLANK_LINES.split)
+                return _divided(text_blocks(path, extent=extent), _BLANK_LINES.split)
 
 
 def open_corpus(
@@ -177,7 +187,7 @@ def _with_line_ends(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
         yield Chunk(texts, chunk.starts, chunk.ends)
 
 
-def _rows(texts: Iterator[str]) -> Iterator[Chunk]:
+def divide_rows(texts: Iterator[str]) -> Iterator[Chunk]:
     """Documents of a table: those that are not white space only, very long ones in pieces."""
     for text in texts:
         if not text or text.isspace():
@@ -190,7 +200,7 @@ def _rows(texts: Iterator[str]) -> Iterator[Chunk]:
         yield Chunk([text[start:]], start == 0)
 
 
-def _coalesce(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+def coalesce(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
     """The same text, with small chunks joined to about CHUNK characters."""
     texts: list[str] = []
     size, starts, ends = 0, True, True

@@ -6,12 +6,13 @@ import gzip
 import hashlib
 import io
 import os
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, NamedTuple, cast
 
 from lmtool.errors import DataError, LmtoolError, ResourceError, UsageError
 from lmtool.text import bundled
@@ -24,6 +25,20 @@ PACKED = (".gz", ".zst")
 
 BLOCK = 1 << 17
 """Bytes read at once."""
+
+
+LONGEST_SEARCH = 1 << 26
+"""Bytes in which the end of a document is looked for."""
+
+_LINE_END = re.compile(rb"\n")
+_BLANK_LINE = re.compile(rb"(?<=\n)\r?\n")
+
+
+class Extent(NamedTuple):
+    """The bytes begin..end of a file, which begin and end where documents do."""
+
+    begin: int
+    end: int
 
 
 def shown(text: str, limit: int = 60) -> str:
@@ -144,8 +159,46 @@ _OF_NAMES = frozenset({"idna", "punycode", "unicode-escape", "raw-unicode-escape
 """Python's encodings of host names and string literals, which no text file has."""
 
 
-def text_blocks(path: Path, encoding: str | None = None) -> Iterator[str]:
-    """The text of a file, block by block, without a byte order mark.
+def next_document(path: Path, offset: int, size: int, *, blank_lines: bool) -> int:
+    """The first position from `offset` on that follows a line end, or with `blank_lines` a blank line; at most `size`.
+
+    Raises DataError when there is none within LONGEST_SEARCH bytes.
+    """
+    if offset <= 0 or offset >= size:
+        return max(0, min(offset, size))
+    pattern, kept = (_BLANK_LINE, 3) if blank_lines else (_LINE_END, 1)
+    with reading(path), open(path, "rb") as file:
+        at = max(0, offset - kept)
+        file.seek(at)
+        held = b""
+        while data := file.read(BLOCK):
+            text = held + data
+            for match in pattern.finditer(text):
+                if at + match.end() >= offset:
+                    return at + match.end()
+            held = text[-kept:]
+            at += len(text) - len(held)
+            if at > offset + LONGEST_SEARCH:
+                raise DataError(
+                    f"no document ends within {LONGEST_SEARCH:,} bytes of offset {offset:,}",
+                    where=place(path),
+                    fix="set data.documents=line, break its lines, or set data.stream=false",
+                )
+    return size
+
+
+def lines_before(path: Path, offset: int) -> int:
+    """How many lines end in the first `offset` bytes."""
+    n_lines = 0
+    with reading(path), open(path, "rb") as file:
+        while data := file.read(min(BLOCK, offset)):
+            n_lines += data.count(b"\n")
+            offset -= len(data)
+    return n_lines
+
+
+def text_blocks(path: Path, encoding: str | None = None, extent: Extent | None = None) -> Iterator[str]:
+    """The text of a file, or of an extent of an unpacked one, block by block, without a byte order mark.
 
     `encoding` is the value of --encoding. Without it the text is UTF-8, and a NUL byte indicates a binary file.
     Raises DataError, with line and byte offset (in the decompressed text, if packed), for bytes that are not text; and
@@ -160,10 +213,13 @@ def text_blocks(path: Path, encoding: str | None = None) -> Iterator[str]:
         raise UsageError(
             f"there is no encoding {shown(encoding or '')}", fix="for example --encoding cp1252, utf-16 or gb18030"
         ) from None
-    offset, first = 0, True
+    offset, end = extent or (0, None)
+    first = offset == 0
     with reading(path), open_bytes(path) as file:
+        if offset:
+            file.seek(offset)
         while True:
-            data = file.read(BLOCK)
+            data = file.read(BLOCK if end is None else min(BLOCK, end - offset))
             if offset == 0:
                 _refuse_other_formats(data, path, encoding)
             if encoding is None:
@@ -222,14 +278,15 @@ def _not_text(error: UnicodeDecodeError, offset: int, path: Path, encoding: str 
     )
 
 
-def text_stretches(path: Path, encoding: str | None, line_limit: int) -> Iterator[str]:
-    """The text of a file, in blocks of whole lines, which end with CR LF, LF or CR. Raises as `text_blocks` does.
+def text_stretches(path: Path, encoding: str | None, line_limit: int, extent: Extent | None = None) -> Iterator[str]:
+    """The text of a file, or of an extent of it, in blocks of whole lines, which end with CR LF, LF or CR.
 
-    A line of `line_limit` characters or more may be truncated to that length, and is not kept in memory.
+    A line of `line_limit` characters or more may be truncated to that length, and is not kept in memory. Raises as
+    `text_blocks` does.
     """
     held: list[str] = []
     size, cut, half = 0, False, ""
-    for block in text_blocks(path, encoding):
+    for block in text_blocks(path, encoding, extent):
         text = half + block
         half = "\r" if text.endswith("\r") else ""  # LF may follow.
         text = text.removesuffix(half)

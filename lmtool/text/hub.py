@@ -5,6 +5,7 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +37,9 @@ def fetch(source: str, column: str | None, cache: Path) -> Path:
     a column of translations becomes one column per language.
     Raises DataError when the dataset, split or column does not exist or cannot be reached.
     """
-    import datasets
-    import huggingface_hub
-
     name, config, split = parse(source)
-    datasets.disable_progress_bars()
-    huggingface_hub.utils.logging.set_verbosity(logging.ERROR)  # else each attempt of a connection is told
-    try:
-        builder = datasets.load_dataset_builder(name, config)
-        files = [str(f) for f in (builder.config.data_files or {}).get(split, [])]
+    with _loading(source):
+        builder, files = _builder(source)
         identity = [name if not files else "", config, split, column, str(builder.hash), *map(_identity, files)]
         key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
         path = cache / "datasets" / f"{key}.jsonl"
@@ -53,6 +48,55 @@ def fetch(source: str, column: str | None, cache: Path) -> Path:
                 rows = builder.as_streaming_dataset(split=split)
                 _write(_named(rows) if column is None else _column(rows, column, source), path)
         return path
+
+
+class Shards:
+    """A dataset that is read over the network, or from its folder, whenever it is needed: one shard for each of its
+    files.
+
+    n: shards. size: bytes as far as they are known. identity: changes with the revision of remote files, and with the
+    sizes of local ones.
+    Raises DataError when it cannot be reached.
+    """
+
+    def __init__(self, source: str, column: str) -> None:
+        self._source, self._column = source, column
+        name, config, split = parse(source)
+        with _loading(source):
+            builder, files = _builder(source)
+            self._rows = builder.as_streaming_dataset(split=split)
+            self.n = int(self._rows.num_shards)
+            sizes = [os.path.getsize(file) if os.path.exists(file) else 0 for file in files]
+            self.size = sum(sizes) or int(builder.info.download_size or builder.info.dataset_size or 0)
+        named = [str(size) if size else file for file, size in zip(files, sizes, strict=True)]
+        self.identity = ["" if files else name, config, split, column, str(builder.hash), *named]
+
+    def texts(self, number: int) -> Iterator[str]:
+        """The texts of a shard in order; nulls are skipped. Raises DataError."""
+        with _loading(self._source):
+            rows = self._rows.shard(num_shards=self.n, index=number)
+            for row in _column(rows, self._column, self._source):
+                if row[self._column] is not None:
+                    yield row[self._column]
+
+
+def _builder(source: str) -> tuple[Any, list[str]]:
+    """The builder of a dataset, and the files of its split."""
+    import datasets
+    import huggingface_hub
+
+    name, config, split = parse(source)
+    datasets.disable_progress_bars()
+    huggingface_hub.utils.logging.set_verbosity(logging.ERROR)  # else each attempt of a connection is told
+    builder = datasets.load_dataset_builder(name, config)
+    return builder, [str(f) for f in (builder.config.data_files or {}).get(split, [])]
+
+
+@contextmanager
+def _loading(source: str) -> Iterator[None]:
+    """Turn errors of the `datasets` library into a DataError."""
+    try:
+        yield
     except LmtoolError:
         raise
     except Exception as error:  # datasets raises whatever its many back ends raise

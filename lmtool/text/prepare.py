@@ -28,6 +28,7 @@ from lmtool.text.files import place
 from lmtool.text.joined import JoinedStore
 from lmtool.text.split import Everything, Part, choose_documents, cut_characters
 from lmtool.text.store import MANIFEST, EncodedChunk, StoreWriter, TokenStore, discard_progress
+from lmtool.text.streaming import StreamedText, TextHead
 from lmtool.text.survey import Report, SurveyedText, cache_key, divide, read_corpus, size
 from lmtool.text.tokenizer import TOKENIZER, Tokenizer
 
@@ -51,9 +52,9 @@ class Prepared:
     """Text prepared for training.
 
     train, valid: the token stores. texts: the parts for training and validation of the text, or of each text of a
-    mixture, that they hold. parts: the training store of each of these. data: the data spec with `documents` and
-    `split` resolved. fingerprint: content address of both stores. seconds: time spent tokenizing, 0 when all was in the
-    cache.
+    mixture, that they hold. parts: the training store of each of these. data: the data spec with `documents`, `split`
+    and `stream` resolved. fingerprint: content address of both stores. seconds: time spent tokenizing, 0 when all was
+    in the cache. streamed: the text of which the stores hold the head only, and the part of it that is trained on.
     """
 
     train: TokenStore
@@ -64,6 +65,12 @@ class Prepared:
     fingerprint: str
     seconds: float
     parts: tuple[TokenStore, ...]
+
+    @property
+    def streamed(self) -> tuple[StreamedText, Part] | None:
+        (train, _), *_ = self.texts
+        corpus = train.text.corpus
+        return (corpus.whole, train.part) if isinstance(corpus, TextHead) else None
 
 
 def scored(store: TokenStore, tokenizer: Tokenizer) -> tuple[int, int]:
@@ -142,7 +149,7 @@ def open_parts(
     """
     texts, resolved = [], []
     for alone in _alone(data):
-        train, one = divide(alone, cache=cache, report=report)
+        train, one = divide(alone, cache=cache, seed=seed, report=report)
         valid, train_part, valid_part = _split(train, one, cache, seed, report)
         texts.append((TextPart(train, train_part), TextPart(valid, valid_part)))
         resolved.append(one)
@@ -185,7 +192,7 @@ def _resolved(data: Data, of_texts: Sequence[Data]) -> Data:
     """The spec with what is resolved alike for all of its texts."""
     divisions = {one.documents for one in of_texts}
     documents = divisions.pop() if len(divisions) == 1 else data.documents
-    return data.model_copy(update={"documents": documents, "split": of_texts[0].split})
+    return data.model_copy(update={"documents": documents, "split": of_texts[0].split, "stream": of_texts[0].stream})
 
 
 def _joined(stores: Sequence[TokenStore]) -> TokenStore:
@@ -224,7 +231,9 @@ def _split(train: SurveyedText, data: Data, cache: Path, seed: int, report: Repo
         raise DataError(
             "there is one document, so none can be held out",
             where=where,
-            fix="set data.split=slice, or name validation text with data.valid",
+            fix="set data.documents=blank-line or line, or data.stream=false"
+            if data.stream
+            else "set data.split=slice, or name validation text with data.valid",
         )
     return train, *choose_documents(train.survey.documents, data.valid_fraction, seed)
 
@@ -329,9 +338,14 @@ def _store(
 def _write(text: SurveyedText, part: Part, tokenizer: Tokenizer, path: Path, key: str, report: Report) -> TokenStore:
     with StoreWriter(path, fingerprint=key, vocab_size=tokenizer.vocab_size) as writer:
         chunks = islice(part.of(_reporting(text, "tokenizing", report)), writer.chunks_done, None)
-        for chunk in _in_threads(partial(_encode, tokenizer=tokenizer, stream=text.corpus.stream), chunks):
+        for chunk in encode(chunks, tokenizer, text.corpus.stream):
             writer.append(chunk)
         return writer.finish()
+
+
+def encode(chunks: Iterator[Chunk], tokenizer: Tokenizer, stream: bool = False) -> Iterator[EncodedChunk]:
+    """Encode chunks on all CPU cores, in order. stream: without special tokens at the ends of documents."""
+    return _in_threads(partial(_encode, tokenizer=tokenizer, stream=stream), chunks)
 
 
 def _in_threads(encode: Callable[[Chunk], EncodedChunk], chunks: Iterator[Chunk]) -> Iterator[EncodedChunk]:

@@ -17,7 +17,17 @@ from typing import Any
 
 from lmtool.errors import DataError
 from lmtool.text.delimited import SAMPLE, Dialect, Fault, RowRecord, line_limit, long_line, misfit, records, sniff
-from lmtool.text.files import open_bytes, packing, place, reading, shown, split_lines, text_stretches
+from lmtool.text.files import (
+    Extent,
+    lines_before,
+    open_bytes,
+    packing,
+    place,
+    reading,
+    shown,
+    split_lines,
+    text_stretches,
+)
 from lmtool.text.tokenizer import without_surrogates
 
 ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -81,8 +91,9 @@ def open_rows(
     delimiter: str | None = None,
     quoted: bool | None = None,
     sample: int = SAMPLE,
+    extent: Extent | None = None,
 ) -> RowFile:
-    """The rows of a file whose format is that of one of ENDINGS.
+    """The rows of a file whose format is that of one of ENDINGS; extent: of JSON lines, the part of it that is read.
 
     Delimiter and quoting, unless given, are inferred from the first `sample` characters: see `delimited.sniff`; for
     `encoding` see `files.text_blocks`.
@@ -91,7 +102,7 @@ def open_rows(
         case ".csv" | ".tsv":
             return Delimited(path, limit, encoding, _ORDER[ending], delimiter, quoted, sample)
         case ".jsonl":
-            return JsonLines(path, limit, encoding)
+            return JsonLines(path, limit, encoding, extent)
     return Parquet(path, limit)
 
 
@@ -171,7 +182,19 @@ class Delimited(_TextRows):
 
 @dataclass(frozen=True)
 class JsonLines(_TextRows):
-    """One JSON object per line."""
+    """One JSON object per line. extent: the part of the file that is read; None for all of it."""
+
+    extent: Extent | None
+
+    def where(self, row: int, line: int | None, column: int | str | None) -> str:
+        if self.extent is None or not line:
+            return super().where(row, line, column)
+        where = self._at(line)
+        return where if column is None else f"{where}, column {shown(str(column))}"
+
+    def _at(self, line: int) -> str:
+        before = 0 if self.extent is None else lines_before(self.path, self.extent.begin)
+        return f"{place(self.path)}:{before + line}"
 
     @cached_property
     def header(self) -> tuple[str, ...]:
@@ -193,10 +216,11 @@ class JsonLines(_TextRows):
             elif only in found:
                 yield line, (_clean(found[only]),), None
             else:
-                raise missing_column(only, list(found), f"{place(self.path)}:{line}", "--column")
+                raise missing_column(only, list(found), self._at(line), "--column")
 
     def _objects(self, decoder: json.JSONDecoder) -> Iterator[tuple[int, dict[str, Any] | Fault]]:
-        lines = chain.from_iterable(map(split_lines, self._stretches()))
+        stretches = text_stretches(self.path, self.encoding, line_limit(self.limit), self.extent)
+        lines = chain.from_iterable(map(split_lines, stretches))
         for line, row in enumerate(lines, 1):
             if not row.isspace():
                 yield line, self._parse(row, line, decoder)

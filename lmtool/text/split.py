@@ -46,9 +46,8 @@ class Documents:
     threshold: int
     valid: bool
 
-    def of(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-        """This part of the corpus."""
-        number = 0
+    def of(self, chunks: Iterable[Chunk], number: int = 0) -> Iterator[Chunk]:
+        """This part of the corpus. number: of the first document."""
         for chunk in chunks:
             numbers = np.arange(number, number + len(chunk.texts), dtype=np.uint64)
             number += chunk.n_ends

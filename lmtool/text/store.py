@@ -245,6 +245,11 @@ class TokenStore:
         return np.searchsorted(self._document_ends, token, side="right")
 
     @property
+    def content(self) -> str:
+        """A checksum of all tokens and documents."""
+        return xxhash.xxh3_64_hexdigest(records.encode(self._manifest.checksums))
+
+    @property
     def total_bytes(self) -> int:
         """UTF-8 bytes of the text of all documents."""
         return int(self.n_bytes.sum())

@@ -21,6 +21,7 @@ from lmtool.records import FileModel
 from lmtool.text.cached import SURVEYS, cached
 from lmtool.text.corpus import Chunk, Corpus, open_corpus
 from lmtool.text.files import content_hash, place
+from lmtool.text.streaming import StreamedText, TextHead, streams
 
 Report = Callable[[str, int, int], None]
 """Called with the stage, and the amounts done and in total, here in characters; a total of 0 is unknown."""
@@ -70,23 +71,31 @@ class SurveyedText:
             longest=found.longest,
             alphabet=found.alphabet,
             new_words=found.new_words,
+            is_streamed=isinstance(self.corpus, TextHead),
         )
 
 
-def divide(data: Data, *, cache: Path, report: Report) -> tuple[SurveyedText, Data]:
-    """The training text, divided into documents, and the data spec with `documents` and `split` resolved.
+def divide(data: Data, *, cache: Path, seed: int, report: Report) -> tuple[SurveyedText, Data]:
+    """The training text, divided into documents, and the data spec with `documents`, `split` and `stream` resolved.
 
+    Of a text that is streamed, the head. seed: of its order.
     Raises DataError for unusable text, ResourceError for errors of the system.
     """
     if not data.sources:
         raise DataError("no text is named", where="data.train", fix="name a file, folder, glob or hf:NAME")
+    if streams(data):
+        whole = StreamedText(data, seed)
+        text = _survey(whole.head, cache, report, whole.read_head())
+        resolved = {"documents": whole.head.documents, "split": "document", "stream": True}
+        return text, data.model_copy(update=resolved)
+    data = data.model_copy(update={"stream": False})
     if data.split == "slice" and data.documents == "auto":
         data = data.model_copy(update={"documents": "whole"})
     text = _survey(_open(data.sources, data, cache), cache, report)
     is_stream = data.split == "slice" or (data.split == "auto" and text.survey.documents == 1)
     if is_stream and data.documents == "auto" and text.corpus.documents != "whole":
         # one text, however it is laid out
-        return divide(data.model_copy(update={"split": "slice"}), cache=cache, report=report)
+        return divide(data.model_copy(update={"split": "slice"}), cache=cache, seed=seed, report=report)
     text = _as_stream(text, cache, report) if is_stream else text
     split = "slice" if is_stream else "document"
     return text, data.model_copy(update={"documents": text.corpus.documents, "split": split})
@@ -96,7 +105,7 @@ def settle(recipe: Resolved | DefaultRecipe, *, cache: Path, report: Report) -> 
     """The recipe for a text, and a line for each setting that follows from the text; see `DefaultRecipe.settle`."""
     if isinstance(recipe, Resolved):
         return recipe, ()
-    text, _ = divide(recipe.draft.data, cache=cache, report=report)
+    text, _ = divide(recipe.draft.text, cache=cache, seed=recipe.draft.seed, report=report)
     return recipe.settle(text.shape)
 
 

@@ -146,7 +146,8 @@ def check_text(
     data: Data, seed: int, tokenizer: Tokenizer | None, usual: float | None, *, cache: Path, report: Report
 ) -> Checked:
     """The text that `data` names, against its validation text or the part that a run with this seed would hold out."""
-    ((train, valid),), data = open_parts(data, cache=cache, seed=seed, report=report)
+    whole = data.model_copy(update={"stream": False})
+    ((train, valid),), data = open_parts(whole, cache=cache, seed=seed, report=report)
     notices = tuple(find_in_text(train, valid, tokenizer, usual, brief=False))
     survey = train.text.survey
     kind = "one text" if data.split == "slice" else f"{survey.documents:,} documents"

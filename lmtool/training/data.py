@@ -1,6 +1,7 @@
 """Training and validation data of a run. A text here; tables in `lmtool.tables.data`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from typing import Protocol
 
@@ -19,11 +20,12 @@ from lmtool.model import LanguageModel
 from lmtool.model.layers.ngrams import ngrams_of
 from lmtool.objective import Cut, Loss, Objective, build_objective
 from lmtool.recipe.spec import Causal, Recipe, TokenizerFile, WeightedCounts
-from lmtool.run.files import SavedSplit
+from lmtool.run.files import SavedSplit, StreamMark
 from lmtool.run.lines import MOST_LINES, KnownLines
 from lmtool.run.order import MixtureOrder, hash_key
 from lmtool.tables.results import Results
 from lmtool.text import bundled
+from lmtool.text.blocks import BlockStores
 from lmtool.text.findings import find_in_text
 from lmtool.text.prepare import Prepared, default_cache, prepare, scored
 from lmtool.text.store import TokenStore
@@ -32,6 +34,7 @@ from lmtool.text.tokenizer import Tokenizer
 from lmtool.training.comparison import MOST_TOKENS, ROW, SECONDS, TextResults, counted, to_count
 from lmtool.training.pairs import CountedPairs
 from lmtool.training.schedule import Pace
+from lmtool.training.streamed import StreamedWindows, streaming
 from lmtool.training.windows import ExampleSource, Mixture, Windows
 
 
@@ -82,8 +85,14 @@ class TrainingData(Protocol):
     @property
     def known_lines(self) -> KnownLines | None: ...
 
+    def flowing(self, world: World, compute: Compute, mark: StreamMark | None = None) -> AbstractContextManager[None]:
+        """A context in which `examples` are of all the data, where these are read while a model trains; from a mark.
+
+        Raises CheckpointError when what follows the mark has changed.
+        """
+
     def token_counts(self) -> NDArray[np.int64]:
-        """How often each id is in the training part."""
+        """How often each id is in the training part, or in the head of one that is streamed."""
 
     def set_statistics(self, lm: LanguageModel) -> None:
         """Initialize a new model with statistics of the data, if its family uses any."""
@@ -121,6 +130,8 @@ class TextData:
         self, prepared: Prepared, recipe: Recipe, pace: Pace | None = None, *, is_foreign: bool = False
     ) -> None:
         """is_foreign: the tokenizer was not trained on this text."""
+        self._blocks: BlockStores | None = None
+        self._mark: StreamMark | None = None
         rows = prepared.tokenizer.embedding_rows(recipe.model.vocab_size)
         model = recipe.model.model_copy(update={"vocab_size": rows})
         self.recipe = recipe.model_copy(update={"model": model, "data": prepared.data})
@@ -144,7 +155,7 @@ class TextData:
     def known_lines(self) -> KnownLines | None:
         parts = self._prepared.texts
         n_lines = sum(one.text.survey.documents for parts in parts for one in parts)
-        if not isinstance(self.recipe.objective, Causal) or n_lines > MOST_LINES:
+        if not isinstance(self.recipe.objective, Causal) or n_lines > MOST_LINES or self._prepared.streamed is not None:
             return None
         if not all(train.text.shape.is_short for train, _ in parts):
             return None
@@ -152,7 +163,18 @@ class TextData:
 
     def with_recipe(self, recipe: Recipe, pace: Pace | None) -> "TextData":
         """The same text under a recipe that differs in its training and evaluation only, and its pace."""
-        return TextData(self._prepared, recipe, pace, is_foreign=self._is_foreign)
+        data = TextData(self._prepared, recipe, pace, is_foreign=self._is_foreign)
+        data._blocks, data._mark = self._blocks, self._mark
+        return data
+
+    @contextmanager
+    def flowing(self, world: World, compute: Compute, mark: StreamMark | None = None) -> Iterator[None]:
+        if self._prepared.streamed is None:
+            yield
+            return
+        with streaming(self._prepared, world, compute, mark) as self._blocks:
+            self._mark = mark
+            yield
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
@@ -179,6 +201,10 @@ class TextData:
             text = ", ".join(
                 f"{100 * n / MixtureOrder.BLOCK:g} % {name}" for name, n in zip(data.mixture, quotas, strict=True)
             )
+        if self._prepared.streamed is not None:
+            whole, _ = self._prepared.streamed
+            files = f"{len(whole.head.files):,} files, " if whole.head.files else ""
+            text = f"streamed, {files}{whole.n_bytes / 1e6:,.3g} MB; at first {text}"
         return (f"text: {text}, {len(self._train):,} tokens; validation: {held_out}, {len(self._valid):,} tokens",)
 
     @property
@@ -218,6 +244,16 @@ class TextData:
             self._pairs = Windows(self._valid, cut, self.recipe.seed, marks=marks)
         if self.recipe.data.mixture:
             return self._mixed(cut, marks)
+        if self._blocks is not None:
+            return StreamedWindows(
+                self._blocks,
+                cut,
+                self.recipe.seed,
+                batch_size=training.batch_size,
+                isolated=self.recipe.data.isolate_documents,
+                share=self._share,
+                mark=self._mark,
+            )
         windows = Windows(self._train, cut, self.recipe.seed, lanes, marks, self.recipe.data.isolate_documents)
         if isinstance(self.recipe.objective, WeightedCounts):
             is_word_V = self.token_counts() > 0
@@ -247,11 +283,17 @@ class TextData:
 
     @property
     def per_epoch(self) -> int:
-        """Examples of one pass over the text."""
+        """Examples of one pass over the text; of one that is streamed, estimated from its head."""
         recipe = self.recipe
         # objectives of word vectors need counts, which others do without
         counts = torch.from_numpy(self.token_counts()) if recipe.model.reads == "words" else None
-        return self.examples(build_objective(recipe, self.framing.tokenizer, counts)).per_epoch
+        found = self.examples(build_objective(recipe, self.framing.tokenizer, counts)).per_epoch
+        return found if self._blocks is not None else max(1, round(found / self._share))
+
+    @property
+    def _share(self) -> float:
+        """The share of the text that the stores hold."""
+        return 1.0 if self._prepared.streamed is None else self._prepared.streamed[0].share
 
     def validate(self, lm: LanguageModel, objective: Objective, compute: Compute, world: World) -> Validation:
         wanted = self.recipe.evaluation.tokens
@@ -295,7 +337,9 @@ class TextData:
         ]
 
     def _ngram_bits(self) -> float | None:
-        """Bits per byte of a 5-gram model of the training text; None for very long texts."""
+        """Bits per byte of a 5-gram model of the training text; None for very long and streamed texts."""
+        if self._prepared.streamed is not None:
+            return None
         prepared = to_count(self._prepared, self.recipe.seed)
         train, tokenizer = prepared.train, prepared.tokenizer
         if len(train) > MOST_TOKENS:
@@ -332,7 +376,7 @@ def read_text(recipe: Recipe, tokenizer: Tokenizer | None, world: World, report:
     """
     data = world.main_first(
         lambda: prepare(
-            recipe.data, tokenizer or recipe.tokenizer, cache=default_cache(), seed=recipe.seed, report=report
+            recipe.text, tokenizer or recipe.tokenizer, cache=default_cache(), seed=recipe.seed, report=report
         )
     )
     context = recipe.model.context

@@ -35,7 +35,7 @@ class TrainingState:
 
     stale: validations since the best one. micro_batch: rows at once, maybe halved when out of memory. setup: what else
     results depend on bitwise, besides recipe and data. recipe: all its values. pending: the record of the last step,
-    where its validation comes after the checkpoint.
+    where its validation comes after the checkpoint. stream: the mark of a streamed text.
     """
 
     tokens: int = 0
@@ -48,6 +48,7 @@ class TrainingState:
     setup: dict[str, object] = field(default_factory=dict)
     recipe: dict[str, object] = field(default_factory=dict)
     pending: Record | None = None
+    stream: dict[str, object] | None = None
 
     @classmethod
     def read(cls, checkpoint: Checkpoint, noted: Validated | None) -> Self:

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -37,6 +37,7 @@ from lmtool.recipe.spec import (
 from lmtool.records import encode
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import FLOOR, RECIPE, RESULTS, SPLIT, Run, check_folder, describe_environment
+from lmtool.run.files import StreamMark
 from lmtool.run.find import find
 from lmtool.run.lines import LINES
 from lmtool.run.verification import damaged_records
@@ -117,7 +118,7 @@ def to_continue(
     other: the recipe of all but model, tokenizer and data; the run's own recipe when None.
     """
     base = open_base(source)
-    own_data = base.recipe.data.model_copy(update={"mixture": {}})
+    own_data = base.recipe.data.model_copy(update={"mixture": {}, "stream": "auto"})
     own = base.recipe.model_copy(update={"distillation": Distillation(), "data": own_data})
     recipe = recipe_for_text(base.recipe, own if other is None else other.recipe)
     name = base.run.name
@@ -317,7 +318,7 @@ def _begin(
                 data={"lines": [*data.lines, *inferred], "bytes_per_token": data.bytes_per_token},
                 retry=retry,
             )
-        with run or nullcontext():
+        with run or nullcontext(), data.flowing(world, compute):
             if run is not None:
                 if features is not None:
                     run.keep_features(features.base.run, features.base.checkpoint)
@@ -396,7 +397,7 @@ def resume(
         sharded = _check(recipe, compute, world, {})
         if world.is_main:
             run.lock()
-        with run if world.is_main else nullcontext():
+        with run if world.is_main else nullcontext(), ExitStack() as stack:
             checkpoint, warnings = found.newest()
             world.wait()  # all have found it before the first one changes anything on disk
             yield from map(Warned, (*warnings, *doubts))
@@ -420,6 +421,8 @@ def resume(
             teacher = teacher_of(run) if recipe.distillation.teacher is not None else None
             data = _read_again(recipe, run, tokenizer, world, report)
             _agree(recipe, data.fingerprint, compute, world)
+            mark = None if state.stream is None else StreamMark.model_validate(state.stream)
+            stack.enter_context(data.flowing(world, compute, mark))
             if world.is_main:
                 damaged = run.start(
                     step=checkpoint.step,

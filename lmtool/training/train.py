@@ -37,6 +37,7 @@ from lmtool.training.optimizer import Optimizers
 from lmtool.training.planning import flops_per_token
 from lmtool.training.schedule import doubtful_rate
 from lmtool.training.sharding import Sharding
+from lmtool.training.streamed import StreamedWindows
 from lmtool.training.teaching import distilled
 from lmtool.training.windows import ExampleSource
 
@@ -138,6 +139,8 @@ def train(
         if _saves(recipe, last) or reason == "interrupted":
             moments = trainee.optimizers.state()
             moments |= {} if step.carried is None else carried.to_tensors(step.carried)
+            if isinstance(examples, StreamedWindows) and keeper.keeps:
+                state.stream = examples.mark(last * recipe.training.batch_size).model_dump()
             yield from keeper.save(last, trainee.lm, moments, state)
         if validates:
             with trainee.whole():

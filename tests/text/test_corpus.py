@@ -177,7 +177,7 @@ def test_blocks_and_chunks_do_not_show(documents_are: str, text: str, block: int
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpus_module, "CHUNK", chunk)
         assert documents(list(divide(iter(blocks)))) == in_one
-        assert documents(list(corpus_module._coalesce(divide(iter(blocks))))) == in_one
+        assert documents(list(corpus_module.coalesce(divide(iter(blocks))))) == in_one
     if documents_are == "whole":
         assert in_one == ([text] if text.strip() else [])
     if documents_are == "line":

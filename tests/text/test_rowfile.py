@@ -217,7 +217,7 @@ def test_an_unclosed_quote_does_not_read_on_for_ever(
     """A few megabytes of .gz may be gigabytes of text."""
     limit = 1 << 12
 
-    def endless(path: Path, encoding: str | None) -> Iterator[str]:
+    def endless(path: Path, encoding: str | None, extent: object = None) -> Iterator[str]:
         yield 'id,text\n1,good\n2,"'
         for _ in range(100):
             yield line

@@ -25,6 +25,9 @@ from tests.training.tiny import Work, lasting
 
 STEPS = 16
 EVENTS = 300
+
+STREAMED = 4
+"""Times as many events of a run that tokenizes beside training."""
 VARIANTS = {
     "adamw, patience, samples": (
         "evaluation.every=2",
@@ -38,6 +41,7 @@ VARIANTS = {
         "training.carry_state=true",
         "training.micro_batch=3",
     ),
+    "streamed": ("data.stream=true", "training.batch_size=64", "evaluation.every=2"),
     "in the background": ("checkpoint.background=true", "evaluation.every=2"),
 }
 
@@ -51,9 +55,9 @@ def wait(pid: int) -> bool:
     return False
 
 
-def killed_at_an_event(run: Path, start: Callable[[], Any], rng: random.Random) -> bool:
+def killed_at_an_event(run: Path, start: Callable[[], Any], rng: random.Random, events: int) -> bool:
     """Train, and die just before the n-th file operation on the run; a step has about 150."""
-    number = rng.randint(1, EVENTS)
+    number = rng.randint(1, events)
 
     def train() -> None:
         die_at_event(number, run)
@@ -62,7 +66,7 @@ def killed_at_an_event(run: Path, start: Callable[[], Any], rng: random.Random) 
     return wait(in_child(train))
 
 
-def killed_after_a_while(run: Path, start: Callable[[], Any], rng: random.Random) -> bool:
+def killed_after_a_while(run: Path, start: Callable[[], Any], rng: random.Random, _: int) -> bool:
     """Train, and be killed from outside."""
     pid = in_child(lambda: [start()])
     while not is_held(run) and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
@@ -75,6 +79,7 @@ def killed_after_a_while(run: Path, start: Callable[[], Any], rng: random.Random
 def chain(work: Work, name: str, overrides: tuple[str, ...], seed: int) -> dict[str, Any]:
     rng = random.Random(seed)
     run = work.run(name)
+    events = EVENTS * (STREAMED if "data.stream=true" in overrides else 1)
     overrides = (f"training.steps={STEPS}", "checkpoint.every=1", *overrides)
     # In this process, so that the lazy imports of torch are shared by all children.
     work.pretrain(*overrides, name=f"{name} whole")
@@ -84,7 +89,7 @@ def chain(work: Work, name: str, overrides: tuple[str, ...], seed: int) -> dict[
     while Run.open(run).state != "finished":
         assert len(outcome["steps"]) < 200, "no progress"
         kill = rng.choice([killed_at_an_event, killed_at_an_event, killed_after_a_while])
-        killed = kill(run, lambda: work.resume(name=name), rng)
+        killed = kill(run, lambda: work.resume(name=name), rng, events)
         found = listed(run / "checkpoints")
         for step, path in found:
             if verify(path).step != step:

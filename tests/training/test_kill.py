@@ -18,6 +18,7 @@ import lmtool
         "adamw, patience, samples",
         pytest.param("muon, micro-batches", marks=pytest.mark.slow),
         pytest.param("lstm, carried states", marks=pytest.mark.slow),
+        pytest.param("streamed", marks=pytest.mark.slow),
         pytest.param("in the background", marks=pytest.mark.slow),
     ],
 )

@@ -95,6 +95,8 @@ HEADS = (
 
 STILL = ("model.dropout=0", "objective={kind: classification, dropout: 0}", "training.epochs=null")
 
+BLOCKS = ("data.stream=true", "model.dropout=0", "training.batch_size=64")
+
 
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Work:
@@ -108,6 +110,14 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Work:
         ["resume", str(work.run())],
         ["finetune", "table.csv", *recipe, "-o", str(work.run("tuned")), *(w for of in STILL for w in ("-s", of))],
         ["predict", str(work.run("tuned")), "table.csv", "-o", "out.csv"],
+        [
+            "pretrain",
+            str(work.text),
+            *recipe,
+            "-o",
+            str(work.run("streamed")),
+            *(w for of in BLOCKS for w in ("-s", of)),
+        ],
     ]
     process = start(work, [sys.executable, "-m", "tests.training.commands", json.dumps(commands)])
     assert process.wait() == 0, [output(work), *((path, path.read_text()) for path in work.folder.glob("*.stderr"))]
@@ -129,6 +139,19 @@ def test_heads_without_a_loss_and_runs_without_a_step(group: Work) -> None:
         assert (group.folder / f"{number}.stdout").read_text() == f"{group.run()}\n"
     assert (group.folder / "1.stderr").read_text().count("has completed all 12 steps") == 1
     assert ended(group.resume("training.steps=+2")).step == 14
+
+
+def test_one_process_tokenizes_for_both(group: Work) -> None:
+    """A small text is a block in each turn, of which the steps need several."""
+    group.pretrain(*BLOCKS, name="streamed by one")
+    losses, expected = ([r["loss"] for r in metrics(group.run(name))] for name in ("streamed", "streamed by one"))
+    assert losses == pytest.approx(expected, abs=1e-5)
+    states = (
+        verify(listed(group.run(name) / "checkpoints")[-1][1]).state() for name in ("streamed", "streamed by one")
+    )
+    mark, other = (state["stream"] for state in states)
+    assert mark == other
+    assert mark["turn"] > 1
 
 
 def test_tables_are_learned_measured_and_answered_by_two(group: Work) -> None:

@@ -1,0 +1,158 @@
+"""Training examples of a streamed text: windows that are shuffled within each of its blocks."""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtool.compute.device import Compute
+from lmtool.compute.processes import World
+from lmtool.errors import CheckpointError
+from lmtool.objective import Cut, Example
+from lmtool.run.files import StreamMark
+from lmtool.run.order import hash_key
+from lmtool.text.blocks import BlockFolder, BlockStores
+from lmtool.text.prepare import Prepared, default_cache
+from lmtool.text.streaming import Place
+from lmtool.training.windows import Windows
+
+KEPT = 4
+"""Batches for which a block is kept after its last example: other processes may be behind."""
+
+
+@contextmanager
+def streaming(prepared: Prepared, world: World, compute: Compute, mark: StreamMark | None) -> Iterator[BlockStores]:
+    """The blocks of a streamed text while a run trains on them, from its beginning or from a mark.
+
+    Raises CheckpointError when the block of the mark has another text than it had.
+    """
+    assert prepared.streamed is not None
+    text, part = prepared.streamed
+    folder = BlockFolder(default_cache()) if world.is_main else None
+    try:
+        path = Path(world.from_main("" if folder is None else str(folder.path.absolute()), compute))
+        number, place = 0, Place()
+        if mark is not None:
+            number, place = mark.block, Place(mark.turn, mark.unit, mark.chunk)
+        blocks = BlockStores(
+            text,
+            part,
+            prepared.train,
+            prepared.tokenizer,
+            path,
+            number=number,
+            place=place,
+            makes=world.is_main,
+        )
+        with closing(blocks):
+            if mark is not None and blocks.store(number).content != mark.content:
+                raise CheckpointError(
+                    f"the run cannot be resumed: block {number:,} of its text has changed since it was trained on",
+                    where=text.where(place),
+                    fix="restore the old files, or start a new run",
+                )
+            yield blocks
+    finally:
+        if folder is not None:
+            folder.close()
+
+
+class StreamedWindows:
+    """Examples of the blocks of a text, one block after the other, shuffled within each; see `ExampleSource`.
+
+    Sample n is a function of the text, the seed and n. Where it is follows from the examples of all earlier blocks, of
+    which a mark has the number, so that a resumed run does not read them again.
+    """
+
+    unit = "documents"
+
+    def __init__(
+        self,
+        blocks: BlockStores,
+        cut: Cut,
+        seed: int,
+        *,
+        batch_size: int,
+        isolated: bool,
+        share: float,
+        mark: StreamMark | None,
+    ) -> None:
+        """share: of the text that block 0 is. mark: of the block to begin with. The others are as for `Windows`."""
+        self.length = cut.length
+        self._blocks, self._cut, self._seed, self._kept = blocks, cut, seed, KEPT * batch_size
+        self._isolated = isolated
+        self._first = 0 if mark is None else mark.block
+        self._begins = [0 if mark is None else mark.examples]
+        self._documents = [0 if mark is None else mark.documents]
+        self._opened: dict[int, Windows] = {}
+        self._per_epoch = max(1, round(self._windows(0).per_epoch / share))
+
+    @property
+    def per_epoch(self) -> int:
+        """Examples of one pass over the text, estimated from its first block."""
+        return self._per_epoch
+
+    def restarts(self, step: int) -> bool:
+        return True
+
+    def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
+        found = [example for _, windows, own_S in self._of_blocks(sample_S) for example in windows.read(own_S)]
+        self._drop(int(sample_S.min()))
+        return found
+
+    def documents(self, sample_S: NDArray[np.int64]) -> list[int]:
+        """Numbers of the documents of the samples in the order of the stream, sorted and distinct."""
+        return [
+            self._documents[at] + document
+            for at, windows, own_S in self._of_blocks(sample_S)
+            for document in windows.documents(own_S)
+        ]
+
+    def mark(self, sample: int) -> StreamMark:
+        """The block of the sample before this one, the last one trained on; for the process that makes the blocks."""
+        while sample > self._begins[-1]:
+            self._open()
+        at = bisect_left(self._begins, sample) - 1
+        number = self._first + at
+        turn, unit, chunk = self._blocks.place(number)
+        return StreamMark(
+            block=number,
+            turn=turn,
+            unit=unit,
+            chunk=chunk,
+            examples=self._begins[at],
+            documents=self._documents[at],
+            content=self._blocks.store(number).content,
+        )
+
+    def _of_blocks(self, sample_S: NDArray[np.int64]) -> Iterator[tuple[int, Windows, NDArray[np.int64]]]:
+        """Consecutive samples by block: its index, its windows, and the numbers of the samples in it."""
+        while int(sample_S.max()) >= self._begins[-1]:
+            self._open()
+        at_S = np.searchsorted(self._begins, sample_S, side="right") - 1
+        for at in np.unique(at_S).tolist():
+            yield at, self._opened[self._first + at], sample_S[at_S == at] - self._begins[at]
+
+    def _open(self) -> None:
+        """Open the next block. One that is too short for an example, as the last of a turn may be, has none."""
+        number = self._first + len(self._begins) - 1
+        store, n_examples = self._blocks.store(number), 0
+        if len(store) > self.length:
+            self._opened[number] = self._windows(number)
+            n_examples = self._opened[number].per_epoch
+        self._begins.append(self._begins[-1] + n_examples)
+        self._documents.append(self._documents[-1] + store.n_documents)
+
+    def _windows(self, number: int) -> Windows:
+        seed = hash_key(self._seed, "block", number)
+        return Windows(self._blocks.store(number), self._cut, seed, None, (), self._isolated)
+
+    def _drop(self, sample: int) -> None:
+        """Drop the blocks that no process reads any more when this one reads a sample."""
+        for number in list(self._opened):
+            if self._begins[number - self._first + 1] <= sample - self._kept:
+                del self._opened[number]
+                self._blocks.drop(number)

@@ -1,0 +1,332 @@
+"""Training on a text that is streamed: its order, resuming, and what is held out."""
+
+import errno
+import gc
+import json
+import os
+import time
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lmtool.compute.device import resolve
+from lmtool.compute.processes import World
+from lmtool.errors import CheckpointError, DataError, RecipeError, ResourceError
+from lmtool.objective import build_objective
+from lmtool.recipe.load import Resolved, Setting, load
+from lmtool.recipe.pretraining import DefaultRecipe
+from lmtool.text import blocks, streaming
+from lmtool.text.blocks import AHEAD, STREAMS, BlockFolder, BlockStores
+from lmtool.text.corpus import Chunk
+from lmtool.text.prepare import default_cache
+from lmtool.text.streaming import Place
+from lmtool.text.survey import settle
+from lmtool.training import start
+from lmtool.training.data import TextData, read_text
+from lmtool.training.streamed import StreamedWindows
+from tests.training.tiny import Work, after, lasting, no_report, words
+
+CPU = resolve("cpu", "float32")
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units and blocks so small that a test passes several."""
+    monkeypatch.setattr(streaming, "UNIT", 300)
+    monkeypatch.setattr(streaming, "BLOCK", 1500)
+
+
+@pytest.fixture
+def folder(work: Work) -> Path:
+    """Numbered documents in files of three formats."""
+    folder = work.folder / "corpus"
+    folder.mkdir()
+    for number in range(4):
+        lines = [f"{number}-{line} {words(9, 40 * number + line)}" for line in range(30)]
+        if number % 2:
+            text = "".join(json.dumps({"text": line}) + "\n" for line in lines)
+            (folder / f"{number}.jsonl").write_text(text, encoding="utf-8")
+        else:
+            (folder / f"{number}.txt").write_text("\n\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+def streamed(work: Work, *overrides: str) -> Resolved:
+    source = f"data.train={work.folder}/corpus"
+    return load(work.recipe, [source, "data.stream=true", *overrides])
+
+
+def pretrained(work: Work, name: str, *overrides: str, **options: Any) -> list[Any]:
+    options = {"stop": lambda: False} | options
+    recipe = streamed(work, *overrides)
+    return list(start.pretrain(recipe, None, output=work.run(name), command=["test"], report=no_report, **options))
+
+
+def examples_of(data: TextData) -> StreamedWindows:
+    examples = data.examples(build_objective(data.recipe, data.framing.tokenizer, None))
+    assert isinstance(examples, StreamedWindows)
+    return examples
+
+
+def test_stopping_and_resuming_changes_no_bit(work: Work, folder: Path) -> None:
+    steps = 40
+    pretrained(work, "whole", f"training.steps={steps}")
+    pretrained(work, "cut", f"training.steps={steps}", stop=after(27))
+    state = json.loads((work.run("cut") / "checkpoints/step-000027/state.json").read_text())
+    assert state["stream"]["block"] > 1
+    work.resume(name="cut")
+    assert lasting(work.run("cut"), steps) == lasting(work.run("whole"), steps)
+
+
+def test_every_document_is_read_once_a_turn_and_none_that_is_held_out(work: Work, folder: Path) -> None:
+    data = read_text(streamed(work).recipe, None, World(), no_report)
+    tokenizer = data.framing.tokenizer
+    with data.flowing(World(), CPU):
+        examples = examples_of(data)
+        blocks = examples._blocks
+        turns = [Counter[str]() for _ in range(3)]
+        number = 0
+        while (place := _place(blocks, number)).turn < 3:
+            store = blocks.store(number)
+            texts = [tokenizer.decode(store.read(*store.document(i)).tolist()) for i in range(store.n_documents)]
+            turns[place.turn].update(text.split()[0] for text in texts)
+            number += 1
+    held = data._prepared.valid
+    held_out = {tokenizer.decode(held.read(*held.document(i)).tolist()).split()[0] for i in range(held.n_documents)}
+    every = {f"{number}-{line}" for number in range(4) for line in range(30)}
+    assert held_out
+    assert turns == 3 * [Counter(every - held_out)]
+
+
+def _place(blocks: BlockStores, number: int) -> Place:
+    blocks.store(number)
+    return blocks.place(number)
+
+
+def test_every_process_reads_the_same_whatever_the_pace(
+    work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One makes the blocks, slowly; another finds them in the folder, and takes the other half of each batch."""
+    data = read_text(streamed(work).recipe, None, World(), no_report)
+    with data.flowing(World(), CPU):
+        alone = texts_of(data, examples_of(data), np.arange(320))
+    make = BlockStores._write
+
+    def slowly(self: BlockStores, *arguments: Any) -> Any:
+        time.sleep(0.02)
+        return make(self, *arguments)
+
+    monkeypatch.setattr(BlockStores, "_write", slowly)
+    with data.flowing(World(), CPU):
+        first = examples_of(data)
+        other = joining(data)
+        both = []
+        for step in range(40):
+            both += texts_of(data, first, np.arange(8 * step, 8 * step + 4))
+            both += texts_of(data, other, np.arange(8 * step + 4, 8 * step + 8))
+    assert both == alone
+    assert len(set(alone)) > 300
+
+
+def test_a_process_that_waits_is_told_when_the_one_that_tokenizes_ends(work: Work, folder: Path) -> None:
+    data = read_text(streamed(work).recipe, None, World(), no_report)
+    with data.flowing(World(), CPU):
+        examples_of(data)
+        other = joining(data)
+    with pytest.raises(ResourceError, match="has ended"):
+        other.read(np.arange(3000))
+
+
+def test_blocks_ahead_and_behind_are_few(work: Work, folder: Path) -> None:
+    data = read_text(streamed(work).recipe, None, World(), no_report)
+    most = 0
+    with data.flowing(World(), CPU):
+        examples = examples_of(data)
+        streams = default_cache() / STREAMS
+        (place,) = [path for path in streams.iterdir() if path.is_dir()]
+        for step in range(200):
+            examples.read(np.arange(8 * step, 8 * step + 8))
+            most = max(most, len(list(place.glob("[0-9.]*[0-9l]"))))
+        assert examples.mark(1600).block > 10
+        # the block in use, one behind, and one that is being written
+        assert most <= AHEAD + 3
+    assert not place.exists()
+
+
+def test_memory_does_not_grow(work: Work, folder: Path) -> None:
+    data = read_text(streamed(work).recipe, None, World(), no_report)
+    held = []
+    with data.flowing(World(), CPU):
+        examples = examples_of(data)
+        tracemalloc.start()
+        for step in range(500):
+            examples.read(np.arange(8 * step, 8 * step + 8))
+            if step % 100 == 99:
+                gc.collect()
+                held.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.stop()
+    assert examples.mark(4000).block > 30
+    # blocks differ in length, and one more of them may be open
+    assert max(held[2:]) < 1.05 * max(held[:2]) + 20_000
+
+
+def test_what_a_killed_run_has_left_is_removed(work: Work, folder: Path) -> None:
+    left = default_cache() / STREAMS / "left"
+    (left / "000001").mkdir(parents=True)
+    held = BlockFolder(default_cache())
+    assert not left.exists()
+    BlockFolder(default_cache()).close()
+    assert held.path.exists()
+    held.close()
+
+
+def test_a_changed_text_is_refused(work: Work, folder: Path) -> None:
+    pretrained(work, "run", "training.steps=40", stop=after(27))
+    file = folder / "1.jsonl"
+    before = file.read_bytes()
+    for path in folder.iterdir():
+        # of the same size, so that only the blocks tell
+        path.write_bytes(path.read_bytes().replace(b"naive", b"naiwe").replace(b" cat ", b" cot "))
+    with pytest.raises(CheckpointError, match="changed since"):
+        work.resume()
+    file.write_bytes(before + before.splitlines(keepends=True)[0])
+    with pytest.raises(CheckpointError, match="changed since"):
+        work.resume()
+
+
+def test_a_later_block_that_has_changed_is_refused(work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head is as it was, and so is the size of every file."""
+    pretrained(work, "run", "training.steps=40", stop=after(27))
+    tokens = blocks.encode
+    monkeypatch.setattr(
+        blocks, "encode", lambda chunks, tokenizer: tokens(iter([*chunks][1:] or [Chunk(["a cat"])]), tokenizer)
+    )
+    with pytest.raises(CheckpointError, match=r"block 2 of its text has changed"):
+        work.resume()
+
+
+@pytest.mark.parametrize("change", ["missing", "longer", "damaged", "emptied"])
+def test_a_file_that_changes_while_it_streams_ends_the_run(work: Work, folder: Path, change: str) -> None:
+    data = read_text(streamed(work).recipe, None, World(), no_report)
+    file = folder / "1.jsonl"
+    with data.flowing(World(), CPU):
+        examples = examples_of(data)
+        match change:
+            case "missing":
+                file.unlink()
+            case "longer":
+                file.write_bytes(file.read_bytes() + b'{"text": "more"}\n')
+            case "damaged":
+                damage(file)
+            case "emptied":
+                file.write_bytes(b"")
+        expected = r"not valid UTF-8: byte 0xff" if change == "damaged" else r"changed while it streams|does not exist"
+        with pytest.raises(DataError, match=expected) as caught:
+            examples.read(np.arange(3000))
+    assert caught.value.where.startswith(str(file))
+    assert caught.value.fix
+    if change == "damaged":
+        assert caught.value.where == f"{file}:12"
+
+
+def damage(file: Path) -> None:
+    """Bytes that are no text in line 12, without a change of size or time."""
+    found = file.stat()
+    lines = file.read_bytes().split(b"\n")
+    lines[11] = lines[11].replace(b"text", b"t\xff\xfft")
+    file.write_bytes(b"\n".join(lines))
+    os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def test_a_row_that_is_no_json_is_told_with_its_line(work: Work, folder: Path) -> None:
+    file = folder / "3.jsonl"
+    lines = file.read_text().split("\n")
+    lines[25] = '{"text": '
+    file.write_text("\n".join(lines))
+    with pytest.raises(DataError, match="not JSON") as caught:
+        pretrained(work, "run", "training.steps=200")
+    assert caught.value.where == f"{file}:26"
+
+
+def test_a_full_disk_ends_the_run(work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    data = read_text(streamed(work).recipe, None, World(), no_report)
+    monkeypatch.setattr("lmtool.durable.write_new", full)
+    with data.flowing(World(), CPU), pytest.raises(ResourceError, match="No space left"):
+        examples_of(data).read(np.arange(3000))
+
+
+def test_validation_text_may_be_named(work: Work, folder: Path) -> None:
+    data = read_text(streamed(work, f"data.valid={work.text}").recipe, None, World(), no_report)
+    with data.flowing(World(), CPU):
+        store = examples_of(data)._blocks.store(1)
+    assert store.n_documents > 10
+    assert data._prepared.valid.n_documents == 60
+
+
+def test_small_text_is_not_streamed_by_default(work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load(work.recipe, [f"data.train={folder}"]).recipe
+    assert read_text(recipe, None, World(), no_report).recipe.data.stream is False
+    monkeypatch.setattr(streaming, "LARGE", 1000)
+    assert read_text(recipe, None, World(), no_report).recipe.data.stream is True
+    epochs = load(work.recipe, [f"data.train={folder}", "training.epochs=2"]).recipe
+    assert read_text(epochs, None, World(), no_report).recipe.data.stream is False
+
+
+def test_the_default_recipe_follows_from_the_head(work: Work, folder: Path) -> None:
+    planned = DefaultRecipe.of([f"data.train={folder}", "data.stream=true"], [])
+    recipe = settle(planned, cache=default_cache(), report=no_report)[0].recipe
+    assert recipe.training.minutes
+    assert recipe.training.epochs is None
+
+
+def test_another_text_is_streamed_if_it_is_large(work: Work, folder: Path) -> None:
+    pretrained(work, "run", "training.steps=1")
+    assert load(work.run() / "recipe.yaml").recipe.data.stream is True
+    small = [Setting("data.train", [str(work.text)], "TEXT")]
+    continued, _ = start.to_continue(str(work.run()), None, (), small)
+    assert continued.recipe.data.stream == "auto"
+    continued, _ = start.to_continue(str(work.run()), streamed(work), (), small)
+    assert continued.recipe.data.stream is True
+
+
+@pytest.mark.parametrize(
+    ("override", "what"),
+    [
+        ("training.epochs=2", "how long an epoch is"),
+        ("data.split=slice", "split slice"),
+        ("objective={kind: masked, next_sentence: true}", "next_sentence"),
+    ],
+)
+def test_what_cannot_be_streamed(work: Work, override: str, what: str) -> None:
+    with pytest.raises(RecipeError, match=what):
+        streamed(work, override)
+
+
+def test_one_file_that_is_one_document_is_refused(work: Work, folder: Path) -> None:
+    recipe = load(work.recipe, [f"data.train={folder}/0.txt", "data.stream=true", "data.documents=whole"]).recipe
+    with pytest.raises(DataError, match="one document") as caught:
+        read_text(recipe, None, World(), no_report)
+    assert "data.documents" in caught.value.fix
+
+
+def texts_of(data: TextData, examples: StreamedWindows, sample_S: NDArray[np.int64]) -> list[tuple[int, ...]]:
+    return [tuple(example.tokens.tolist()) for example in examples.read(sample_S)]
+
+
+def joining(data: TextData) -> StreamedWindows:
+    """The examples as a process reads them that does not make the blocks."""
+    first = examples_of(data)._blocks
+    assert data._prepared.streamed is not None
+    text, part = data._prepared.streamed
+    stores = data._prepared.train, data.framing.tokenizer
+    found = BlockStores(text, part, *stores, first._folder, number=0, place=Place(), makes=False)
+    cut = build_objective(data.recipe, data.framing.tokenizer, None).cut(data.recipe.model.context)
+    return StreamedWindows(found, cut, data.recipe.seed, batch_size=8, isolated=False, share=text.share, mark=None)
