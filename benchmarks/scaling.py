@@ -25,13 +25,12 @@ from training import Tokens, invented_text
 
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World, joined
-from lmtool.compute.shards import own_rows
+from lmtool.compute.shards import held, own_rows
 from lmtool.model import LanguageModel, build
 from lmtool.objective import CausalObjective
 from lmtool.recipe.spec import AdamW, Causal, Constant, Recipe, Training, Transformer
 from lmtool.run import checkpoint
 from lmtool.training.fit import fit
-from lmtool.training.keeper import Collector
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.sharding import Sharding
 from lmtool.training.windows import Windows
@@ -80,16 +79,15 @@ def session(given: argparse.Namespace, kind: str, world: World) -> dict[str, Any
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
             done.append(next(steps))
     done += list(steps)
+    writers = checkpoint.ALONE if sharding is None else world.aside()
+    world.wait()
     began = time.perf_counter()
-    weights, moments = lm.state_dict(), optimizers.state()
-    collector = Collector((weights, moments))
+    own = held(lm.state_dict(), writers.rank), held(optimizers.state(), writers.rank)
     with tempfile.TemporaryDirectory() as folder:
         if world.is_main:
-            deferred = collector.deferred(weights), collector.deferred(moments)
-            checkpoint.save(Path(folder), 1, *deferred, {}, best_step=None, keep_last=1)
-            collector.done()
-        else:
-            collector.help()
+            checkpoint.save(Path(folder), 1, *own, {}, best_step=None, keep_last=1, writers=writers)
+        elif sharding is not None:
+            checkpoint.save_part(*own, writers)
     return {
         "losses": [step.loss for step in done],
         "held": optimizers.held,

@@ -111,11 +111,36 @@ class World:
             self.wait()
         return made
 
+    def aside(self) -> "Aside":
+        """The processes once more, with connections of their own; all must ask for them at the same time."""
+        with peers_may_end():
+            return Aside(self.rank, self.size, dist.new_group(backend="gloo", timeout=PATIENCE))
+
     def wait(self) -> None:
         """Barrier: wait for all processes."""
         if self.size > 1:
             with peers_may_end():
                 dist.barrier()
+
+
+@dataclass(frozen=True)
+class Aside:
+    """Processes that tell each other texts over connections of their own: in a thread, while another one trains."""
+
+    rank: int
+    size: int
+    group: dist.ProcessGroup
+
+    def texts(self, text: str) -> list[str]:
+        """The texts that all processes give at the same time, in the order of ranks."""
+        own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        with peers_may_end():
+            dist.all_gather(lengths, torch.tensor([len(own)]), group=self.group)
+            longest = int(max(lengths))
+            found = [own.new_empty(longest) for _ in range(self.size)]
+            dist.all_gather(found, nn.functional.pad(own, (0, longest - len(own))), group=self.group)
+        return [bytes(part[: int(n)].numpy()).decode() for part, n in zip(found, lengths, strict=True)]
 
 
 @contextmanager
@@ -230,8 +255,12 @@ def peers_may_end() -> Iterator[None]:
         raise _peer_ended() from error
 
 
-def _peer_ended() -> ResourceError:
-    return ResourceError(
+class PeerEnded(ResourceError):
+    """Another process of the run has ended."""
+
+
+def _peer_ended() -> PeerEnded:
+    return PeerEnded(
         "another process of this run has ended, so this one ends too",
         fix="read the first error above; then continue with `lmtool resume`, also with fewer processes",
     )

@@ -7,7 +7,7 @@ Shapes: R rows, C columns.
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -48,10 +48,16 @@ def rows_of(n_rows: int, rank: int, size: int) -> slice:
     return slice(min(rank * share, n_rows), min((rank + 1) * share, n_rows))
 
 
-def own_part(whole: Tensor, sharded: Tensor) -> Tensor:
-    """Of a whole tensor, the rows that this process holds of a sharded one of the same shape."""
-    group = group_of(sharded)
-    return whole[rows_of(len(whole), dist.get_rank(group), dist.get_world_size(group))]
+def own_slice(tensor: Tensor) -> slice:
+    """Which rows of a sharded tensor this process holds."""
+    group = group_of(tensor)
+    return rows_of(len(tensor), dist.get_rank(group), dist.get_world_size(group))
+
+
+def held(tensors: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
+    """What a process keeps of these tensors: its rows of those that are sharded; the first one, all others too."""
+    found = {name: own_rows(tensor) for name, tensor in tensors.items() if rank == 0 or is_sharded(tensor)}
+    return {name: rows for name, rows in found.items() if rank == 0 or len(rows)}
 
 
 def sharded_like(rows: Tensor, tensor: Tensor) -> Tensor:
@@ -63,13 +69,6 @@ def sharded_like(rows: Tensor, tensor: Tensor) -> Tensor:
     return DTensor.from_local(
         rows, tensor.device_mesh, tensor.placements, run_check=False, shape=whole.shape, stride=whole.stride()
     )
-
-
-def whole_of(tensor: Tensor) -> Tensor:
-    """All rows of a sharded tensor; every process must ask for it at the same time."""
-    with peers_may_end():
-        whole: Tensor = cast("DTensor", tensor.detach()).full_tensor()
-    return whole
 
 
 def norm_over(group: ProcessGroup, norm: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from lmtool.printable import plain
 from lmtool.recipe.changes import changes, unchangeable
 from lmtool.recipe.load import load
 from lmtool.recipe.spec import Recipe
-from lmtool.run.checkpoint import MODEL, Checkpoint, verify
+from lmtool.run.checkpoint import Checkpoint, verify
 from lmtool.run.directory import CHECKPOINTS, RECIPE, Run
 from lmtool.run.files import OtherRun, saved_state
 from lmtool.run.find import Found, find
@@ -42,7 +42,7 @@ class Base:
             "run": self.run.name,
             "path": str(self.run.path.resolve()),
             "checkpoint": self.checkpoint.path.name,
-            "sha256": self.checkpoint.files[MODEL].sha256,
+            "sha256": self.checkpoint.model_digest,
         }
 
 
@@ -81,7 +81,7 @@ def _reopen(record: OtherRun, need: str, note: str) -> Base:
         checkpoint = verify(found.run.path / CHECKPOINTS / record.checkpoint, optimizer=False)
     except CheckpointError as error:
         raise CheckpointError(f"{wanted}: {error.what}", where=record.path, fix=f"restore that run; {note}") from error
-    if checkpoint.files[MODEL].sha256 != record.sha256:
+    if checkpoint.model_digest != record.sha256:
         raise CheckpointError(
             f"{wanted}, which has changed since",
             where=str(checkpoint.path),

@@ -1,6 +1,6 @@
 """From a recipe, or from a run, to a model that is ready to use."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lmtool import model
 from lmtool.compute.device import Compute, InferenceName, resolve
 from lmtool.compute.processes import local_rank
-from lmtool.compute.shards import is_sharded, own_part, own_rows
+from lmtool.compute.shards import is_sharded, own_rows, own_slice
 from lmtool.decoding.framing import Framing
 from lmtool.errors import CheckpointError, NumericalError
 from lmtool.inference.base import Base, base_of, open_base, read_run
@@ -42,6 +42,7 @@ from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import FEATURES, Run
 from lmtool.run.find import find
 from lmtool.run.order import hash_key
+from lmtool.run.tensors import outlines, rows_of
 from lmtool.text.tokenizer import Tokenizer
 
 
@@ -194,14 +195,15 @@ def features_of(run: Run, recipe: Recipe, compute: Compute) -> LanguageModel | N
     return trained_model(copy.run, copy.recipe, copy.tokenizer, copy.checkpoint, compute)
 
 
-def weights_of(base: Base) -> dict[str, Tensor]:
+def weights_of(base: Base) -> Mapping[str, Tensor]:
     """All weights of a checkpoint by name, with adapters merged into them.
 
     Raises CheckpointError, and NumericalError for weights that are not finite.
     """
     if base.recipe.tuning.lora is None:
         tensors = base.checkpoint.model()
-        _refuse_not_finite(tensors, base.checkpoint)
+        for name, tensor in tensors.items():
+            _refuse_not_finite(name, tensor, base.checkpoint)
         return tensors
     lm = trained_model(base.run, base.recipe, base.tokenizer, base.checkpoint, resolve("cpu", "float32"))
     lora.merge(lm)
@@ -216,10 +218,11 @@ def load_weights(lm: LanguageModel, checkpoint: Checkpoint) -> None:
     _copy(lm, checkpoint.model(), checkpoint)
 
 
-def _copy(lm: LanguageModel, tensors: dict[str, Tensor], checkpoint: Checkpoint) -> None:
-    own = lora.kept(lm)
-    for name in sorted(own.keys() | tensors.keys()):
-        there, here = tensors.get(name), own.get(name)
+def _copy(lm: LanguageModel, tensors: Mapping[str, Tensor], checkpoint: Checkpoint) -> None:
+    """Copy tensors into a model, one after the other; of one that is sharded the rows of this process only."""
+    own, saved = lora.kept(lm), outlines(tensors)
+    for name in sorted(own.keys() | saved.keys()):
+        there, here = saved.get(name), own.get(name)
         free = int(name in lm.any_length)
         if there is None or here is None or there.ndim != here.ndim or there.shape[free:] != here.shape[free:]:
             raise CheckpointError(
@@ -227,22 +230,22 @@ def _copy(lm: LanguageModel, tensors: dict[str, Tensor], checkpoint: Checkpoint)
                 where=str(checkpoint.path),
                 fix="restore the run from a copy, or train anew",
             )
-    _refuse_not_finite(tensors, checkpoint)
-    # all saved weights are present; others stay
-    sharded = {name for name in tensors if is_sharded(own[name])}
-    for name in sharded:
-        own_rows(own[name]).copy_(own_part(tensors[name], own[name]))
-    lm.load_state_dict({name: tensor for name, tensor in tensors.items() if name not in sharded}, strict=False)
+    for name, here in own.items():
+        tensor = rows_of(tensors, name, own_slice(here)) if is_sharded(here) else tensors[name]
+        _refuse_not_finite(name, tensor, checkpoint)
+        if name not in lm.any_length:
+            own_rows(here).copy_(tensor)
+    if lm.any_length:
+        lm.load_state_dict({name: tensors[name] for name in lm.any_length}, strict=False)
 
 
-def _refuse_not_finite(tensors: dict[str, Tensor], checkpoint: Checkpoint) -> None:
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise NumericalError(
-                f"the weights are not finite: {name} holds NaN or infinity",
-                where=str(checkpoint.path),
-                fix="name an earlier checkpoint, RUN@STEP, or train anew",
-            )
+def _refuse_not_finite(name: str, tensor: Tensor, checkpoint: Checkpoint) -> None:
+    if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        raise NumericalError(
+            f"the weights are not finite: {name} holds NaN or infinity",
+            where=str(checkpoint.path),
+            fix="name an earlier checkpoint, RUN@STEP, or train anew",
+        )
 
 
 def _tune(lm: LanguageModel, recipe: Recipe) -> None:

@@ -5,6 +5,9 @@
 MANIFEST.json has the size and SHA-256 of each file, and its own SHA-256. A process may be killed at any moment:
 step-... is always complete; partial writes are named .tmp-... and removed by the next start or save. Only
 optimizer.safetensors may go later, when a run is finished; the manifest still names it.
+
+Processes that share a model each write their rows of its tensors: model-1-of-2.safetensors, model-2-of-2.safetensors,
+and so on. A tensor is its rows in these files, in their order; one that is not shared is in the first only.
 """
 
 import dataclasses
@@ -18,7 +21,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lmtool import durable
 from lmtool.errors import CheckpointError, ResourceError
@@ -27,11 +30,44 @@ if TYPE_CHECKING:
     # torch takes seconds to import, and listing runs needs manifests only.
     from torch import Tensor
 
-    from lmtool.run.tensors import Deferred
+    from lmtool.run.tensors import Deferred, SavedTensors
 
 FORMAT = 1
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "MANIFEST.json"
 FILES = (MODEL, OPTIMIZER, STATE)
+
+
+def shard_names(name: str, n: int) -> tuple[str, ...]:
+    """The files in which n processes keep what one keeps in the file `name`."""
+    stem, dot, kind = name.partition(".")
+    return (name,) if n == 1 else tuple(f"{stem}-{i}-of-{n}{dot}{kind}" for i in range(1, n + 1))
+
+
+class Writers(Protocol):
+    """The processes that write a checkpoint together."""
+
+    @property
+    def rank(self) -> int:
+        """Number of this process; 0 leads."""
+
+    @property
+    def size(self) -> int:
+        """Number of processes."""
+
+    def texts(self, text: str) -> list[str]:
+        """The texts that all processes give at the same time, in the order of ranks."""
+
+
+class Alone:
+    """The one process that writes a checkpoint by itself."""
+
+    rank, size = 0, 1
+
+    def texts(self, text: str) -> list[str]:
+        return [text]
+
+
+ALONE = Alone()
 
 _FIX = "name another checkpoint of the run, or name the run to take the newest whole one"
 
@@ -60,29 +96,51 @@ class Checkpoint:
     digest: str
     verified: frozenset[str] = frozenset()
 
-    def model(self) -> "dict[str, Tensor]":
-        """The model's tensors by name, in CPU memory. Raises CheckpointError when the file is damaged."""
-        return self._tensors(MODEL)
+    @property
+    def n_shards(self) -> int:
+        """Number of files in which the weights are, and of those in which the optimizer's tensors are."""
+        return len(self.files) // 2
+
+    @property
+    def model_files(self) -> tuple[str, ...]:
+        """Names of the files of the model's tensors."""
+        return shard_names(MODEL, self.n_shards)
+
+    @property
+    def optimizer_files(self) -> tuple[str, ...]:
+        """Names of the files of the optimizer's tensors."""
+        return shard_names(OPTIMIZER, self.n_shards)
+
+    @property
+    def model_digest(self) -> str:
+        """SHA-256 of the file of the model's tensors; of several files, that of their SHA-256 in hexadecimal."""
+        digests = [self.files[name].sha256 for name in self.model_files]
+        return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+
+    def model(self) -> "SavedTensors":
+        """The model's tensors by name. Raises CheckpointError when a file is damaged."""
+        return self._tensors(self.model_files)
 
     @property
     def has_optimizer(self) -> bool:
         """Whether the optimizer's tensors are still there."""
         return has_optimizer(self.path)
 
-    def optimizer(self) -> "dict[str, Tensor]":
-        """The optimizer's tensors by name, in CPU memory. Raises CheckpointError when the file is damaged."""
-        return self._tensors(OPTIMIZER)
+    def optimizer(self) -> "SavedTensors":
+        """The optimizer's tensors by name. Raises CheckpointError when a file is damaged."""
+        return self._tensors(self.optimizer_files)
 
     def state(self) -> dict[str, object]:
         """The state passed to `save`. Raises CheckpointError when the file is damaged."""
         self._compare(STATE)
         return _parse(self.path / STATE, _read(self.path / STATE))
 
-    def _tensors(self, name: str) -> "dict[str, Tensor]":
-        from lmtool.run import tensors
+    def _tensors(self, names: Iterable[str]) -> "SavedTensors":
+        from lmtool.run.tensors import SavedTensors
 
-        self._compare(name)
-        return tensors.read(self.path / name)
+        for name in names:
+            self._compare(name)
+        return SavedTensors([self.path / name for name in names])
 
     def _compare(self, name: str) -> None:
         if name not in self.verified:
@@ -113,7 +171,7 @@ def listed(folder: Path) -> list[tuple[int, Path]]:
 def inspect(path: Path) -> Checkpoint:
     """Read the manifest of a checkpoint, and verify file sizes only: fast, but does not detect changed bytes.
 
-    The optimizer's file may be missing. Raises CheckpointError that names the first that is or that differs, and how.
+    The optimizer's files may be missing. Raises CheckpointError that names the first that is or that differs, and how.
     """
     if not path.is_dir():
         raise _damage(path, "there is no such checkpoint directory")
@@ -122,7 +180,7 @@ def inspect(path: Path) -> Checkpoint:
         try:
             size = (path / name).stat().st_size
         except FileNotFoundError:
-            if name == OPTIMIZER:
+            if name in checkpoint.optimizer_files:
                 continue
             raise _damage(path / name, f"{name} is missing") from None
         except OSError as error:
@@ -140,9 +198,9 @@ def verify(path: Path, *, optimizer: bool = True) -> Checkpoint:
     Raises CheckpointError that names the first file that is missing or differs, and how.
     """
     checkpoint = inspect(path)
-    if optimizer and not checkpoint.has_optimizer:
-        raise _damage(path / OPTIMIZER, f"{OPTIMIZER} is missing")
-    wanted = FILES if optimizer else (MODEL, STATE)
+    wanted = (*checkpoint.model_files, *(checkpoint.optimizer_files if optimizer else ()), STATE)
+    if missing := [name for name in wanted if not os.path.lexists(path / name)]:
+        raise _damage(path / missing[0], f"{missing[0]} is missing")
     for name in wanted:
         _compare_digest(path / name, checkpoint.files[name].sha256)
     return dataclasses.replace(checkpoint, verified=frozenset(wanted))
@@ -188,6 +246,7 @@ def save(
     best_step: int | None,
     keep_last: int,
     superseded: int | None = None,
+    writers: Writers = ALONE,
 ) -> Checkpoint:
     """Write a checkpoint, then remove those that are neither among the last `keep_last` nor the best.
 
@@ -196,28 +255,35 @@ def save(
     The caller holds the lock of the run. An existing complete checkpoint of the step is kept, since training is
     deterministic. Anything else of that name is set aside. Of tied tensors, pass only one.
 
-    state: JSON-serialisable, without NaN and infinities.
-    Raises ResourceError when it cannot be written (full disk, permission), with no partial files and all earlier
-    checkpoints intact; ValueError for tensors or a state that cannot be saved.
+    state: JSON-serialisable, without NaN and infinities. writers: processes that write their parts; this is the first
+    of them, and the others call `save_part`.
+    Raises ResourceError when it cannot be written (full disk, permission), by any process, with no partial files and
+    all earlier checkpoints intact; ValueError for tensors or a state that cannot be saved.
     """
     from lmtool.run import tensors
 
     tensors.check(model)
     tensors.check(optimizer)
-    contents: dict[str, Iterable[bytes | memoryview]] = {
-        MODEL: tensors.serialise(model),
-        OPTIMIZER: tensors.serialise(optimizer),
-        STATE: [_encode(dict(state))],
-    }
+    content = _encode(dict(state))
     path = folder / step_name(step)
+    temporary = path.with_name(f"{durable.TEMPORARY}{path.name}")
+    told = False
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        sweep(folder)
+        saved = None
         try:
-            saved = verify(path)
-        except CheckpointError:
-            set_aside(path)
-            saved = _write(path, step, best_step, contents)
+            folder.mkdir(parents=True, exist_ok=True)
+            sweep(folder)
+            with suppress(CheckpointError):
+                saved = verify(path)
+            if saved is None:
+                set_aside(path)
+                temporary.mkdir()
+                told = True
+                writers.texts(json.dumps(str(temporary.absolute())))
+                saved = _write(path, temporary, step, best_step, model, optimizer, content, writers)
+        finally:
+            if not told:
+                leave(writers)
     except OSError as error:
         raise ResourceError(
             f"cannot save the checkpoint of step {step}: {error.strerror or error}",
@@ -235,19 +301,50 @@ def save(
     return saved
 
 
+def save_part(
+    model: "Mapping[str, Tensor | Deferred]", optimizer: "Mapping[str, Tensor | Deferred]", writers: Writers
+) -> None:
+    """Write what this process holds, as part of the `save` of the first one, which reports all errors."""
+    from lmtool.run import tensors
+
+    tensors.check(model)
+    tensors.check(optimizer)
+    place = json.loads(writers.texts(json.dumps(None))[0])
+    if place is not None:
+        with suppress(OSError):
+            _write_part(Path(place), model, optimizer, writers)
+
+
+def leave(writers: Writers) -> None:
+    """Let the others, which wait in `save_part`, go on without a checkpoint."""
+    writers.texts(json.dumps(None))
+
+
 def drop_optimizers(folder: Path) -> None:
     """Remove the optimizer state of all checkpoints. Raises OSError.
 
     Oldest first: when killed in the middle, the newest one is still whole.
     """
     for _, path in listed(folder):
-        (path / OPTIMIZER).unlink(missing_ok=True)
+        for file in _optimizers(path):
+            file.unlink()
         durable.sync_directory(path)
 
 
 def has_optimizer(path: Path) -> bool:
-    """Whether the optimizer state of a checkpoint is still there."""
-    return os.path.lexists(path / OPTIMIZER)
+    """Whether the optimizer state of a checkpoint is still there: its first file, which is removed first."""
+    found = [file.name for file in _optimizers(path)]
+    return bool(found) and (found[0] == OPTIMIZER or found[0].startswith(f"{Path(OPTIMIZER).stem}-1-"))
+
+
+def _optimizers(path: Path) -> list[Path]:
+    """The files of the optimizer's tensors, the first one first."""
+    stem, _, kind = OPTIMIZER.partition(".")
+    pattern = re.compile(rf"{stem}(-\d+-of-\d+)?\.{kind}", re.ASCII)
+    try:
+        return sorted(file for file in path.iterdir() if pattern.fullmatch(file.name))
+    except OSError:
+        return []
 
 
 def set_aside(path: Path) -> None:
@@ -271,16 +368,19 @@ def sweep(folder: Path) -> None:
 
 
 def _write(
-    path: Path, step: int, best_step: int | None, contents: Mapping[str, Iterable[bytes | memoryview]]
+    path: Path,
+    temporary: Path,
+    step: int,
+    best_step: int | None,
+    model: "Mapping[str, Tensor | Deferred]",
+    optimizer: "Mapping[str, Tensor | Deferred]",
+    state: bytes,
+    writers: Writers,
 ) -> Checkpoint:
-    temporary = path.with_name(f"{durable.TEMPORARY}{path.name}")
+    """Write a checkpoint to the temporary directory, then rename it."""
     try:
-        temporary.mkdir()
-        files = {}
-        for name, chunks in contents.items():
-            meter = _Meter()
-            durable.write_new(temporary / name, meter.through(chunks))
-            files[name] = FileEntry(meter.bytes, meter.sha256.hexdigest())
+        files = _write_part(temporary, model, optimizer, writers)
+        files[STATE] = _write_file(temporary / STATE, [state])
         manifest = _encode_manifest(step, best_step, files)
         durable.write_new(temporary / MANIFEST, [manifest])
         durable.sync_directory(temporary)
@@ -290,6 +390,44 @@ def _write(
         raise
     durable.sync_directory(path.parent)
     return Checkpoint(path, step, best_step, files, hashlib.sha256(manifest).hexdigest())
+
+
+def _write_part(
+    place: Path,
+    model: "Mapping[str, Tensor | Deferred]",
+    optimizer: "Mapping[str, Tensor | Deferred]",
+    writers: Writers,
+) -> dict[str, FileEntry]:
+    """Write what this process holds; returns the entries of the files of all processes, once all have written.
+
+    Raises OSError when any of them could not.
+    """
+    from lmtool.run import tensors
+
+    own: dict[str, FileEntry] = {}
+    failed: OSError | None = None
+    try:
+        for kind, content in ((MODEL, model), (OPTIMIZER, optimizer)):
+            name = shard_names(kind, writers.size)[writers.rank]
+            own[name] = _write_file(place / name, tensors.serialise(content))
+    except OSError as error:
+        failed = error
+    entries = {name: dataclasses.asdict(entry) for name, entry in own.items()}
+    problem = None if failed is None else [failed.errno, failed.strerror or str(failed)]
+    found: dict[str, FileEntry] = {}
+    for rank, text in enumerate(writers.texts(json.dumps([entries, problem]))):
+        entries, problem = json.loads(text)
+        if problem is not None:
+            number, what = problem
+            raise OSError(number, what if writers.size == 1 else f"{what} (process {rank})") from failed
+        found |= {name: FileEntry(**entry) for name, entry in entries.items()}
+    return {name: found[name] for kind in (MODEL, OPTIMIZER) for name in shard_names(kind, writers.size)}
+
+
+def _write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileEntry:
+    meter = _Meter()
+    durable.write_new(path, meter.through(chunks))
+    return FileEntry(meter.bytes, meter.sha256.hexdigest())
 
 
 class _Meter:
@@ -357,7 +495,7 @@ def _read_manifest(path: Path) -> Checkpoint:
     for name in files:
         if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
             raise _damage(path / MANIFEST, f"{MANIFEST} names {name!r:.60}, which is outside the checkpoint")
-    if set(files) != set(FILES):
+    if set(files) != {STATE}.union(*(shard_names(name, max(1, len(files) // 2)) for name in (MODEL, OPTIMIZER))):
         raise _damage(path / MANIFEST, f"{MANIFEST} should name {', '.join(FILES)}, and nothing else")
     # Byte for byte, because damage in parts not compared would go undetected.
     if raw != _encode_manifest(step, best_step, files):

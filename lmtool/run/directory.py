@@ -16,7 +16,6 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -27,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from lmtool import __version__, durable, records
 from lmtool.errors import CheckpointError, ResourceError, UsageError
 from lmtool.run import checkpoint as checkpoints
-from lmtool.run.checkpoint import MANIFEST, OPTIMIZER, Checkpoint
+from lmtool.run.checkpoint import ALONE, MANIFEST, Checkpoint, Writers
 from lmtool.run.files import (
     FORMAT,
     Imported,
@@ -118,7 +117,6 @@ class Run:
         self.metrics = Log(path / METRICS, StepRecord)
         self.samples = Log(path / SAMPLES, SampleRecord)
         self._lock: RunLock | None = None
-        self._writer: ThreadPoolExecutor | None = None
 
     @classmethod
     def create(
@@ -248,7 +246,7 @@ class Run:
         try:
             weights = copy / CHECKPOINTS / checkpoint.path.name
             weights.mkdir(parents=True)
-            own = [name for name in (*checkpoint.files, MANIFEST) if name != OPTIMIZER]
+            own = [name for name in (*checkpoint.files, MANIFEST) if name not in checkpoint.optimizer_files]
             # run.json last: it makes the copy a run
             files = [(checkpoint.path, weights, name) for name in own]
             files += [(source.path, copy, name) for name in (RECIPE, TOKENIZER, TOKENIZER_CONFIG, INFO)]
@@ -270,10 +268,7 @@ class Run:
             self.info = _read_info(self.path)
 
     def release(self) -> None:
-        """Release the lock, if held, once all that is being saved is written."""
-        if self._writer is not None:
-            self._writer.shutdown()
-            self._writer = None
+        """Release the lock, if held."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -444,12 +439,14 @@ class Run:
         best_step: int | None,
         keep_last: int,
         superseded: int | None = None,
+        writers: Writers = ALONE,
     ) -> Checkpoint:
         """`checkpoint.save` in this run. Log the records of a step before saving it: a resumed run starts after it."""
         self._require_lock()
         try:
             self._sync_logs()
         except OSError as error:
+            checkpoints.leave(writers)
             raise _unwritable(self.path, error) from error
         return checkpoints.save(
             self.path / CHECKPOINTS,
@@ -460,25 +457,8 @@ class Run:
             best_step=best_step,
             keep_last=keep_last,
             superseded=superseded,
+            writers=writers,
         )
-
-    def save_later(
-        self,
-        step: int,
-        model: "Mapping[str, Tensor]",
-        optimizer: "Mapping[str, Tensor]",
-        state: Mapping[str, object],
-        *,
-        best_step: int | None,
-        keep_last: int,
-        superseded: int | None = None,
-    ) -> "Future[Checkpoint]":
-        """`save` in a thread, one after the other. The caller changes none of what it gives."""
-        self._require_lock()
-        if self._writer is None:
-            self._writer = ThreadPoolExecutor(1)
-        save = partial(self.save, best_step=best_step, keep_last=keep_last, superseded=superseded)
-        return self._writer.submit(save, step, model, optimizer, state)
 
     def newest(self, *, optimizer: bool = True) -> tuple[Checkpoint, list[str]]:
         """`checkpoint.newest_valid` of this run: the checkpoint to resume from, and warnings about damaged ones."""

@@ -6,13 +6,13 @@ JSON header and then the bytes (https://github.com/huggingface/safetensors#forma
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lmtool.errors import CheckpointError
@@ -29,6 +29,7 @@ _NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+_TYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
 @dataclass(frozen=True)
@@ -63,12 +64,9 @@ def check(tensors: Mapping[str, Tensor | Deferred]) -> None:
             raise ValueError(f"tensors {owner!r} and {name!r} share memory: save one of them")
 
 
-def copied(tensors: Mapping[str, Tensor | Deferred]) -> dict[str, Tensor]:
+def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies in CPU memory, which no later change of the tensors reaches."""
-    return {
-        name: tensor.read().cpu() if isinstance(tensor, Deferred) else tensor.detach().to("cpu", copy=True)
-        for name, tensor in tensors.items()
-    }
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 def serialise(
@@ -97,13 +95,78 @@ def serialise(
             yield flat.view(torch.uint8).numpy().data
 
 
-def read(path: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file, in CPU memory. Raises CheckpointError when it is not one."""
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"{path.name} cannot be read: {str(error).splitlines()[0]}",
-            where=str(path),
-            fix="name another checkpoint of the run",
-        ) from error
+class SavedTensors(Mapping[str, Tensor]):
+    """The tensors of safetensors files by name, each read when it is asked for, in CPU memory.
+
+    Of a tensor that several files have, each holds rows, one file after the other.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        """Raises CheckpointError when a file is not one, or has not the rows of the others' tensors."""
+        self._outlines: dict[str, Tensor] = {}
+        self._held: dict[str, list[tuple[Any, int]]] = {}  # files, and where in the tensor their rows end
+        for path in paths:
+            try:
+                file: Any = safe_open(path, framework="pt")
+                outlines = {name: _outline(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118 - no mapping
+            except (SafetensorError, OSError, KeyError) as error:
+                raise _unreadable(path, f"cannot be read: {str(error).splitlines()[0]}") from error
+            for name, outline in outlines.items():
+                if name in self._held:
+                    before = self._outlines[name]
+                    if not outline.ndim or (before.shape[1:], before.dtype) != (outline.shape[1:], outline.dtype):
+                        raise _unreadable(path, f"has no rows of {name!r:.80} as other files have")
+                    outline = outline.new_empty(len(before) + len(outline), *outline.shape[1:])
+                self._outlines[name] = outline
+                self._held.setdefault(name, []).append((file, len(outline) if outline.ndim else 0))
+
+    def __getitem__(self, name: str) -> Tensor:
+        held = self._held[name]
+        if len(held) == 1:
+            whole: Tensor = held[0][0].get_tensor(name)
+            return whole
+        return self.rows(name, slice(None))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def outlines(self) -> Mapping[str, Tensor]:
+        """Types and shapes of the tensors, as such without storage."""
+        return self._outlines
+
+    def rows(self, name: str, rows: slice) -> Tensor:
+        """Consecutive rows of a tensor, from those files only that have some of them."""
+        start, stop, _ = rows.indices(len(self._outlines[name]))
+        parts, first = [], 0
+        for file, end in self._held[name]:
+            if start < end and stop > first:
+                parts.append(file.get_slice(name)[max(start, first) - first : min(stop, end) - first])
+            first = end
+        return (
+            torch.cat(parts)
+            if parts
+            else self._outlines[name].new_empty(0, *self._outlines[name].shape[1:], device="cpu")
+        )
+
+
+def outlines(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Tensors of the same types and shapes, without storage where these are still to be read."""
+    return tensors.outlines if isinstance(tensors, SavedTensors) else tensors
+
+
+def rows_of(tensors: Mapping[str, Tensor], name: str, rows: slice) -> Tensor:
+    """Consecutive rows of one of the tensors, of which no others are read."""
+    return tensors.rows(name, rows) if isinstance(tensors, SavedTensors) else tensors[name][rows]
+
+
+def _outline(saved: Any) -> Tensor:
+    """Raises KeyError for a type that checkpoints do not have."""
+    return torch.empty(saved.get_shape(), dtype=_TYPES[saved.get_dtype()], device="meta")
+
+
+def _unreadable(path: Path, problem: str) -> CheckpointError:
+    return CheckpointError(f"{path.name} {problem}", where=str(path), fix="name another checkpoint of the run")

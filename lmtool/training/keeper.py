@@ -1,18 +1,16 @@
 """Saving a training run: its state besides weights and moments, and the writer of logs and checkpoints."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Self
 
-import torch
 from torch import Tensor
-from torch import distributed as dist
 
-from lmtool.compute.processes import peers_may_end
-from lmtool.compute.shards import group_of, is_sharded, whole_of
+from lmtool.compute.processes import PeerEnded
+from lmtool.compute.shards import held
 from lmtool.errors import ResourceError
 from lmtool.inference.evaluation import Validation
 from lmtool.model import LanguageModel
@@ -20,11 +18,10 @@ from lmtool.model.lora import kept
 from lmtool.recipe.dump import dump
 from lmtool.recipe.spec import Checkpointing, Evaluation, Recipe
 from lmtool.run import tensors
-from lmtool.run.checkpoint import Checkpoint
+from lmtool.run.checkpoint import ALONE, Checkpoint, Writers, save_part
 from lmtool.run.directory import Run
 from lmtool.run.files import Validated, saved_state
 from lmtool.run.log import Record
-from lmtool.run.tensors import Deferred
 from lmtool.training.events import Logged, Sampled, Saved, Warned
 from lmtool.training.fit import Step
 
@@ -116,61 +113,40 @@ class TrainingState:
         return evaluation.patience is not None and self.stale >= evaluation.patience
 
 
-class Collector:
-    """Lets the main process read sharded tensors one after the other, while the others help it."""
-
-    def __init__(self, tensors: Sequence[Mapping[str, Tensor]]) -> None:
-        """tensors: the same names in every process."""
-        self._sharded = [tensor for part in tensors for tensor in part.values() if is_sharded(tensor)]
-        self._numbers = {id(tensor): i for i, tensor in enumerate(self._sharded)}
-
-    def deferred(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor | Deferred]:
-        """The tensors, with those that are sharded read when they are written; for the main process."""
-        return {name: self._deferred(tensor) if is_sharded(tensor) else tensor for name, tensor in tensors.items()}
-
-    def _deferred(self, tensor: Tensor) -> Deferred:
-        index = self._numbers[id(tensor)]
-
-        def read() -> Tensor:
-            self._ask(index)
-            return whole_of(tensor)
-
-        return Deferred(tensor.dtype, tuple(tensor.shape), read)
-
-    def help(self) -> None:
-        """Take part in what the main process reads, until it is done."""
-        while self._sharded and (index := self._ask(-1)) >= 0:
-            whole_of(self._sharded[index])
-
-    def done(self) -> None:
-        """End the others' `help`, also after an error."""
-        if self._sharded:
-            self._ask(-1)
-
-    def _ask(self, index: int) -> int:
-        """The index that the main process gives."""
-        first = self._sharded[0]
-        told = torch.tensor([index], device=first.device)
-        with peers_may_end():
-            dist.broadcast(told, 0, group=group_of(first))
-        return int(told)
-
-
 class RunKeeper:
-    """Writes to the run, if this process has one; failures are warnings, and an unsaved last checkpoint is an error."""
+    """Writes to the run, if this process has one; failures are warnings, and an unsaved last checkpoint is an error.
+
+    As a context manager it ends what is written in the background.
+    """
 
     def __init__(
-        self, run: Run | None, spec: Checkpointing, checkpoint: Checkpoint | None = None, superseded: int | None = None
+        self,
+        run: Run | None,
+        spec: Checkpointing,
+        checkpoint: Checkpoint | None = None,
+        superseded: int | None = None,
+        writers: Writers = ALONE,
     ) -> None:
-        """checkpoint: that training continues from. superseded: its step, if only an interruption made it."""
+        """checkpoint: that training continues from. superseded: its step, if only an interruption made it.
+
+        writers: processes that share the model, each of which writes its part.
+        """
         self._run = run
+        self._writers = writers
         self._keep_last = spec.keep_last
         self._superseded = superseded
         self._in_background = spec.background
-        self._saving: Future[Checkpoint] | None = None
+        self._thread = ThreadPoolExecutor(1)
+        self._saving: Future[Checkpoint | None] | None = None
         self._saved = None if checkpoint is None else checkpoint.path.name
         self._unsaved: ResourceError | None = None
         self._log_failed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._thread.shutdown()
 
     @property
     def keeps(self) -> bool:
@@ -217,36 +193,33 @@ class RunKeeper:
     ) -> Iterator[Saved | Warned]:
         """Save a checkpoint, or begin to where the recipe has that done in the background.
 
-        Processes without a run help with what is sharded.
+        A process without a run writes its part of a sharded model.
         """
         yield from self.settle()
-        weights = kept(lm)
-        collector = Collector((weights, moments))
-        if self._run is None:
-            collector.help()
+        if self._run is None and self._writers.size == 1:
             return
-        try:
-            model, optimizer = collector.deferred(weights), collector.deferred(moments)
-            best, last, former = state.best_step, self._keep_last, self._superseded
-            if self._in_background:
-                copies = tensors.copied(model), tensors.copied(optimizer)
-                self._saving = self._run.save_later(
-                    step, *copies, asdict(state), best_step=best, keep_last=last, superseded=former
-                )
-            else:
-                save = partial(
-                    self._run.save,
-                    step,
-                    model,
-                    optimizer,
-                    asdict(state),
-                    best_step=best,
-                    keep_last=last,
-                    superseded=former,
-                )
-                yield from self._tell(save)
-        finally:
-            collector.done()
+        model, optimizer = (held(part, self._writers.rank) for part in (kept(lm), moments))
+        if self._in_background:
+            model, optimizer = tensors.copied(model), tensors.copied(optimizer)
+        save: Callable[[], Checkpoint | None]
+        if self._run is None:
+            save = partial(save_part, model, optimizer, self._writers)
+        else:
+            save = partial(
+                self._run.save,
+                step,
+                model,
+                optimizer,
+                asdict(state),
+                best_step=state.best_step,
+                keep_last=self._keep_last,
+                superseded=self._superseded,
+                writers=self._writers,
+            )
+        if self._in_background:
+            self._saving = self._thread.submit(save)
+        else:
+            yield from self._tell(save)
 
     def settle(self) -> Iterator[Saved | Warned]:
         """Wait for the checkpoint that is being saved in the background, if there is one."""
@@ -254,17 +227,20 @@ class RunKeeper:
         if saving is not None:
             yield from self._tell(saving.result)
 
-    def _tell(self, save: Callable[[], Checkpoint]) -> Iterator[Saved | Warned]:
-        """What came of a save."""
+    def _tell(self, save: Callable[[], Checkpoint | None]) -> Iterator[Saved | Warned]:
+        """What came of a save, in the process that has the run."""
         try:
-            path = save().path
+            saved = save()
+        except PeerEnded:
+            raise
         except ResourceError as error:
             self._unsaved = error
             yield Warned(f"{error.what} ({error.fix}); training continues; {self.saved}")
         else:
             self._unsaved = None
-            self._saved = path.name
-            yield Saved(path)
+            if saved is not None:
+                self._saved = saved.path.name
+                yield Saved(saved.path)
 
     def note_validation(self, step: int, state: TrainingState) -> Iterator[Saved | Warned]:
         """Note the result of the validation after a checkpoint, once that is saved."""

@@ -10,12 +10,13 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lmtool.compute.device import Compute
-from lmtool.compute.shards import group_of, is_sharded, norm_over, own_part, own_rows, sharded_like
+from lmtool.compute.shards import group_of, is_sharded, norm_over, own_rows, own_slice, sharded_like
 from lmtool.errors import CheckpointError, NumericalError
 from lmtool.model import LanguageModel
 from lmtool.model.layers.ngrams import ngrams_of
 from lmtool.model.parameters import depths, layer_matrices
 from lmtool.recipe.spec import Adam, AdamW, Muon, Optimizer, Sgd, Tuning
+from lmtool.run.tensors import outlines, rows_of
 from lmtool.training.updates import AdamUpdate, Groups, MomentumSgd, MuonMatrices, RowAdagrad, UpdateRule
 
 FLOAT16_SCALE = 2.0**4
@@ -119,28 +120,32 @@ class Optimizers:
         """The sharded parameters, by the rows that the rules see."""
         return {rows: parameter for parameter, rows in self._rows.items()}
 
-    def load_state(self, tensors: dict[str, Tensor], steps: int = 1, where: str = "") -> None:
-        """Load the moments that `state` returned after so many steps.
+    def load_state(self, tensors: Mapping[str, Tensor], steps: int = 1, where: str = "") -> None:
+        """Load the moments that `state` returned after so many steps; of sharded parameters the rows of this process.
 
         where: the checkpoint. Raises CheckpointError that names the first that is missing, unknown or misshapen, and
         NumericalError the first that holds NaN.
         """
         owner = {p: o for o in self._all for group in o.param_groups for p in group["params"]}
-        scale = {key.removeprefix(_SCALER): tensor for key, tensor in tensors.items() if key.startswith(_SCALER)}
-        moments = {key: tensor for key, tensor in tensors.items() if not key.startswith(_SCALER)}
+        scale = {key.removeprefix(_SCALER): tensors[key] for key in tensors if key.startswith(_SCALER)}
+        moments = {key: tensor for key, tensor in outlines(tensors).items() if not key.startswith(_SCALER)}
         known = {f"{moment}/{self._names[p]}": p for p, rule in owner.items() for moment in rule.moments}
-        whole = self._sharded()
+        sharded = self._sharded()
         # in float16 the first steps may have been skipped
         needed = {key for key, p in known.items() if self._first_steps[p] < steps} if moments or not scale else set()
         for key in sorted(moments.keys() | needed):
             if (
                 key not in moments
                 or key not in known
-                or not _fits(moments[key], whole.get(known[key], known[key]), key)
+                or not _fits(moments[key], sharded.get(known[key], known[key]), key)
             ):
                 what = "does not fit the model" if key in moments and key in known else "is unknown"
                 raise _misfit(f"{key} {what if key in moments else 'is missing'}", where)
-        for key, tensor in moments.items():
+        own: dict[str, Tensor] = {}
+        for key, outline in moments.items():
+            whole = sharded.get(known[key])
+            rows = None if whole is None or not outline.ndim else own_slice(whole)
+            tensor = tensors[key] if rows is None else rows_of(tensors, key, rows)
             # infinite ones may belong to a run that goes on
             if bool(tensor.isnan().any()):
                 raise NumericalError(
@@ -148,19 +153,18 @@ class Optimizers:
                     where=where,
                     fix="resume from another checkpoint",
                 )
+            parameter = known[key]
+            # counters stay on the device that torch requires, moments on that of their parameter
+            place = tensor.device if tensor.ndim == 0 and parameter.device.type != "cuda" else parameter.device
+            own[key] = tensor.clone().to(place)
         if self._scaler.is_enabled() and scale:
             if scale.keys() != self._scaler.state_dict().keys() or any(
                 tensor.numel() != 1 for tensor in scale.values()
             ):
                 raise _misfit("the scale of float16 is not one", where)
             self._scaler.load_state_dict({key: tensor.item() for key, tensor in scale.items()})
-        for key, tensor in moments.items():
-            moment, parameter = key.partition("/")[0], known[key]
-            # counters stay on the device that torch requires, moments on that of their parameter
-            place = tensor.device if tensor.ndim == 0 and parameter.device.type != "cuda" else parameter.device
-            if parameter in whole and tensor.ndim:
-                tensor = own_part(tensor, whole[parameter])
-            owner[parameter].state[parameter][moment] = tensor.clone().to(place)
+        for key, tensor in own.items():
+            owner[known[key]].state[known[key]][key.partition("/")[0]] = tensor
 
 
 def _values(parameter: Tensor) -> Tensor:

@@ -2,12 +2,13 @@
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World
@@ -24,7 +25,7 @@ from lmtool.model.size import held_in_training
 from lmtool.model.transformer import TransformerUnmasked
 from lmtool.objective import Objective, build_objective
 from lmtool.recipe.spec import Recipe
-from lmtool.run.checkpoint import Checkpoint
+from lmtool.run.checkpoint import ALONE, Checkpoint
 from lmtool.run.directory import Run
 from lmtool.run.find import find
 from lmtool.training import carried
@@ -85,100 +86,103 @@ def train(
     """
     recipe = data.recipe
     superseded = None if checkpoint is None or _saves(recipe, checkpoint.step) else checkpoint.step
-    keeper = RunKeeper(run, recipe.checkpoint, checkpoint, superseded)
-    state = state or TrainingState()
-    trainee = _Trainee.of(
-        data, compute, world, state, checkpoint, base, teacher, same_labels, vectors, features, sharded
-    )
-    last = trainee.first_step
-    yield from map(Warned, trainee.warnings)
-    examples = data.examples(trainee.objective)
-    per_epoch = examples.per_epoch
-    steps, metric = recipe.training.steps, recipe.evaluation.metric
-    held = held_in_training(recipe, trainee.lm.vocab_size)
-    yield Plan(
-        parameters=sum(parameter.numel() for parameter in trainee.lm.parameters()),
-        learning=sum(parameter.numel() for parameter in trainee.lm.parameters() if parameter.requires_grad),
-        unit=data.unit,
-        counted=trainee.objective.unit,
-        batch_units=data.batch_units,
-        steps=steps,
-        first_step=last,
-        epochs=1.0 if isinstance(trainee.lm, CountingModel) else steps * recipe.training.batch_size / per_epoch,
-        device=compute.describe()
-        + (f", {world.size} processes" if world.size > 1 else "")
-        + (", sharded" if sharded else ""),
-        held=sum((held.weights, held.gradients, held.moments)) // (world.size if sharded else 1),
-        flops=flops_per_token(recipe, trainee.lm.vocab_size),
-    )
-    if _compiles(recipe, compute, sharded):
-        trainee.lm.compile()
-    if state.pending is not None:
-        with trainee.whole():
-            yield from _validate(trainee, data, keeper, compute, world, None)
-    aside: Validation | None = None
-    reason: EndReason = "early" if last < steps and state.is_stale(recipe.evaluation) else "finished"
-    began, recomputes = time.perf_counter(), False
-    fitted = _saying(trainee.fit(examples, recipe, compute, world, last, trainee.carried, stop), keeper)
-    while reason == "finished" and (step := next(fitted, None)) is not None:
-        last = step.step
-        if step.recomputes and not recomputes:
-            recomputes = True
-            yield Warned("out of memory: activations are computed again in the backward pass from now on")
-        if step.micro_batch != state.micro_batch:
-            yield Warned(f"out of memory: {step.micro_batch} rows at once from now on; the batch stays the same")
-        record = state.advance(step)
-        validates = _validates(recipe, last)
-        if step.stop and last < recipe.training.steps:
-            reason = "interrupted"
-        state.pending = record if validates else None
-        if not validates:
-            yield from keeper.log(record)
-            if reason != "interrupted":
-                yield Stepped(step, None, False)
-        if _saves(recipe, last) or reason == "interrupted":
-            moments = trainee.optimizers.state()
-            moments |= {} if step.carried is None else carried.to_tensors(step.carried)
-            if isinstance(examples, StreamedWindows) and keeper.keeps:
-                state.stream = examples.mark(last * recipe.training.batch_size).model_dump()
-            yield from keeper.save(last, trainee.lm, moments, state)
-        if validates:
+    writers = world.aside() if sharded else ALONE
+    with RunKeeper(run, recipe.checkpoint, checkpoint, superseded, writers) as keeper:
+        state = state or TrainingState()
+        trainee = _Trainee.of(
+            data, compute, world, state, checkpoint, base, teacher, same_labels, vectors, features, sharded
+        )
+        last = trainee.first_step
+        yield from map(Warned, trainee.warnings)
+        examples = data.examples(trainee.objective)
+        per_epoch = examples.per_epoch
+        steps, metric = recipe.training.steps, recipe.evaluation.metric
+        held = held_in_training(recipe, trainee.lm.vocab_size)
+        yield Plan(
+            parameters=sum(parameter.numel() for parameter in trainee.lm.parameters()),
+            learning=sum(parameter.numel() for parameter in trainee.lm.parameters() if parameter.requires_grad),
+            unit=data.unit,
+            counted=trainee.objective.unit,
+            batch_units=data.batch_units,
+            steps=steps,
+            first_step=last,
+            epochs=1.0 if isinstance(trainee.lm, CountingModel) else steps * recipe.training.batch_size / per_epoch,
+            device=compute.describe()
+            + (f", {world.size} processes" if world.size > 1 else "")
+            + (", sharded" if sharded else ""),
+            held=sum((held.weights, held.gradients, held.moments)) // (world.size if sharded else 1),
+            flops=flops_per_token(recipe, trainee.lm.vocab_size),
+        )
+        if _compiles(recipe, compute, sharded):
+            trainee.lm.compile()
+        if state.pending is not None:
             with trainee.whole():
-                yield from _validate(trainee, data, keeper, compute, world, step)
-            if reason == "finished" and last < recipe.training.steps and state.is_stale(recipe.evaluation):
-                reason = "early"
-            if reason == "finished" and isinstance(data, TextData) and data.pace is not None:
-                own = data.pace.steps(recipe, last, began) if world.is_main else 0
-                steps = int(world.sum((own,), compute)[0])
-                if last < recipe.training.steps != steps:
-                    recipe = with_steps(recipe, steps)
-                    data = data.with_recipe(recipe, data.pace)
-                    state.recipe = recipe.model_dump(mode="json")
-                    yield from keeper.keep_recipe(recipe)
-                    yield Resized(steps)
-                    fitted.close()
-                    fitted = _saying(trainee.fit(examples, recipe, compute, world, last, step.carried, stop), keeper)
-        elif reason == "interrupted":
-            with trainee.whole():
-                aside = data.validate(trainee.lm, trainee.objective, compute, world)
-            yield Stepped(step, aside, state.is_better(aside, metric))
-    yield from keeper.settle()
-    yield from keeper.tidy()
-    best = state.best_step, state.best_value
-    if aside is not None:
-        is_best = state.is_better(aside, metric)
-        best = (last, aside.value(metric)) if is_best else best
-        keeper.close(reason, _note(last, aside) | {"is_best": is_best})
-    else:
-        keeper.close(reason)
-    # when interrupted, torchrun treats the first process that ends as failed, and terminates the others
-    world.wait()
-    is_overfitted = data.unit == "token" and reason != "interrupted" and state.stale >= RISING
-    yield Ended(reason, last, *best, metric, is_overfitted)
-    if data.is_measured and reason != "interrupted":
-        yield from _measure(trainee, data, run, compute, world)
-    if reason != "interrupted" and not recipe.checkpoint.keep_optimizer:
-        yield from keeper.drop_optimizers()
+                yield from _validate(trainee, data, keeper, compute, world, None)
+        aside: Validation | None = None
+        reason: EndReason = "early" if last < steps and state.is_stale(recipe.evaluation) else "finished"
+        began, recomputes = time.perf_counter(), False
+        fitted = _saying(trainee.fit(examples, recipe, compute, world, last, trainee.carried, stop), keeper)
+        while reason == "finished" and (step := next(fitted, None)) is not None:
+            last = step.step
+            if step.recomputes and not recomputes:
+                recomputes = True
+                yield Warned("out of memory: activations are computed again in the backward pass from now on")
+            if step.micro_batch != state.micro_batch:
+                yield Warned(f"out of memory: {step.micro_batch} rows at once from now on; the batch stays the same")
+            record = state.advance(step)
+            validates = _validates(recipe, last)
+            if step.stop and last < recipe.training.steps:
+                reason = "interrupted"
+            state.pending = record if validates else None
+            if not validates:
+                yield from keeper.log(record)
+                if reason != "interrupted":
+                    yield Stepped(step, None, False)
+            if _saves(recipe, last) or reason == "interrupted":
+                moments = trainee.optimizers.state()
+                moments |= {} if step.carried is None else carried.to_tensors(step.carried)
+                if isinstance(examples, StreamedWindows) and keeper.keeps:
+                    state.stream = examples.mark(last * recipe.training.batch_size).model_dump()
+                yield from keeper.save(last, trainee.lm, moments, state)
+            if validates:
+                with trainee.whole():
+                    yield from _validate(trainee, data, keeper, compute, world, step)
+                if reason == "finished" and last < recipe.training.steps and state.is_stale(recipe.evaluation):
+                    reason = "early"
+                if reason == "finished" and isinstance(data, TextData) and data.pace is not None:
+                    own = data.pace.steps(recipe, last, began) if world.is_main else 0
+                    steps = int(world.sum((own,), compute)[0])
+                    if last < recipe.training.steps != steps:
+                        recipe = with_steps(recipe, steps)
+                        data = data.with_recipe(recipe, data.pace)
+                        state.recipe = recipe.model_dump(mode="json")
+                        yield from keeper.keep_recipe(recipe)
+                        yield Resized(steps)
+                        fitted.close()
+                        fitted = _saying(
+                            trainee.fit(examples, recipe, compute, world, last, step.carried, stop), keeper
+                        )
+            elif reason == "interrupted":
+                with trainee.whole():
+                    aside = data.validate(trainee.lm, trainee.objective, compute, world)
+                yield Stepped(step, aside, state.is_better(aside, metric))
+        yield from keeper.settle()
+        yield from keeper.tidy()
+        best = state.best_step, state.best_value
+        if aside is not None:
+            is_best = state.is_better(aside, metric)
+            best = (last, aside.value(metric)) if is_best else best
+            keeper.close(reason, _note(last, aside) | {"is_best": is_best})
+        else:
+            keeper.close(reason)
+        # when interrupted, torchrun treats the first process that ends as failed, and terminates the others
+        world.wait()
+        is_overfitted = data.unit == "token" and reason != "interrupted" and state.stale >= RISING
+        yield Ended(reason, last, *best, metric, is_overfitted)
+        if data.is_measured and reason != "interrupted":
+            yield from _measure(trainee, data, run, compute, world)
+        if reason != "interrupted" and not recipe.checkpoint.keep_optimizer:
+            yield from keeper.drop_optimizers()
 
 
 def _validates(recipe: Recipe, step: int) -> bool:
@@ -262,7 +266,7 @@ class _Trainee:
                 )
             first_step = checkpoint.step
         elif checkpoint is not None:
-            tensors = checkpoint.optimizer()
+            tensors: Mapping[str, Tensor] = checkpoint.optimizer()
             where = str(checkpoint.path)
             if recipe.training.carry_state:
                 like = carried.fresh(lm, recipe.training.batch_size, compute.device)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lmtool.run.checkpoint import listed
 from tests.faults.commands import Outcome, lmtool
-from tests.faults.home import EXPORT, FINETUNE, NEW, PRETRAIN, Remains, differing, golden, of_folder, of_run
+from tests.faults.home import EXPORT, FINETUNE, NEW, PRETRAIN, STEPS, Remains, differing, golden, of_folder, of_run
 from tests.faults.jobs import LOGS, Told
 
 
@@ -101,6 +102,17 @@ TUNED = (
     Reader(("eval", "runs/tuned", "table.csv", "--json", "-q")),
     Reader(("resume", "runs/tuned", "-q"), of_run("runs/tuned")),
 )
+
+
+def reached(home: Path) -> Remains:
+    """The last step of a run of two processes, which one goes on with: not bitwise as two, where it has more to do."""
+    return {"step": listed(home / "runs/shared" / "checkpoints")[-1][1].name}
+
+
+SHARED = (
+    *of_a_writer("runs/shared"),
+    Reader(("resume", "runs/shared", "-q", "-s", f"training.steps={STEPS + 1}"), reached),
+)
 CACHE = (
     Reader(PRETRAIN, of_run(NEW)),
     Reader(("eval", "runs/base", "text.txt", "--json", "-q")),
@@ -115,6 +127,7 @@ TARGETS: dict[str, tuple[Reader, ...]] = {
     "runs/base": BASE,
     "runs/half": (RESUME,) * 6 + of_a_run("runs/half"),
     "runs/tuned": TUNED,
+    "runs/shared": (*SHARED, *SHARED, *of_a_run("runs/shared")),
     "runs/imported": (*of_a_writer("runs/imported"), *of_a_run("runs/imported")),
     "cache": CACHE,
     "tokens": (
@@ -133,8 +146,16 @@ TARGETS: dict[str, tuple[Reader, ...]] = {
     "table.csv": (Reader(FINETUNE), Reader(("predict", "runs/tuned", "table.csv")), TUNED[-2]),
     "tiny.yaml": (Reader(PRETRAIN), Reader(("recipes", "show", "tiny.yaml", "--resolved"))),
 }
-WEIGHTS = {"runs/base": 6, "runs/half": 6, "runs/tuned": 4, "runs/imported": 3, "cache": 5, "published": 3}
-CHECKED = ("runs/base", "runs/half", "runs/tuned", "runs/imported", "cache")
+WEIGHTS = {
+    "runs/base": 6,
+    "runs/half": 6,
+    "runs/tuned": 4,
+    "runs/shared": 4,
+    "runs/imported": 3,
+    "cache": 5,
+    "published": 3,
+}
+CHECKED = ("runs/base", "runs/half", "runs/tuned", "runs/shared", "runs/imported", "cache")
 """Where damage must be found, since checksums are kept. Of a published model, a text or a table there are none."""
 
 UNCHECKED = ("report.html", "floor.json")

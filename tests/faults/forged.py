@@ -132,7 +132,8 @@ def sign(checkpoint: Path) -> None:
 
 def case(home: Path, rng: random.Random, number: int) -> Told:
     """Forge one file, sign its checkpoint, and run a command that reads it."""
-    target = rng.choice(["runs/base", "runs/half", "runs/half", "runs/tuned", "runs/imported", "published", "tokens"])
+    runs = ["runs/base", "runs/half", "runs/half", "runs/tuned", "runs/shared", "runs/imported"]
+    target = rng.choice([*runs, "published", "tokens"])
     files = [path for path in sorted((home / target).rglob("*")) if path.suffix in (*JSON, ".safetensors", ".yaml")]
     files = [path for path in files if not path.parent.name.startswith(TEMPORARY)]  # of a save that was killed
     # the steps of a run are alike: the same file in all of them
@@ -148,7 +149,8 @@ def case(home: Path, rng: random.Random, number: int) -> Told:
     outcome, problems = reader.judge(home, checked=name == "recipe.yaml")
     loads = not reader.shows and reader.words[0] != "tokenize"
     if (
-        name == "model.safetensors"
+        name.startswith("model")
+        and name.endswith(".safetensors")
         and target.startswith("runs/")
         and told[0] in REFUSED
         and loads

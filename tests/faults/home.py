@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,8 @@ class Job:
     """A command that writes, and how to compare what it wrote.
 
     again: after an interruption, brings it to its end; returns problems. remains: all results, which must be equal to
-    the last bit. ranks: processes, as torchrun starts them. trains: it stops at a step and saves.
+    the last bit. ranks: processes, as torchrun starts them. trains: it stops at a step and saves. shares: each process
+    writes its part of a checkpoint.
     """
 
     name: str
@@ -66,15 +68,19 @@ class Job:
     remains: Callable[[Path], Remains]
     ranks: int = 1
     trains: bool = False
+    shares: bool = False
 
-    def run(self, home: Path, hook: Any = None, *, words: Sequence[str] = (), victim: int = 0) -> list[Outcome]:
-        """The outcomes of all its processes, rank 0 first, which has the hook. victim: the rank that the hook ends."""
+    def run(
+        self, home: Path, hook: Any = None, *, words: Sequence[str] = (), victim: int = 0, hooked: int = 0
+    ) -> list[Outcome]:
+        """The outcomes of all its processes, rank 0 first. hooked: the rank that has the hook. victim: that it ends;
+        another one than itself only of rank 0."""
         begun: list[Begun] = []
         port = free_port()
         for rank in reversed(range(self.ranks)):
-            if rank == 0 and victim:
+            if rank == hooked == 0 and victim:
                 hook = replace(hook, victim=begun[-victim].pid)
-            own = hook if rank == 0 else None
+            own = hook if rank == hooked else None
             begun.append(begin(home, words or self.words, own, environment=together(rank, self.ranks, port)))
         return finish_all(begun[::-1])
 
@@ -87,18 +93,24 @@ class Job:
         expected = golden(home, self.name, self._unbroken)["remains"]
         return [f"{self.name}: {part} differs" for part in differing(self.remains(home), expected) if part not in but]
 
-    def events(self, home: Path) -> list[tuple[str, str]]:
-        """Name and path of each operation of an unbroken job on files, in their order; of rank 0."""
-        return [(name, path) for name, path in golden(home, self.name, self._unbroken)["events"]]
+    def events(self, home: Path, rank: int = 0) -> list[tuple[str, str]]:
+        """Name and path of each operation of an unbroken job on files, in their order."""
+        name = self.name if rank == 0 else f"{self.name} {rank}"
+        return [(name, path) for name, path in golden(home, name, partial(self._unbroken, rank=rank))["events"]]
 
-    def _unbroken(self, copy: Path) -> dict[str, Any]:
+    def _unbroken(self, copy: Path, rank: int = 0) -> dict[str, Any]:
         file = copy.with_name(f"{copy.name}.events")
-        for outcome in self.run(copy, Record(file)):
+        for outcome in self.run(copy, Record(file), hooked=rank):
             made(outcome)
         return {
             "remains": self.remains(copy),
             "events": [line.split("\t") for line in file.read_text().splitlines()],
         }
+
+    @property
+    def writers(self) -> range:
+        """The ranks that write files."""
+        return range(self.ranks if self.shares else 1)
 
 
 def golden(home: Path, name: str, make: Callable[[Path], Any]) -> Any:
@@ -241,12 +253,22 @@ def of_folder(name: str) -> Callable[[Path], Remains]:
 PRETRAIN = ("pretrain", "text.txt", "--recipe", "tiny.yaml", "-o", NEW, "-q")
 FINETUNE = ("finetune", "table.csv", "--from", "runs/base", "-o", NEW, "-q", *settings(TUNING))
 TWO = ("model.dropout=0",)
+SHARDED = (*TWO, "training.shard=full")
 TOKENIZE = ("tokenize", "other.txt", "--kind", "bpe", "--vocab-size", "310", "-o", "new-tokens", "-q")
 EXPORT = ("export", "runs/base", "new-published", "-q")
 JOBS = (
     Job("pretrain", PRETRAIN, resumed, of_run(NEW), trains=True),
     Job("pretrain of two", (*PRETRAIN, *settings(TWO)), resumed, of_run(NEW), ranks=2, trains=True),
-    Job("sharded", (*PRETRAIN, *settings([*TWO, "training.shard=full"])), resumed, of_run(NEW), ranks=2, trains=True),
+    Job("sharded", (*PRETRAIN, *settings(SHARDED)), resumed, of_run(NEW), ranks=2, trains=True, shares=True),
+    Job(
+        "sharded in the background",
+        (*PRETRAIN, *settings([*SHARDED, "checkpoint.background=true"])),
+        resumed,
+        of_run(NEW),
+        ranks=2,
+        trains=True,
+        shares=True,
+    ),
     Job("finetune", FINETUNE, resumed, of_run(NEW), trains=True),
     Job("tokenize", TOKENIZE, repeated, of_folder("new-tokens")),
     Job("import", ("import", "published", "-o", NEW, "-q"), repeated, of_import),
@@ -280,6 +302,8 @@ def build(folder: Path) -> Path:
         made(lmtool(home, *command, modules=folder / "modules"))
         import_all((folder / "modules").read_text().splitlines())
     import_all(["torch._dynamo", "torch.distributed.fsdp"])  # which several processes of a run import
+    for outcome in JOBS[2].run(home, words=[word.replace(NEW, "runs/shared") for word in JOBS[2].words]):
+        made(outcome)
     in_last_save = Kill(5, below=f"runs/half/checkpoints/.tmp-step-{STEPS:06d}/")
     killed = lmtool(home, "pretrain", "text.txt", "--recipe", "tiny.yaml", "-o", "runs/half", "-q", hook=in_last_save)
     assert killed.killed, killed

@@ -37,12 +37,18 @@ def kill(home: Path, rng: random.Random, number: int) -> Told:
     """kill -9 at any operation of a job, of two cases in one inside a save; once or twice; or a power cut."""
     in_save = number % 2 == 0
     job = chosen(rng, saves=in_save)
-    events = job.events(home)
+    hooked = rng.choice(job.writers)
+    events = job.events(home, hooked)
     at = rng.choice([n for n, (_, path) in enumerate(events, 1) if not in_save or SAVED in path])
-    victim = rng.randrange(job.ranks)
-    hook = Kill(at, torn=rng.random() < 0.3, power=rng.random() < 0.3 and victim == 0)
-    outcomes = job.run(home, hook, victim=victim)
-    did = [job.name, *(["in a save"] if SAVED in events[at - 1][1] else []), *(["power cut"] if hook.power else [])]
+    victim = hooked or rng.randrange(job.ranks)
+    hook = Kill(at, torn=rng.random() < 0.3, power=rng.random() < 0.3 and victim == hooked)
+    outcomes = job.run(home, hook, victim=victim, hooked=hooked)
+    did = [
+        job.name,
+        *(["by its own rank"] if hooked else []),
+        *(["in a save"] if SAVED in events[at - 1][1] else []),
+        *(["power cut"] if hook.power else []),
+    ]
     if not outcomes[victim].killed:
         return did, [f"event {at} did not come: {outcomes[victim]}"]
     did.append("killed")
@@ -111,16 +117,23 @@ def full_disk(home: Path, rng: random.Random, number: int) -> Told:
         did = "a small disk"
     else:
         # a step through the circle of all writes that meets each of them once
-        writes = [(job, at) for job in JOBS if job.ranks == 1 for at in range(1, len(_writes(job, home)) + 1)]
-        job, at = writes[(number - number // 8) * _stride(len(writes)) % len(writes)]
+        writes = [
+            (job, rank, at)
+            for job in JOBS
+            if job.ranks == 1 or job.shares
+            for rank in job.writers
+            for at in range(1, len(_writes(job, home, rank)) + 1)
+        ]
+        job, rank, at = writes[(number - number // 8) * _stride(len(writes)) % len(writes)]
         lasts = rng.random() < 0.5
-        outcomes = job.run(home, Fail(at, rng.choice([errno.ENOSPC, errno.EDQUOT]), 1 << 30 if lasts else 1))
+        hook = Fail(at, rng.choice([errno.ENOSPC, errno.EDQUOT]), 1 << 30 if lasts else 1)
+        outcomes = job.run(home, hook, hooked=rank)
         did = "full from then on" if lasts else "full once"
     return [did, job.name, f"code {outcomes[0].code}"], refused(home, outcomes) or finish(home, job, outcomes)
 
 
-def _writes(job: Job, home: Path) -> list[str]:
-    return [name for name, _ in job.events(home) if name not in FREEING]
+def _writes(job: Job, home: Path, rank: int) -> list[str]:
+    return [name for name, _ in job.events(home, rank) if name not in FREEING]
 
 
 def _stride(n: int) -> int:

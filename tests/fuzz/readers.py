@@ -189,7 +189,7 @@ def _safetensors(_: Path) -> list[bytes]:
 
 
 def _read_safetensors(folder: Path, content: bytes) -> None:
-    tensors.read(_written(folder, "model.safetensors", content))
+    dict(tensors.SavedTensors([_written(folder, "model.safetensors", content)]))
 
 
 def _weights() -> dict[str, torch.Tensor]:

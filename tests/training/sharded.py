@@ -41,7 +41,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
         "optimizer={kind: sgd, lr: 0.05, momentum: 0.9}",
     ),
     "bfloat16": ("training.precision=bfloat16", "evaluation.prompts=[the]"),
-    "recomputed": ("model.n_layers=3", "training.recompute=layers"),
+    "recomputed": ("model.n_layers=3", "training.recompute=layers", "checkpoint.background=true"),
 }
 
 IMPORTS = {"encoder": "torch._dynamo", "lora": "sklearn.metrics"}

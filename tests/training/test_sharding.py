@@ -19,7 +19,7 @@ from lmtool.errors import RecipeError, UsageError
 from lmtool.inference.load import load_run
 from lmtool.model.size import training_bytes
 from lmtool.recipe.spec import Recipe
-from lmtool.run.checkpoint import verify
+from lmtool.run.checkpoint import listed, verify
 from lmtool.training.start import _agree, _shards
 from tests.compute.together import together
 from tests.training.sharded import RECIPES, SHORT, tuned
@@ -78,6 +78,9 @@ def test_two_processes_train_as_one(place: Work) -> None:
     samples = (place.run(f"{name}adamw") / "samples.jsonl" for name in ("", "sharded "))
     assert len({path.read_text() for path in samples}) == 1
     assert (place.run("sharded bfloat16") / "samples.jsonl").read_text().count("\n") == 2
+    for name in RECIPES:
+        saved = [checkpoint for _, checkpoint in listed(place.run(f"sharded {name}") / "checkpoints")]
+        assert [verify(checkpoint).n_shards for checkpoint in saved] == [2, 2]
     results = [(place.run(f"{name}lora") / "metrics.json").read_text() for name in ("", "sharded ")]
     assert len(results[0]) > 10
     model = load_run(str(place.run("sharded muon"))).model
@@ -94,6 +97,7 @@ def test_any_number_of_processes_goes_on(place: Work, recipe: str) -> None:
     back = place.run(f"{recipe} back")
     shutil.copytree(place.run(recipe), back)
     processes(place, 4, f"resume:{back.name}")
+    assert [verify(saved).n_shards for _, saved in listed(back / "checkpoints")][-2:] == [1, 4]
     (warning,) = warnings_in(place.resume("training.steps=+2", name=back.name))
     assert "processes 4 -> 1" in warning
     assert "sharded True -> None" in warning

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.recipe.load import Setting, load
+from lmtool.run.checkpoint import inspect
 from lmtool.tables.results import Results
 from lmtool.training import events, start
 from lmtool.training.comparison import TextResults
@@ -157,14 +158,15 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 def lasting(run: Path, step: int) -> dict[str, Any]:
     """All results of a run up to its checkpoint at `step`, without times."""
     checkpoint = run / "checkpoints" / f"step-{step:06d}"
+    saved = inspect(checkpoint)
     state = json.loads((checkpoint / "state.json").read_text())
     del state["seconds"]
     if state["pending"] is not None:
         state["pending"] = without_clock(state["pending"])
     samples = run / "samples.jsonl"
     return {
-        "model": (checkpoint / "model.safetensors").read_bytes(),
-        "optimizer": (checkpoint / "optimizer.safetensors").read_bytes(),
+        "model": b"".join((checkpoint / name).read_bytes() for name in saved.model_files),
+        "optimizer": b"".join((checkpoint / name).read_bytes() for name in saved.optimizer_files),
         "state": state,
         "metrics": [without_clock(record) for record in metrics(run)],
         "samples": samples.read_text() if samples.exists() else "",

@@ -1,0 +1,256 @@
+"""A checkpoint that several processes write, each its rows, is read as any other."""
+
+import errno
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from lmtool import durable
+from lmtool.errors import CheckpointError, ResourceError
+from lmtool.run import checkpoint
+from lmtool.run.checkpoint import Checkpoint
+from lmtool.run.directory import Run
+
+N = 3
+
+
+@dataclass
+class Thread:
+    """One of N threads that write as processes do."""
+
+    rank: int
+    meeting: threading.Barrier
+    told: list[str]
+    size: int = N
+
+    def texts(self, text: str) -> list[str]:
+        self.told[self.rank] = text
+        self.meeting.wait(60)
+        found = [*self.told]
+        self.meeting.wait(60)
+        return found
+
+
+def tensors(step: int) -> dict[str, Tensor]:
+    return {
+        "weight": torch.arange(10.0).reshape(5, 2) + step,
+        "short": torch.tensor([step, -1], dtype=torch.bfloat16),  # the last process has none of it
+        "count": torch.tensor(step),
+    }
+
+
+def part(whole: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
+    """What a process holds, as torch.chunk divides rows."""
+    chunks = {name: tensor.chunk(N) if tensor.ndim else (tensor,) for name, tensor in whole.items()}
+    return {name: parts[rank].clone() for name, parts in chunks.items() if rank < len(parts)}
+
+
+def together(lead: Callable[[Any], Checkpoint], follow: Callable[[Any], None]) -> Checkpoint:
+    """What `lead` gives in the first thread, while the others do `follow`."""
+    meeting, told = threading.Barrier(N), [""] * N
+    with ThreadPoolExecutor(N) as threads:
+        others = [threads.submit(follow, Thread(rank, meeting, told)) for rank in range(1, N)]
+        try:
+            return lead(Thread(0, meeting, told))
+        finally:
+            for other in others:
+                other.result()
+
+
+def save(folder: Path, step: int) -> Checkpoint:
+    whole, moments = tensors(step), {"moment": torch.full((4,), float(step))}
+
+    def lead(writers: Any) -> Checkpoint:
+        own = part(whole, 0), part(moments, 0)
+        state = {"step": step}
+        return checkpoint.save(folder, step, *own, state, best_step=None, keep_last=9, writers=writers)
+
+    def follow(writers: Any) -> None:
+        checkpoint.save_part(part(whole, writers.rank), part(moments, writers.rank), writers)
+
+    return together(lead, follow)
+
+
+def test_each_writes_its_rows_and_all_are_read(tmp_path: Path) -> None:
+    saved = save(tmp_path, 4)
+    path = tmp_path / "step-000004"
+    shards = [f"{kind}-{i}-of-3.safetensors" for kind in ("model", "optimizer") for i in (1, 2, 3)]
+    assert sorted(file.name for file in path.iterdir()) == ["MANIFEST.json", *shards, "state.json"]
+    assert list(safetensors.torch.load_file(path / "model-3-of-3.safetensors")) == ["weight"]
+    loaded = checkpoint.verify(path)
+    assert loaded.files == saved.files
+    found = loaded.model()
+    assert safetensors.torch.save(dict(found)) == safetensors.torch.save(tensors(4))
+    assert loaded.optimizer()["moment"].tolist() == [4.0] * 4
+    assert loaded.state() == {"step": 4}
+    for start in range(6):
+        for stop in range(6):
+            rows = found.rows("weight", slice(start, stop))
+            assert rows.tolist() == tensors(4)["weight"][start:stop].tolist()
+    assert {name: (tensor.shape, tensor.dtype) for name, tensor in found.outlines.items()} == {
+        name: (tensor.shape, tensor.dtype) for name, tensor in tensors(4).items()
+    }
+
+
+def test_only_files_with_the_rows_are_read(tmp_path: Path) -> None:
+    path = save(tmp_path, 4).path
+    found = checkpoint.verify(path).model()
+    with (path / "model-1-of-3.safetensors").open("r+b") as file:
+        file.truncate(0)  # a read of it would end the process
+    assert found.rows("weight", slice(2, 5)).tolist() == tensors(4)["weight"][2:].tolist()
+
+
+@pytest.mark.parametrize("name", ["model-2-of-3.safetensors", "optimizer-1-of-3.safetensors", "optimizer-3-of-3"])
+@pytest.mark.parametrize("how", ["lost", "changed", "cut"])
+def test_a_damaged_shard_is_named_and_an_older_checkpoint_used(tmp_path: Path, name: str, how: str) -> None:
+    save(tmp_path, 4)
+    (file,) = save(tmp_path, 6).path.glob(f"{name}*")
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    if how == "lost":
+        file.unlink()
+    else:
+        file.write_bytes(content if how == "changed" else content[:-1])
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.verify(file.parent)
+    assert caught.value.what.startswith(file.name)
+    assert caught.value.where == str(file)
+    assert len(caught.value.lines()) == 3
+    taken, (warning,) = checkpoint.newest_valid(tmp_path)
+    assert taken.step == 4
+    assert file.name in warning
+    if name.startswith("opt") and how != "cut":
+        assert checkpoint.verify(file.parent, optimizer=False).model()["count"] == 6
+
+
+def test_shards_that_disagree_are_refused(tmp_path: Path) -> None:
+    """Also where all digests are right."""
+    path = save(tmp_path, 4).path
+    second = path / "model-2-of-3.safetensors"
+    for weight in (torch.zeros(2, 3), torch.zeros(2, 2, dtype=torch.int64), torch.tensor(1.0)):
+        safetensors.torch.save_file({"weight": weight}, second)
+        sign(path)
+        with pytest.raises(CheckpointError, match=r"model-2-of-3\.safetensors has no rows of 'weight'"):
+            checkpoint.verify(path).model()
+
+
+def sign(path: Path) -> None:
+    """Write a manifest of the files as they are."""
+    files = {
+        name: checkpoint.FileEntry((path / name).stat().st_size, hashlib.sha256((path / name).read_bytes()).hexdigest())
+        for name in json.loads((path / "MANIFEST.json").read_text())["files"]
+    }
+    (path / "MANIFEST.json").write_bytes(checkpoint._encode_manifest(4, None, files))
+
+
+@pytest.mark.parametrize("change", [{"model-1-of-3.safetensors": None}, {"model-4-of-3.safetensors": 2}])
+def test_a_manifest_that_lacks_shards_is_refused(tmp_path: Path, change: dict[str, int | None]) -> None:
+    path = save(tmp_path, 4).path
+    entries = json.loads((path / "MANIFEST.json").read_text())["files"]
+    kept = {name: checkpoint.FileEntry(**entry) for name, entry in entries.items() if name not in change}
+    kept |= {name: checkpoint.FileEntry(n, "") for name, n in change.items() if n is not None}
+    (path / "MANIFEST.json").write_bytes(checkpoint._encode_manifest(4, None, kept))
+    with pytest.raises(CheckpointError, match="should name"):
+        checkpoint.verify(path)
+
+
+@pytest.mark.parametrize("failing", range(N))
+def test_a_full_disk_of_any_process_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
+    """All go on, with no partial files; and the next checkpoint is written."""
+    save(tmp_path, 4)
+    genuine = durable.write_new
+
+    def write_new(path: Path, chunks: Any) -> None:
+        if path.name == f"optimizer-{failing + 1}-of-3.safetensors":
+            path.write_bytes(b"half of it")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        genuine(path, chunks)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "write_new", write_new)
+        with pytest.raises(ResourceError, match=rf"step 6: No space left on device \(process {failing}\)") as caught:
+            save(tmp_path, 6)
+    assert "free some disk space" in caught.value.fix
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000004"]
+    assert save(tmp_path, 8).n_shards == N
+
+
+@pytest.mark.parametrize("name", ["mkdir", "rename"])
+def test_nobody_waits_for_one_that_cannot_begin_or_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    save(tmp_path, 4)
+    genuine = getattr(Path, name)
+
+    def fail(path: Path, *arguments: Any, **keywords: Any) -> Any:
+        if path.name.startswith(".tmp-"):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+        return genuine(path, *arguments, **keywords)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, name, fail)
+        with pytest.raises(ResourceError, match="step 6: Permission denied"):
+            save(tmp_path, 6)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000004"]
+
+
+def test_nobody_waits_where_the_checkpoint_is_there_already(tmp_path: Path) -> None:
+    first = save(tmp_path, 4)
+    before = (first.path / "model-2-of-3.safetensors").stat().st_mtime_ns
+    assert save(tmp_path, 4).digest == first.digest
+    assert (first.path / "model-2-of-3.safetensors").stat().st_mtime_ns == before
+
+
+def test_nobody_waits_for_logs_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run.create(
+        tmp_path / "run",
+        name="r",
+        summary="",
+        recipe="",
+        tokenizer={"tokenizer.json": b"{}"},
+        fingerprints={"data": "", "tokenizer": ""},
+    )
+
+    def fail() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(run, "_sync_logs", fail)
+    with run, pytest.raises(ResourceError, match="No space left"):
+        together(
+            lambda writers: run.save(4, {}, {}, {}, best_step=None, keep_last=1, writers=writers),
+            lambda writers: checkpoint.save_part({}, {}, writers),
+        )
+
+
+def test_moments_are_removed_the_first_file_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a removal that is killed leaves a checkpoint without moments, and none that is damaged."""
+    path = save(tmp_path, 4).path
+    genuine, removed = Path.unlink, []
+
+    def unlink(file: Path, missing_ok: bool = False) -> None:
+        if removed:
+            raise KeyboardInterrupt
+        removed.append(file.name)
+        genuine(file, missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", unlink)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint.drop_optimizers(tmp_path)
+    assert removed == ["optimizer-1-of-3.safetensors"]
+    assert not checkpoint.has_optimizer(path)
+    assert checkpoint.newest_valid(tmp_path)[0].model()["count"] == 4
+    checkpoint.drop_optimizers(tmp_path)
+    assert not list(path.glob("optimizer*"))
+    assert checkpoint.verify(path, optimizer=False).step == 4
