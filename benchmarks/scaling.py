@@ -79,15 +79,15 @@ def session(given: argparse.Namespace, kind: str, world: World) -> dict[str, Any
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
             done.append(next(steps))
     done += list(steps)
-    writers = checkpoint.ALONE if sharding is None else world.aside()
+    peers = checkpoint.ALONE if sharding is None else world.aside()
     world.wait()
     began = time.perf_counter()
-    own = held(lm.state_dict(), writers.rank), held(optimizers.state(), writers.rank)
+    own = held(lm.state_dict(), peers.rank), held(optimizers.state(), peers.rank)
     with tempfile.TemporaryDirectory() as folder:
         if world.is_main:
-            checkpoint.save(Path(folder), 1, *own, {}, best_step=None, keep_last=1, writers=writers)
+            checkpoint.save(Path(folder), 1, *own, {}, best_step=None, keep_last=1, peers=peers)
         elif sharding is not None:
-            checkpoint.save_part(*own, writers)
+            checkpoint.save_part(*own, peers)
     return {
         "losses": [step.loss for step in done],
         "held": optimizers.held,

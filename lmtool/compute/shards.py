@@ -1,6 +1,8 @@
-"""Tensors that are sharded by rows over processes (DTensor): the rows of this process, and what processes exchange.
+"""Tensors that are sharded by rows over processes: the rows of this process, and what processes exchange.
 
-Of R rows, n processes have ceil(R / n) each, and the last ones what is left, as torch.chunk divides them.
+A model is built in a `ShardedBuild`: its parameters have no storage, and only the rows of one process beside them. When
+it is trained they are DTensors. Of R rows, n processes have ceil(R / n) each, and the last ones what is left, as
+torch.chunk divides them.
 
 Shapes: R rows, C columns.
 """
@@ -8,12 +10,13 @@ Shapes: R rows, C columns.
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed import ProcessGroup
+from torch.overrides import TorchFunctionMode
 
 from lmtool.compute.processes import peers_may_end
 
@@ -21,8 +24,63 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
+class Share(NamedTuple):
+    """The rows that a process holds of a parameter without storage, and which these are."""
+
+    rows: Tensor
+    at: slice
+
+
+_SHARE = "share"
+"""Attribute of such a parameter."""
+
+_FILLS = frozenset(("normal_", "uniform_", "kaiming_uniform_", "zero_", "fill_"))
+"""What gives new parameters their values."""
+
+
+class ShardedBuild(TorchFunctionMode):
+    """Where new modules hold only the rows of one process, with the values of whole ones.
+
+    Each parameter is initialised as a whole by the same random numbers, then cut, before the next one is.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__()
+        self._rank, self._size = rank, size
+        self._room = torch.empty(0)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.empty:
+            return func(*args, **kwargs | {"device": "meta"})
+        given = args[0] if args else kwargs.get("tensor")
+        if func.__name__ not in _FILLS or not given.is_meta:
+            return func(*args, **kwargs)
+        whole = self._whole(given.shape, given.dtype)
+        func(*(whole, *args[1:]) if args else (), **kwargs if args else kwargs | {"tensor": whole})
+        if not isinstance(given, nn.Parameter):
+            return whole.clone()
+        at = rows_of(len(whole), self._rank, self._size)
+        if is_sharded(given):
+            own_rows(given).copy_(whole[at])
+        else:
+            vars(given)[_SHARE] = Share(whole[at].clone(), at)
+        return given
+
+    def _whole(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """Memory for one parameter, the same for all, so that freed memory does not lie in pieces between the rows."""
+        n = shape.numel()
+        if len(self._room) < n or self._room.dtype != dtype:
+            self._room = torch.empty(n, dtype=dtype)
+        return self._room[:n].view(shape)
+
+
 def is_sharded(tensor: Tensor) -> bool:
     """Whether a tensor is sharded, so that this process holds only its own rows of it."""
+    return _SHARE in vars(tensor) or _is_distributed(tensor)
+
+
+def _is_distributed(tensor: Tensor) -> bool:
     # importing it takes a second, which only programs that shard have spent
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
@@ -30,7 +88,10 @@ def is_sharded(tensor: Tensor) -> bool:
 
 def own_rows(tensor: Tensor) -> Tensor:
     """The rows that this process holds, in the same memory; all of a tensor that is not sharded."""
-    if not is_sharded(tensor):
+    if _SHARE in vars(tensor):
+        share: Share = vars(tensor)[_SHARE]
+        return share.rows
+    if not _is_distributed(tensor):
         return tensor
     rows: Tensor = cast("DTensor", tensor.detach()).to_local()
     return rows
@@ -50,6 +111,9 @@ def rows_of(n_rows: int, rank: int, size: int) -> slice:
 
 def own_slice(tensor: Tensor) -> slice:
     """Which rows of a sharded tensor this process holds."""
+    if _SHARE in vars(tensor):
+        share: Share = vars(tensor)[_SHARE]
+        return share.at
     group = group_of(tensor)
     return rows_of(len(tensor), dist.get_rank(group), dist.get_world_size(group))
 

@@ -326,13 +326,13 @@ class Transcript:
 
 
 def _pieces(generation: Generation, begin: Callable[[TokenEvent], Transcript], n: int) -> Iterator[Piece]:
-    writers: dict[int, Transcript] = {}
+    peers: dict[int, Transcript] = {}
     for event in generation:
         request = event.prompt * n + event.sample
-        writer = writers[request] if request in writers else writers.setdefault(request, begin(event))
+        writer = peers[request] if request in peers else peers.setdefault(request, begin(event))
         shown = writer.push(event)
         completion = writer.completion()
         if completion is not None:
             generation.stop(event.prompt, event.sample)
-            del writers[request]
+            del peers[request]
         yield Piece(request, shown, completion)

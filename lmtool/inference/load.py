@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lmtool import model
 from lmtool.compute.device import Compute, InferenceName, resolve
 from lmtool.compute.processes import local_rank
-from lmtool.compute.shards import is_sharded, own_rows, own_slice
+from lmtool.compute.shards import ShardedBuild, is_sharded, own_rows, own_slice
 from lmtool.decoding.framing import Framing
 from lmtool.errors import CheckpointError, NumericalError
 from lmtool.inference.base import Base, base_of, open_base, read_run
@@ -42,7 +42,7 @@ from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import FEATURES, Run
 from lmtool.run.find import find
 from lmtool.run.order import hash_key
-from lmtool.run.tensors import outlines, rows_of
+from lmtool.run.tensors import below, outlines, rows_of
 from lmtool.text.tokenizer import Tokenizer
 
 
@@ -93,31 +93,44 @@ class Loaded:
 
 
 def build_model(
-    recipe: Recipe, tokenizer: Tokenizer, compute: Compute, features: LanguageModel | None = None
+    recipe: Recipe,
+    tokenizer: Tokenizer,
+    compute: Compute,
+    features: LanguageModel | None = None,
+    shards: ShardedBuild | None = None,
 ) -> LanguageModel:
     """A new model for this tokenizer, on its device, initialized from the recipe's seed.
 
-    features: the model whose states it reads, if the recipe has features; it is frozen.
+    features: the model whose states it reads, if the recipe has features; it is frozen. shards: where it holds only the
+    rows of this process.
     Raises CheckpointError as `Tokenizer.embedding_rows` does.
     """
     rows = tokenizer.embedding_rows(recipe.model.vocab_size)
     torch.manual_seed(hash_key(recipe.seed, "weights"))
+    if shards is not None:
+        with shards:
+            return _with_head(recipe, model.build(recipe.model, rows))
     built = model.build(recipe.model, rows)
     reading = find_features(built)
     if reading is not None and features is not None:
         reading.attach(features)
+    return _with_head(recipe, built).to(compute.device)
+
+
+def _with_head(recipe: Recipe, built: LanguageModel) -> LanguageModel:
+    """A body, with the head of the recipe's objective if that has one."""
     match recipe.objective:
         case Classification() as spec:
-            built = Classifier(built, spec, recipe.model)
+            return Classifier(built, spec, recipe.model)
         case Tagging() as spec:
-            built = Tagger(built, spec, recipe.model)
+            return Tagger(built, spec, recipe.model)
         case QuestionAnswering() as spec:
-            built = SpanReader(built, spec, recipe.model)
+            return SpanReader(built, spec, recipe.model)
         case ReplacedTokens() as spec:
             assert isinstance(built, TransformerEncoder)
             assert isinstance(recipe.model, Transformer)
-            built = ReplacedTokenDetector(built, spec, recipe.model)
-    return built.to(compute.device)
+            return ReplacedTokenDetector(built, spec, recipe.model)
+    return built
 
 
 def learner(
@@ -129,15 +142,16 @@ def learner(
     same_labels: bool,
     checkpoint: Checkpoint | None,
     features: LanguageModel | None = None,
+    shards: ShardedBuild | None = None,
 ) -> tuple[LanguageModel, str | None]:
     """A model to train with a recipe, with the trainable weights that the recipe sets.
 
     set_statistics: initializes a new model with statistics of the data. base: initial weights, of another run;
     same_labels: its head has the same labels. checkpoint: weights to continue from, of the same run.
-    features: see `build_model`.
+    features, shards: see `build_model`.
     Returns the model, and a notice about the head of `base`, if any.
     """
-    lm = build_model(recipe, tokenizer, compute, features)
+    lm = build_model(recipe, tokenizer, compute, features, shards)
     set_statistics(lm)
     notice = None if base is None else _load_body(lm, base, same_labels)
     _tune(lm, recipe)
@@ -200,11 +214,16 @@ def weights_of(base: Base) -> Mapping[str, Tensor]:
 
     Raises CheckpointError, and NumericalError for weights that are not finite.
     """
+    tensors = _merged(base)
+    for name, tensor in tensors.items():
+        _refuse_not_finite(name, tensor, base.checkpoint)
+    return tensors
+
+
+def _merged(base: Base) -> Mapping[str, Tensor]:
+    """The same, also where they are not finite."""
     if base.recipe.tuning.lora is None:
-        tensors = base.checkpoint.model()
-        for name, tensor in tensors.items():
-            _refuse_not_finite(name, tensor, base.checkpoint)
-        return tensors
+        return base.checkpoint.model()
     lm = trained_model(base.run, base.recipe, base.tokenizer, base.checkpoint, resolve("cpu", "float32"))
     lora.merge(lm)
     return lm.state_dict()
@@ -230,13 +249,20 @@ def _copy(lm: LanguageModel, tensors: Mapping[str, Tensor], checkpoint: Checkpoi
                 where=str(checkpoint.path),
                 fix="restore the run from a copy, or train anew",
             )
+    parameters = dict(lm.named_parameters())
     for name, here in own.items():
-        tensor = rows_of(tensors, name, own_slice(here)) if is_sharded(here) else tensors[name]
-        _refuse_not_finite(name, tensor, checkpoint)
         if name not in lm.any_length:
-            own_rows(here).copy_(tensor)
+            _refuse_not_finite(name, _set(parameters.get(name, here), tensors, name), checkpoint)
     if lm.any_length:
         lm.load_state_dict({name: tensors[name] for name in lm.any_length}, strict=False)
+
+
+@torch.no_grad()
+def _set(here: Tensor, tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    """Copy a tensor into one of a model; of one that is sharded the rows of this process. Returns what was copied."""
+    tensor = rows_of(tensors, name, own_slice(here)) if is_sharded(here) else tensors[name]
+    own_rows(here).copy_(tensor)
+    return tensor
 
 
 def _refuse_not_finite(name: str, tensor: Tensor, checkpoint: Checkpoint) -> None:
@@ -268,12 +294,12 @@ def _load_body(lm: LanguageModel, base: Base, same_labels: bool) -> str | None:
 
     Returns a notice about the head, if any. Raises CheckpointError as `load_weights` does.
     """
-    tensors, checkpoint = weights_of(base), base.checkpoint
+    tensors, checkpoint = _merged(base), base.checkpoint
     body, head = tensors, {}
     if isinstance(base.recipe.objective, HeadSpec | ReplacedTokens):
         # from the recipe, since a body that only counts words has no weights
-        body = {name.removeprefix("body."): t for name, t in tensors.items() if name.startswith("body.")}
-        head = {name: t for name, t in tensors.items() if not name.startswith("body.")}
+        body = below(tensors, "body.")
+        head = {name: t.shape for name, t in outlines(tensors).items() if not name.startswith("body.")}
     if isinstance(lm, ReplacedTokenDetector):
         if isinstance(base.recipe.objective, ReplacedTokens):
             _copy(lm, tensors, checkpoint)
@@ -288,12 +314,15 @@ def _load_body(lm: LanguageModel, base: Base, same_labels: bool) -> str | None:
     if pooler is not None and isinstance(lm, Classifier) and lm.activation == "tanh":
         # the pooler of next-sentence prediction goes on as the dense layer of the head (Devlin et al. 2019)
         assert lm.dense is not None
-        lm.dense.load_state_dict(pooler.state_dict())
-    own = {name: t for name, t in lm.state_dict().items() if not name.startswith("body.")}
+        with torch.no_grad():
+            for here, there in zip(lm.dense.parameters(), pooler.parameters(), strict=True):
+                own_rows(here).copy_(own_rows(there))
+    own = {name: t for name, t in lm.state_dict(keep_vars=True).items() if not name.startswith("body.")}
     if not isinstance(base.recipe.objective, Classification):
         return None
-    if same_labels and {name: t.shape for name, t in head.items()} == {name: t.shape for name, t in own.items()}:
-        lm.load_state_dict(head, strict=False)
+    if same_labels and head == {name: t.shape for name, t in own.items()}:
+        for name, here in own.items():
+            _refuse_not_finite(name, _set(here, tensors, name), checkpoint)
         return "the head is reused, since the labels are the same"
     return "the head is new, since the labels differ from those of the run"
 

@@ -131,15 +131,15 @@ def replay(records: Sequence[Mapping[str, Any]]) -> Iterator[Replayed]:
 
     Raises CheckpointError when the weights are missing or have changed.
     """
-    writers: dict[tuple[str, ...], Writer] = {}
+    peers: dict[tuple[str, ...], Writer] = {}
     threads = torch.get_num_threads()
     try:
         for record in records:
             names = ("run", "step", "checkpoint", "device", "precision", "draft")
             key = tuple(str(record.get(name)) for name in names)
-            if key not in writers:
-                writers[key] = _load_recorded(record)
-            yield _repeat(writers[key], record)
+            if key not in peers:
+                peers[key] = _load_recorded(record)
+            yield _repeat(peers[key], record)
     finally:
         torch.set_num_threads(threads)
 

@@ -31,10 +31,11 @@ class AdaptedLinear(JoinedLinear):
         self.adapted = adapted
         self.rank, self.scale, self.dropout = spec.rank, spec.alpha / spec.rank, spec.dropout
         self._chosen = [width for width, has in zip(self.widths, adapted, strict=True) if has]
-        # drawn on the CPU, so that a seed gives the same on every device
+        # drawn on the CPU, so that a seed gives the same on every device; adapters of sharded weights are sharded later
+        place = torch.device("cpu") if linear.weight.is_meta else linear.weight.device
         drawn_RI = torch.randn(len(self._chosen) * spec.rank, linear.in_features) * linear.in_features**-0.5
-        self.down_RI = nn.Parameter(drawn_RI.to(linear.weight))
-        self.up_OR = nn.Parameter(linear.weight.new_zeros(sum(self._chosen), spec.rank))
+        self.down_RI = nn.Parameter(drawn_RI.to(place, linear.weight.dtype))
+        self.up_OR = nn.Parameter(linear.weight.new_zeros(sum(self._chosen), spec.rank, device=place))
 
     def forward(self, x: Tensor) -> Tensor:
         low = F.linear(drop(x, self.dropout, self.training), self.down_RI)

@@ -43,8 +43,8 @@ def shard_names(name: str, n: int) -> tuple[str, ...]:
     return (name,) if n == 1 else tuple(f"{stem}-{i}-of-{n}{dot}{kind}" for i in range(1, n + 1))
 
 
-class Writers(Protocol):
-    """The processes that write a checkpoint together."""
+class Peers(Protocol):
+    """The processes that write or verify a checkpoint together."""
 
     @property
     def rank(self) -> int:
@@ -59,7 +59,7 @@ class Writers(Protocol):
 
 
 class Alone:
-    """The one process that writes a checkpoint by itself."""
+    """A process by itself."""
 
     rank, size = 0, 1
 
@@ -192,21 +192,38 @@ def inspect(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def verify(path: Path, *, optimizer: bool = True) -> Checkpoint:
-    """Verify sizes and digests of all files of a checkpoint; the optimizer's digest only if requested.
+def verify(path: Path, *, optimizer: bool = True, peers: Peers = ALONE) -> Checkpoint:
+    """Verify sizes and digests of all files of a checkpoint; the optimizer's digests only if requested.
 
-    Raises CheckpointError that names the first file that is missing or differs, and how.
+    peers: processes that do so at the same time, each for some of the files.
+    Raises CheckpointError that names the first file that is missing or differs, and how; in all processes alike.
     """
+    found: Checkpoint | None = None
+    problem: CheckpointError | None = None
+    try:
+        found = _compared(path, optimizer, peers)
+    except CheckpointError as error:
+        problem = error
+    own = None if problem is None else [problem.what, problem.where, problem.fix]
+    for text in peers.texts(json.dumps(own)):
+        if (told := json.loads(text)) is not None:
+            raise CheckpointError(told[0], where=told[1], fix=told[2]) from problem
+    assert found is not None
+    return found
+
+
+def _compared(path: Path, optimizer: bool, peers: Peers) -> Checkpoint:
+    """The checkpoint, when this process has compared its share of the digests."""
     checkpoint = inspect(path)
     wanted = (*checkpoint.model_files, *(checkpoint.optimizer_files if optimizer else ()), STATE)
     if missing := [name for name in wanted if not os.path.lexists(path / name)]:
         raise _damage(path / missing[0], f"{missing[0]} is missing")
-    for name in wanted:
+    for name in wanted[peers.rank :: peers.size]:
         _compare_digest(path / name, checkpoint.files[name].sha256)
     return dataclasses.replace(checkpoint, verified=frozenset(wanted))
 
 
-def newest_valid(folder: Path, *, optimizer: bool = True) -> tuple[Checkpoint, list[str]]:
+def newest_valid(folder: Path, *, optimizer: bool = True, peers: Peers = ALONE) -> tuple[Checkpoint, list[str]]:
     """The newest checkpoint in `folder` that passes `verify`, and a warning for each newer one that does not.
 
     One without optimizer state is found where `optimizer` asks for it and none has it, as after `drop_optimizers`.
@@ -216,13 +233,13 @@ def newest_valid(folder: Path, *, optimizer: bool = True) -> tuple[Checkpoint, l
     paths = [path for _, path in reversed(listed(folder))]
     for path in paths:
         try:
-            return verify(path, optimizer=optimizer), warnings
+            return verify(path, optimizer=optimizer, peers=peers), warnings
         except CheckpointError as error:
             warnings.append(f"skipped the damaged checkpoint {path.name}: {error.what}")
     for n_newer, path in enumerate(paths):
         if optimizer and not has_optimizer(path):
             with suppress(CheckpointError):
-                return verify(path, optimizer=False), warnings[:n_newer]
+                return verify(path, optimizer=False, peers=peers), warnings[:n_newer]
     if warnings:
         raise CheckpointError(
             f"no checkpoint of this run is complete; of the newest: {warnings[0].split(': ', 1)[1]}",
@@ -246,7 +263,7 @@ def save(
     best_step: int | None,
     keep_last: int,
     superseded: int | None = None,
-    writers: Writers = ALONE,
+    peers: Peers = ALONE,
 ) -> Checkpoint:
     """Write a checkpoint, then remove those that are neither among the last `keep_last` nor the best.
 
@@ -255,7 +272,7 @@ def save(
     The caller holds the lock of the run. An existing complete checkpoint of the step is kept, since training is
     deterministic. Anything else of that name is set aside. Of tied tensors, pass only one.
 
-    state: JSON-serialisable, without NaN and infinities. writers: processes that write their parts; this is the first
+    state: JSON-serialisable, without NaN and infinities. peers: processes that write their parts; this is the first
     of them, and the others call `save_part`.
     Raises ResourceError when it cannot be written (full disk, permission), by any process, with no partial files and
     all earlier checkpoints intact; ValueError for tensors or a state that cannot be saved.
@@ -279,11 +296,11 @@ def save(
                 set_aside(path)
                 temporary.mkdir()
                 told = True
-                writers.texts(json.dumps(str(temporary.absolute())))
-                saved = _write(path, temporary, step, best_step, model, optimizer, content, writers)
+                peers.texts(json.dumps(str(temporary.absolute())))
+                saved = _write(path, temporary, step, best_step, model, optimizer, content, peers)
         finally:
             if not told:
-                leave(writers)
+                leave(peers)
     except OSError as error:
         raise ResourceError(
             f"cannot save the checkpoint of step {step}: {error.strerror or error}",
@@ -302,22 +319,22 @@ def save(
 
 
 def save_part(
-    model: "Mapping[str, Tensor | Deferred]", optimizer: "Mapping[str, Tensor | Deferred]", writers: Writers
+    model: "Mapping[str, Tensor | Deferred]", optimizer: "Mapping[str, Tensor | Deferred]", peers: Peers
 ) -> None:
     """Write what this process holds, as part of the `save` of the first one, which reports all errors."""
     from lmtool.run import tensors
 
     tensors.check(model)
     tensors.check(optimizer)
-    place = json.loads(writers.texts(json.dumps(None))[0])
+    place = json.loads(peers.texts(json.dumps(None))[0])
     if place is not None:
         with suppress(OSError):
-            _write_part(Path(place), model, optimizer, writers)
+            _write_part(Path(place), model, optimizer, peers)
 
 
-def leave(writers: Writers) -> None:
+def leave(peers: Peers) -> None:
     """Let the others, which wait in `save_part`, go on without a checkpoint."""
-    writers.texts(json.dumps(None))
+    peers.texts(json.dumps(None))
 
 
 def drop_optimizers(folder: Path) -> None:
@@ -375,11 +392,11 @@ def _write(
     model: "Mapping[str, Tensor | Deferred]",
     optimizer: "Mapping[str, Tensor | Deferred]",
     state: bytes,
-    writers: Writers,
+    peers: Peers,
 ) -> Checkpoint:
     """Write a checkpoint to the temporary directory, then rename it."""
     try:
-        files = _write_part(temporary, model, optimizer, writers)
+        files = _write_part(temporary, model, optimizer, peers)
         files[STATE] = _write_file(temporary / STATE, [state])
         manifest = _encode_manifest(step, best_step, files)
         durable.write_new(temporary / MANIFEST, [manifest])
@@ -396,7 +413,7 @@ def _write_part(
     place: Path,
     model: "Mapping[str, Tensor | Deferred]",
     optimizer: "Mapping[str, Tensor | Deferred]",
-    writers: Writers,
+    peers: Peers,
 ) -> dict[str, FileEntry]:
     """Write what this process holds; returns the entries of the files of all processes, once all have written.
 
@@ -408,20 +425,20 @@ def _write_part(
     failed: OSError | None = None
     try:
         for kind, content in ((MODEL, model), (OPTIMIZER, optimizer)):
-            name = shard_names(kind, writers.size)[writers.rank]
+            name = shard_names(kind, peers.size)[peers.rank]
             own[name] = _write_file(place / name, tensors.serialise(content))
     except OSError as error:
         failed = error
     entries = {name: dataclasses.asdict(entry) for name, entry in own.items()}
     problem = None if failed is None else [failed.errno, failed.strerror or str(failed)]
     found: dict[str, FileEntry] = {}
-    for rank, text in enumerate(writers.texts(json.dumps([entries, problem]))):
+    for rank, text in enumerate(peers.texts(json.dumps([entries, problem]))):
         entries, problem = json.loads(text)
         if problem is not None:
             number, what = problem
-            raise OSError(number, what if writers.size == 1 else f"{what} (process {rank})") from failed
+            raise OSError(number, what if peers.size == 1 else f"{what} (process {rank})") from failed
         found |= {name: FileEntry(**entry) for name, entry in entries.items()}
-    return {name: found[name] for kind in (MODEL, OPTIMIZER) for name in shard_names(kind, writers.size)}
+    return {name: found[name] for kind in (MODEL, OPTIMIZER) for name in shard_names(kind, peers.size)}
 
 
 def _write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileEntry:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from lmtool import __version__, durable, records
 from lmtool.errors import CheckpointError, ResourceError, UsageError
 from lmtool.run import checkpoint as checkpoints
-from lmtool.run.checkpoint import ALONE, MANIFEST, Checkpoint, Writers
+from lmtool.run.checkpoint import ALONE, MANIFEST, Checkpoint, Peers
 from lmtool.run.files import (
     FORMAT,
     Imported,
@@ -439,14 +439,14 @@ class Run:
         best_step: int | None,
         keep_last: int,
         superseded: int | None = None,
-        writers: Writers = ALONE,
+        peers: Peers = ALONE,
     ) -> Checkpoint:
         """`checkpoint.save` in this run. Log the records of a step before saving it: a resumed run starts after it."""
         self._require_lock()
         try:
             self._sync_logs()
         except OSError as error:
-            checkpoints.leave(writers)
+            checkpoints.leave(peers)
             raise _unwritable(self.path, error) from error
         return checkpoints.save(
             self.path / CHECKPOINTS,
@@ -457,12 +457,12 @@ class Run:
             best_step=best_step,
             keep_last=keep_last,
             superseded=superseded,
-            writers=writers,
+            peers=peers,
         )
 
-    def newest(self, *, optimizer: bool = True) -> tuple[Checkpoint, list[str]]:
+    def newest(self, *, optimizer: bool = True, peers: Peers = ALONE) -> tuple[Checkpoint, list[str]]:
         """`checkpoint.newest_valid` of this run: the checkpoint to resume from, and warnings about damaged ones."""
-        return checkpoints.newest_valid(self.path / CHECKPOINTS, optimizer=optimizer)
+        return checkpoints.newest_valid(self.path / CHECKPOINTS, optimizer=optimizer, peers=peers)
 
     def drop_optimizers(self) -> None:
         """Remove the optimizer state of all checkpoints. Raises ResourceError."""
@@ -544,19 +544,20 @@ class Run:
                 return checkpoints.inspect(path).best_step
         return None
 
-    def best(self, *, optimizer: bool = True) -> tuple[Checkpoint, list[str]]:
+    def best(self, *, optimizer: bool = True, peers: Peers = ALONE) -> tuple[Checkpoint, list[str]]:
         """The checkpoint of the best validation; the newest complete one, with a warning, when that is damaged.
 
-        Before any validation, the newest is the best. Raises CheckpointError when none is complete.
+        Before any validation, the newest is the best. peers: see `checkpoint.verify`. Raises CheckpointError when none
+        is complete.
         """
         best_step = self.best_step
         if best_step is None:
-            return self.newest(optimizer=optimizer)
+            return self.newest(optimizer=optimizer, peers=peers)
         path = self.path / CHECKPOINTS / checkpoints.step_name(best_step)
         try:
-            return checkpoints.verify(path, optimizer=optimizer), []
+            return checkpoints.verify(path, optimizer=optimizer, peers=peers), []
         except CheckpointError as error:
-            newest, warnings = self.newest(optimizer=optimizer)
+            newest, warnings = self.newest(optimizer=optimizer, peers=peers)
             if any(path.name in warning for warning in warnings):  # already reported as damaged
                 return newest, warnings
             return newest, [*warnings, f"using {newest.path.name} instead of the best, {path.name}: {error.what}"]

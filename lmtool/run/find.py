@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lmtool.errors import CheckpointError
 from lmtool.run import checkpoint as checkpoints
-from lmtool.run.checkpoint import Checkpoint
+from lmtool.run.checkpoint import ALONE, Checkpoint, Peers
 from lmtool.run.directory import CHECKPOINTS, Run
 from lmtool.run.places import INFO, known_runs, runs_root
 
@@ -20,15 +20,17 @@ class Found:
     run: Run
     named: Path | None
 
-    def newest(self, *, optimizer: bool = True) -> tuple[Checkpoint, list[str]]:
+    def newest(self, *, optimizer: bool = True, peers: Peers = ALONE) -> tuple[Checkpoint, list[str]]:
         """The named checkpoint, or the newest complete one; see `checkpoint.newest_valid`. Raises CheckpointError."""
         if self.named is None:
-            return self.run.newest(optimizer=optimizer)
-        return checkpoints.verify(self.named, optimizer=optimizer and checkpoints.has_optimizer(self.named)), []
+            return self.run.newest(optimizer=optimizer, peers=peers)
+        wanted = optimizer and checkpoints.has_optimizer(self.named)
+        return checkpoints.verify(self.named, optimizer=wanted, peers=peers), []
 
-    def best(self, *, optimizer: bool = True) -> tuple[Checkpoint, list[str]]:
+    def best(self, *, optimizer: bool = True, peers: Peers = ALONE) -> tuple[Checkpoint, list[str]]:
         """The named checkpoint, or the best one. Raises CheckpointError when there is none."""
-        return self.newest(optimizer=optimizer) if self.named else self.run.best(optimizer=optimizer)
+        read = self.newest if self.named else self.run.best
+        return read(optimizer=optimizer, peers=peers)
 
     def newer_than(self, step: int) -> int | None:
         """The step of the newest checkpoint after that of `best`; None where there is none, or one is named."""

@@ -7,9 +7,10 @@ JSON header and then the bytes (https://github.com/huggingface/safetensors#forma
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -104,7 +105,8 @@ class SavedTensors(Mapping[str, Tensor]):
     def __init__(self, paths: Sequence[Path]) -> None:
         """Raises CheckpointError when a file is not one, or has not the rows of the others' tensors."""
         self._outlines: dict[str, Tensor] = {}
-        self._held: dict[str, list[tuple[Any, int]]] = {}  # files, and where in the tensor their rows end
+        # files, the name in them, and where in the tensor their rows end
+        self._held: dict[str, list[tuple[Any, str, int]]] = {}
         for path in paths:
             try:
                 file: Any = safe_open(path, framework="pt")
@@ -118,12 +120,13 @@ class SavedTensors(Mapping[str, Tensor]):
                         raise _unreadable(path, f"has no rows of {name!r:.80} as other files have")
                     outline = outline.new_empty(len(before) + len(outline), *outline.shape[1:])
                 self._outlines[name] = outline
-                self._held.setdefault(name, []).append((file, len(outline) if outline.ndim else 0))
+                self._held.setdefault(name, []).append((file, name, len(outline) if outline.ndim else 0))
 
     def __getitem__(self, name: str) -> Tensor:
         held = self._held[name]
         if len(held) == 1:
-            whole: Tensor = held[0][0].get_tensor(name)
+            file, key, _ = held[0]
+            whole: Tensor = file.get_tensor(key)
             return whole
         return self.rows(name, slice(None))
 
@@ -142,15 +145,31 @@ class SavedTensors(Mapping[str, Tensor]):
         """Consecutive rows of a tensor, from those files only that have some of them."""
         start, stop, _ = rows.indices(len(self._outlines[name]))
         parts, first = [], 0
-        for file, end in self._held[name]:
+        for file, key, end in self._held[name]:
             if start < end and stop > first:
-                parts.append(file.get_slice(name)[max(start, first) - first : min(stop, end) - first])
+                parts.append(file.get_slice(key)[max(start, first) - first : min(stop, end) - first])
             first = end
         return (
             torch.cat(parts)
             if parts
             else self._outlines[name].new_empty(0, *self._outlines[name].shape[1:], device="cpu")
         )
+
+    def below(self, prefix: str) -> Self:
+        """Those whose names begin so, without this beginning."""
+        found = copy(self)
+        found._outlines = {
+            name.removeprefix(prefix): t for name, t in self._outlines.items() if name.startswith(prefix)
+        }
+        found._held = {name.removeprefix(prefix): held for name, held in self._held.items() if name.startswith(prefix)}
+        return found
+
+
+def below(tensors: Mapping[str, Tensor], prefix: str) -> Mapping[str, Tensor]:
+    """Those of the tensors whose names begin so, without this beginning."""
+    if isinstance(tensors, SavedTensors):
+        return tensors.below(prefix)
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def outlines(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -18,7 +18,7 @@ from lmtool.model.lora import kept
 from lmtool.recipe.dump import dump
 from lmtool.recipe.spec import Checkpointing, Evaluation, Recipe
 from lmtool.run import tensors
-from lmtool.run.checkpoint import ALONE, Checkpoint, Writers, save_part
+from lmtool.run.checkpoint import ALONE, Checkpoint, Peers, save_part
 from lmtool.run.directory import Run
 from lmtool.run.files import Validated, saved_state
 from lmtool.run.log import Record
@@ -125,14 +125,14 @@ class RunKeeper:
         spec: Checkpointing,
         checkpoint: Checkpoint | None = None,
         superseded: int | None = None,
-        writers: Writers = ALONE,
+        peers: Peers = ALONE,
     ) -> None:
         """checkpoint: that training continues from. superseded: its step, if only an interruption made it.
 
-        writers: processes that share the model, each of which writes its part.
+        peers: processes that share the model, each of which writes its part.
         """
         self._run = run
-        self._writers = writers
+        self._peers = peers
         self._keep_last = spec.keep_last
         self._superseded = superseded
         self._in_background = spec.background
@@ -196,14 +196,14 @@ class RunKeeper:
         A process without a run writes its part of a sharded model.
         """
         yield from self.settle()
-        if self._run is None and self._writers.size == 1:
+        if self._run is None and self._peers.size == 1:
             return
-        model, optimizer = (held(part, self._writers.rank) for part in (kept(lm), moments))
+        model, optimizer = (held(part, self._peers.rank) for part in (kept(lm), moments))
         if self._in_background:
             model, optimizer = tensors.copied(model), tensors.copied(optimizer)
         save: Callable[[], Checkpoint | None]
         if self._run is None:
-            save = partial(save_part, model, optimizer, self._writers)
+            save = partial(save_part, model, optimizer, self._peers)
         else:
             save = partial(
                 self._run.save,
@@ -214,7 +214,7 @@ class RunKeeper:
                 best_step=state.best_step,
                 keep_last=self._keep_last,
                 superseded=self._superseded,
-                writers=self._writers,
+                peers=self._peers,
             )
         if self._in_background:
             self._saving = self._thread.submit(save)

@@ -14,6 +14,7 @@ from torch import nn
 
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World, peers_may_end
+from lmtool.compute.shards import own_rows
 from lmtool.model import LanguageModel
 from lmtool.objective import Objective
 from lmtool.training.fit import LossModule
@@ -27,7 +28,7 @@ class Sharding:
     """
 
     def __init__(self, lm: LanguageModel, objective: Objective, compute: Compute, world: World) -> None:
-        """Shards `lm` in place. Its parameters are new objects from here on."""
+        """Shards `lm`, which may be of a `ShardedBuild`, in place. Its parameters are new objects from here on."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -36,10 +37,16 @@ class Sharding:
         mesh = init_device_mesh(compute.device.type, (world.size,))
         narrow = None if compute.dtype == torch.float32 else compute.dtype
         policy = MixedPrecisionPolicy(narrow, None if narrow is None else torch.float32, cast_forward_inputs=False)
+        rows = {name: own_rows(parameter) for name, parameter in lm.named_parameters() if parameter.is_meta}
         for linears in _layers(lm):
             fully_shard(linears, mesh=mesh, mp_policy=policy)
         self.module = LossModule(lm, objective)
         root = fully_shard(self.module, mesh=mesh, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
+        place = compute.device
+        self.module._apply(lambda t: torch.empty_like(t, device=place) if t.is_meta else t)  # type: ignore[no-untyped-call]
+        for name, parameter in lm.named_parameters():
+            if name in rows:
+                own_rows(parameter).copy_(rows.pop(name))
         # now, since a validation may come before the first step, and then the first layer would be taken for the root
         fully_shard.state(root)._lazy_init()  # type: ignore[attr-defined]  # of the decorator
         self._parts = [part for part in self.module.modules() if isinstance(part, FSDPModule)]

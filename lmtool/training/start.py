@@ -35,7 +35,7 @@ from lmtool.recipe.spec import (
     Transformer,
 )
 from lmtool.records import encode
-from lmtool.run.checkpoint import Checkpoint
+from lmtool.run.checkpoint import ALONE, Checkpoint
 from lmtool.run.directory import FLOOR, RECIPE, RESULTS, SPLIT, Run, check_folder, describe_environment
 from lmtool.run.files import StreamMark
 from lmtool.run.find import find
@@ -398,7 +398,7 @@ def resume(
         if world.is_main:
             run.lock()
         with run if world.is_main else nullcontext(), ExitStack() as stack:
-            checkpoint, warnings = found.newest()
+            checkpoint, warnings = found.newest(peers=world.aside() if world.size > 1 else ALONE)
             world.wait()  # all have found it before the first one changes anything on disk
             yield from map(Warned, (*warnings, *doubts))
             state = TrainingState.read(checkpoint, run.validated)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World
+from lmtool.compute.shards import ShardedBuild
 from lmtool.decoding.settings import MaskPredict, Options, Sample, Settings
 from lmtool.decoding.text import complete, write
 from lmtool.errors import NumericalError
@@ -25,7 +26,7 @@ from lmtool.model.size import held_in_training
 from lmtool.model.transformer import TransformerUnmasked
 from lmtool.objective import Objective, build_objective
 from lmtool.recipe.spec import Recipe
-from lmtool.run.checkpoint import ALONE, Checkpoint
+from lmtool.run.checkpoint import ALONE, Checkpoint, Peers
 from lmtool.run.directory import Run
 from lmtool.run.find import find
 from lmtool.training import carried
@@ -86,8 +87,8 @@ def train(
     """
     recipe = data.recipe
     superseded = None if checkpoint is None or _saves(recipe, checkpoint.step) else checkpoint.step
-    writers = world.aside() if sharded else ALONE
-    with RunKeeper(run, recipe.checkpoint, checkpoint, superseded, writers) as keeper:
+    peers = world.aside() if sharded else ALONE
+    with RunKeeper(run, recipe.checkpoint, checkpoint, superseded, peers) as keeper:
         state = state or TrainingState()
         trainee = _Trainee.of(
             data, compute, world, state, checkpoint, base, teacher, same_labels, vectors, features, sharded
@@ -180,7 +181,7 @@ def train(
         is_overfitted = data.unit == "token" and reason != "interrupted" and state.stale >= RISING
         yield Ended(reason, last, *best, metric, is_overfitted)
         if data.is_measured and reason != "interrupted":
-            yield from _measure(trainee, data, run, compute, world)
+            yield from _measure(trainee, data, run, compute, world, peers)
         if reason != "interrupted" and not recipe.checkpoint.keep_optimizer:
             yield from keeper.drop_optimizers()
 
@@ -243,9 +244,13 @@ class _Trainee:
         """The initial state, or that of a checkpoint; see `train`."""
         recipe, tokenizer = data.recipe, data.framing.tokenizer
         warnings = []
-        # shards move to the device layer by layer, so it never holds the whole model
+        # shards move to the device layer by layer
         place = Compute(torch.device("cpu"), compute.precision) if sharded else compute
-        lm, notice = learner(recipe, tokenizer, place, data.set_statistics, base, same_labels, checkpoint, features)
+        # word vectors are put into a whole table
+        shards = ShardedBuild(world.rank, world.size) if sharded and vectors is None else None
+        lm, notice = learner(
+            recipe, tokenizer, place, data.set_statistics, base, same_labels, checkpoint, features, shards
+        )
         if vectors is not None:
             vectors.copy_to(lm)
         if isinstance(lm, TransformerUnmasked):
@@ -355,10 +360,12 @@ def _note(step: int, validation: Validation) -> dict[str, object]:
     return {"step": step} | {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
-def _measure(trainee: _Trainee, data: TrainingData, run: Run | None, compute: Compute, world: World) -> Iterator[Event]:
+def _measure(
+    trainee: _Trainee, data: TrainingData, run: Run | None, compute: Compute, world: World, peers: Peers
+) -> Iterator[Event]:
     """Evaluate the best checkpoint of a finished run; the results are saved in the run."""
     path = Path(world.from_main("" if run is None else str(run.path.resolve()), compute))
-    checkpoint, _ = find(str(path)).best(optimizer=False)
+    checkpoint, _ = find(str(path)).best(optimizer=False, peers=peers)
     load_weights(trainee.lm, checkpoint)
     with trainee.whole():
         results = data.measure(trainee.lm, trainee.objective, checkpoint.step, compute, world)

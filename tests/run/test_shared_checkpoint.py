@@ -71,13 +71,13 @@ def together(lead: Callable[[Any], Checkpoint], follow: Callable[[Any], None]) -
 def save(folder: Path, step: int) -> Checkpoint:
     whole, moments = tensors(step), {"moment": torch.full((4,), float(step))}
 
-    def lead(writers: Any) -> Checkpoint:
+    def lead(peers: Any) -> Checkpoint:
         own = part(whole, 0), part(moments, 0)
         state = {"step": step}
-        return checkpoint.save(folder, step, *own, state, best_step=None, keep_last=9, writers=writers)
+        return checkpoint.save(folder, step, *own, state, best_step=None, keep_last=9, peers=peers)
 
-    def follow(writers: Any) -> None:
-        checkpoint.save_part(part(whole, writers.rank), part(moments, writers.rank), writers)
+    def follow(peers: Any) -> None:
+        checkpoint.save_part(part(whole, peers.rank), part(moments, peers.rank), peers)
 
     return together(lead, follow)
 
@@ -132,6 +132,34 @@ def test_a_damaged_shard_is_named_and_an_older_checkpoint_used(tmp_path: Path, n
     assert file.name in warning
     if name.startswith("opt") and how != "cut":
         assert checkpoint.verify(file.parent, optimizer=False).model()["count"] == 6
+
+
+def test_each_compares_some_digests_and_all_hear_of_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 4)
+    path, genuine = save(tmp_path, 6).path, checkpoint._compare_digest
+    compared: list[Path] = []
+
+    def compare(file: Path, expected: str) -> None:
+        compared.append(file)
+        genuine(file, expected)
+
+    monkeypatch.setattr(checkpoint, "_compare_digest", compare)
+    found: list[tuple[int, list[str]]] = []
+
+    def verified(peers: Any) -> Any:
+        newest, warnings = checkpoint.newest_valid(tmp_path, peers=peers)
+        found.append((newest.step, warnings))
+
+    together(verified, verified)
+    assert found == [(6, [])] * N
+    assert sorted(compared) == sorted(path / name for name in checkpoint.verify(path).files)
+    with (path / "optimizer-2-of-3.safetensors").open("r+b") as file:
+        file.write(b"\0")
+    found.clear()
+    together(verified, verified)
+    assert found[0][0] == 4
+    assert "optimizer-2-of-3.safetensors has changed" in found[0][1][0]
+    assert found == [found[0]] * N
 
 
 def test_shards_that_disagree_are_refused(tmp_path: Path) -> None:
@@ -228,8 +256,8 @@ def test_nobody_waits_for_logs_that_cannot_be_written(tmp_path: Path, monkeypatc
     monkeypatch.setattr(run, "_sync_logs", fail)
     with run, pytest.raises(ResourceError, match="No space left"):
         together(
-            lambda writers: run.save(4, {}, {}, {}, best_step=None, keep_last=1, writers=writers),
-            lambda writers: checkpoint.save_part({}, {}, writers),
+            lambda peers: run.save(4, {}, {}, {}, best_step=None, keep_last=1, peers=peers),
+            lambda peers: checkpoint.save_part({}, {}, peers),
         )
 
 

@@ -21,7 +21,7 @@ class Ended:
 @pytest.mark.parametrize("background", [False, True])
 def test_the_end_of_another_process_is_no_warning(background: bool) -> None:
     """Training cannot go on without it, as it does without a checkpoint."""
-    with RunKeeper(None, Checkpointing(background=background), writers=Ended()) as keeper:
+    with RunKeeper(None, Checkpointing(background=background), peers=Ended()) as keeper:
         told = (event for step in (1, 2) for event in keeper.save(step, tiny.model(), {}, TrainingState()))
         with pytest.raises(ResourceError):
             list(told)

@@ -15,10 +15,12 @@ import torch
 import lmtool
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World
+from lmtool.compute.shards import ShardedBuild, is_sharded, own_rows, own_slice
 from lmtool.errors import RecipeError, UsageError
-from lmtool.inference.load import load_run
+from lmtool.inference.base import open_base
+from lmtool.inference.load import learner, load_run
 from lmtool.model.size import training_bytes
-from lmtool.recipe.spec import Recipe
+from lmtool.recipe.spec import Recipe, Tuning
 from lmtool.run.checkpoint import listed, verify
 from lmtool.training.start import _agree, _shards
 from tests.compute.together import together
@@ -83,6 +85,8 @@ def test_two_processes_train_as_one(place: Work) -> None:
         assert [verify(checkpoint).n_shards for checkpoint in saved] == [2, 2]
     results = [(place.run(f"{name}lora") / "metrics.json").read_text() for name in ("", "sharded ")]
     assert len(results[0]) > 10
+    for name in ("adamw", "muon"):
+        assert_loaded_by_rows(place, f"sharded {name}")
     model = load_run(str(place.run("sharded muon"))).model
     assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
 
@@ -102,6 +106,34 @@ def test_any_number_of_processes_goes_on(place: Work, recipe: str) -> None:
     assert "processes 4 -> 1" in warning
     assert "sharded True -> None" in warning
     assert_alike(back, whole)
+
+
+def assert_loaded_by_rows(place: Work, source: str) -> None:
+    """Each process has its rows of the weights of a run, which it goes on with, or begins with under another head."""
+    base = open_base(str(place.run(source)))
+    of_tables = open_base(str(place.run("lora"))).recipe
+    for labelled in (False, True):
+        recipe = base.recipe.model_copy(update={"objective": of_tables.objective}) if labelled else base.recipe
+        recipe = recipe.model_copy(update={"tuning": Tuning()})
+        is_own = not labelled and source != "lora"
+        given = (None, False, base.checkpoint) if is_own else (base, True, None)
+
+        def learned(
+            shards: ShardedBuild | None, recipe: Recipe = recipe, given: Any = given
+        ) -> dict[str, torch.Tensor]:
+            lm, _ = learner(recipe, base.tokenizer, CPU, lambda lm: None, *given, shards=shards)
+            return dict(lm.named_parameters()) | dict(lm.named_buffers())
+
+        whole = learned(None)
+        for rank in range(3):
+            for name, tensor in learned(ShardedBuild(rank, 3)).items():
+                own = whole[name][own_slice(tensor)] if is_sharded(tensor) else whole[name]
+                assert torch.equal(own_rows(tensor), own), name
+
+
+@pytest.mark.parametrize("source", ["muon", "lora"])
+def test_weights_are_loaded_by_rows(place: Work, source: str) -> None:
+    assert_loaded_by_rows(place, source)
 
 
 @pytest.mark.slow

@@ -33,7 +33,8 @@ class NgramEmbedding(nn.Module):
         if self._base**spec.longest >= _FREE:
             what = f"model.ngram_embedding.longest: {spec.longest} is too long for a vocabulary of {vocab_size:,}"
             raise RecipeError([f"{what}: at most {int(63 / (self._base - 1).bit_length())}"])
-        self.weight = nn.Parameter(torch.zeros(spec.entries, width))
+        self.weight = nn.Parameter(torch.empty(spec.entries, width))
+        nn.init.zeros_(self.weight)
         self.register_buffer("keys_K", torch.full((spec.entries,), _FREE))
 
     def forward(self, tokens_BT: Tensor, positions_PT: Tensor, before_BC: Tensor | None = None) -> Tensor:
@@ -44,7 +45,8 @@ class NgramEmbedding(nn.Module):
         text_BS = tokens_BT if before_BC is None else torch.cat((before_BC, tokens_BT), 1)
         # cut or filled up
         text_BS = F.pad(text_BS, (tokens_BT.shape[1] + self.longest - 1 - text_BS.shape[1], 0))
-        last = len(self.keys_K) - 1
+        keys_K = self.keys_K.to(tokens_BT.device)  # a head probes shapes of a body without storage
+        last = len(keys_K) - 1
         # gradients of all rows are too many for a CPU core; processes exchange them, and accelerators have fast memory
         is_sparse = self.weight.device.type == "cpu" and not (dist.is_available() and dist.is_initialized())
         x_BTD: Tensor | None = None
@@ -53,8 +55,8 @@ class NgramEmbedding(nn.Module):
             # the key of n tokens from that of the first n - 1
             key_BS = key_BS[:, :-1] * self._base + text_BS[:, n - 1 :] + 1
             key_BT = key_BS[:, key_BS.shape[1] - tokens_BT.shape[1] :].contiguous()
-            entry_BT = torch.searchsorted(self.keys_K, key_BT).clamp(max=last)
-            known_BT = (self.keys_K[entry_BT] == key_BT) & (positions_PT >= n - 1)
+            entry_BT = torch.searchsorted(keys_K, key_BT).clamp(max=last)
+            known_BT = (keys_K[entry_BT] == key_BT) & (positions_PT >= n - 1)
             found_BTD = F.embedding(torch.where(known_BT, entry_BT, 0), self.weight, sparse=is_sparse)
             found_BTD = found_BTD * known_BT[..., None]
             x_BTD = found_BTD if x_BTD is None else x_BTD + found_BTD

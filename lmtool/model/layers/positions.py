@@ -160,7 +160,8 @@ class AlibiPositions(AttentionPositions):
 
     def bias(self, query_PT: Tensor, key_PS: Tensor) -> Tensor:
         distance_PTS = (query_PT[:, :, None] - key_PS[:, None]).abs()
-        return -self.slopes_N[:, None, None] * distance_PTS[:, None]
+        # a head probes shapes of a body without storage
+        return -self.slopes_N.to(query_PT.device)[:, None, None] * distance_PTS[:, None]
 
     def score_mod(self, positions_PS: Tensor) -> ScoreMod:
         """The same for FlexAttention, which adds it to one score at a time. positions_PS: of queries and keys."""

@@ -1,0 +1,99 @@
+"""A model of which a process holds its rows begins with the bits of a whole one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lmtool.compute.shards import ShardedBuild, held, is_sharded, own_rows, own_slice
+from lmtool.model import build
+from lmtool.model.classifier import Classifier
+from lmtool.model.lora import adapt
+from lmtool.model.replaced import ReplacedTokenDetector
+from lmtool.model.token_heads import SpanReader, Tagger
+from lmtool.model.transformer import TransformerEncoder
+from lmtool.recipe.spec import Classification, Lora, QuestionAnswering, ReplacedTokens, Tagging, Transformer
+from tests.model import tiny
+
+SIZE = 3
+
+
+def assert_rows_of(whole: nn.Module, make: Callable[[], nn.Module]) -> None:
+    """What `make` builds in the shares of each process has its rows of the whole one, and all else."""
+    expected = dict(whole.named_parameters())
+    for rank in range(SIZE):
+        torch.manual_seed(3)
+        with ShardedBuild(rank, SIZE):
+            shared = make()
+        after = torch.rand(1)
+        torch.manual_seed(3)
+        make()
+        assert torch.equal(after, torch.rand(1)), "as many random numbers are drawn"
+        assert [name for name, _ in shared.named_parameters()] == list(expected)
+        for name, parameter in shared.named_parameters():
+            own = expected[name][own_slice(parameter)] if is_sharded(parameter) else expected[name]
+            assert torch.equal(own_rows(parameter), own), name
+            assert parameter.shape == expected[name].shape
+            assert parameter.is_meta == is_sharded(parameter)
+            assert parameter.requires_grad == expected[name].requires_grad
+        for (name, buffer), (_, other) in zip(shared.named_buffers(), whole.named_buffers(), strict=True):
+            assert torch.equal(buffer, other), name
+        n_held = sum(rows.numel() for rows in held(dict(shared.named_parameters()), rank).values())
+        assert n_held < 0.6 * sum(parameter.numel() for parameter in expected.values())
+
+
+@pytest.mark.parametrize("name", tiny.TRANSFORMERS)
+def test_initial_weights(name: str) -> None:
+    def make() -> nn.Module:
+        return build(tiny.spec(**tiny.TRANSFORMERS[name]), tiny.VOCAB)
+
+    torch.manual_seed(3)
+    assert_rows_of(make(), make)
+
+
+def with_head(of: str, spec: Transformer) -> nn.Module:
+    body = build(spec, tiny.VOCAB)
+    match of:
+        case "tagging":
+            return Tagger(body, Tagging(kind="tagging", labels=("a", "b", "c"), crf=True), spec)
+        case "question-answering":
+            return SpanReader(body, QuestionAnswering(kind="question-answering"), spec)
+        case "replaced-tokens":
+            assert isinstance(body, TransformerEncoder)
+            return ReplacedTokenDetector(body, ReplacedTokens(kind="replaced-tokens"), spec)
+    layers: Any = "mix" if of == "mix" else "last"
+    objective = Classification(kind="classification", labels=("a", "b"), dense="tanh", layers=layers)
+    return Classifier(body, objective, spec)
+
+
+@pytest.mark.parametrize("of", ["class", "mix", "tagging", "question-answering", "replaced-tokens"])
+@pytest.mark.parametrize("position", ["learned", "alibi", "rotary", "relative"])
+def test_heads(of: str, position: str) -> None:
+    spec = tiny.spec(**{**tiny.BERT, "next_sentence_head": False, "position": {"kind": position}})
+    torch.manual_seed(3)
+    assert_rows_of(with_head(of, spec), lambda: with_head(of, spec))
+
+
+def test_a_head_on_embeddings_of_ngrams() -> None:
+    spec = tiny.spec(ngram_embedding={"min_count": 2, "entries": 40})
+    torch.manual_seed(3)
+    assert_rows_of(with_head("mix", spec), lambda: with_head("mix", spec))
+
+
+def test_adapters_are_whole() -> None:
+    spec, lora = tiny.spec(), Lora(rank=2)
+    torch.manual_seed(3)
+    whole = build(spec, tiny.VOCAB)
+    with ShardedBuild(1, SIZE):
+        shared = build(spec, tiny.VOCAB)
+    for one in (whole, shared):
+        torch.manual_seed(4)
+        adapt(one, lora)
+    expected = dict(whole.named_parameters())
+    adapters = {name: p for name, p in shared.named_parameters() if p.requires_grad}
+    assert len(adapters) == 4
+    for name, parameter in adapters.items():
+        assert torch.equal(parameter, expected[name])
+    assert all(is_sharded(p) for name, p in shared.named_parameters() if name not in adapters)
