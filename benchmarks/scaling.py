@@ -4,7 +4,9 @@
 
 Every session trains the same GPT in float32, without dropout, on the same batches. Reported are the largest difference
 of a loss from one process, the bytes of weights, gradients and moments that a process holds before an update, seconds
-per step, and seconds of saving a checkpoint; and, in one process, the activations of a step with recomputation.
+per step, and seconds of saving a checkpoint; and, in one process, the activations of a step with recomputation. Of
+several processes: seconds of the exchange of one step by itself, and how much of them forward and backward passes hide,
+which is what these and the exchange take one after the other, less what they take together.
 Processes share the cores of this machine, so seconds compare DDP and FSDP2, not numbers of processes.
 """
 
@@ -16,13 +18,21 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 from training import Tokens, invented_text
 
+from lmtool.batch import Batch
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World, joined
 from lmtool.compute.shards import held, own_rows
@@ -30,7 +40,7 @@ from lmtool.model import LanguageModel, build
 from lmtool.objective import CausalObjective
 from lmtool.recipe.spec import AdamW, Causal, Constant, Recipe, Training, Transformer
 from lmtool.run import checkpoint
-from lmtool.training.fit import fit
+from lmtool.training.fit import LossModule, fit
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.sharding import Sharding
 from lmtool.training.windows import Windows
@@ -71,7 +81,7 @@ def session(given: argparse.Namespace, kind: str, world: World) -> dict[str, Any
     optimizers = Metered(recipe.optimizer, lm, CPU)
     optimizers.model = lm
     examples = Windows(tokens, objective.cut(spec.context), 1)
-    module = None if sharding is None else sharding.module
+    module = world.wrap(LossModule(lm, objective), CPU) if sharding is None else sharding.module
     steps = fit(lm, objective, optimizers, examples, recipe, CPU, world, module=module)
     done = [next(steps) for _ in range(2)]  # moments exist from the second one on
     found = None
@@ -79,6 +89,10 @@ def session(given: argparse.Namespace, kind: str, world: World) -> dict[str, Any
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
             done.append(next(steps))
     done += list(steps)
+    exchange, hidden = 0.0, 0.0
+    if world.size > 1:
+        examples_of_one = examples.read(np.arange(given.batch // world.size))
+        exchange, hidden = exchanged(module, objective.collate(examples_of_one))
     peers = checkpoint.ALONE if sharding is None else world.aside()
     world.wait()
     began = time.perf_counter()
@@ -93,8 +107,79 @@ def session(given: argparse.Namespace, kind: str, world: World) -> dict[str, Any
         "held": optimizers.held,
         "step": statistics.median(step.seconds for step in done[3:]),
         "save": time.perf_counter() - began,
+        "exchange": exchange,
+        "hidden": hidden,
         "activations": 0 if found is None else peak(found),
     }
+
+
+ROUNDS, REPEATED = 3, 4
+"""Rounds of passes with exchange, without it, and the exchange by itself; and how often each is done in a round."""
+
+
+def exchanged(module: nn.Module, batch: Batch) -> tuple[float, float]:
+    """Median seconds of what processes exchange in a step by itself, and how many of them the passes hide."""
+
+    def passes() -> None:
+        module(batch)[0].backward()
+
+    both, alone, exchange = [], [], []
+    for _ in range(ROUNDS):
+        both += timed(passes)
+        if isinstance(module, DistributedDataParallel):
+            with module.no_sync():
+                alone += timed(passes)
+            exchange += timed(partial(all_reduced, [p for p in module.parameters()]))
+        else:
+            parts = [part for part in module.modules() if isinstance(part, FSDPModule)]
+            gather(parts, True)
+            alone += timed(passes)
+            gather(parts, False)
+            exchange += timed(partial(gathered_and_scattered, parts))
+        module.zero_grad()
+    together, apart, only = map(statistics.median, (both, alone, exchange))
+    return only, apart + only - together
+
+
+def timed(work: Callable[[], None]) -> list[float]:
+    seconds = []
+    for _ in range(REPEATED):
+        dist.barrier()
+        began = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - began)
+    return seconds
+
+
+def all_reduced(parameters: list[nn.Parameter]) -> None:
+    """The gradients of DDP, in its buckets of 25 MB."""
+    left = sum(parameter.numel() for parameter in parameters)
+    while left > 0:
+        size = min(left, 25 << 18)
+        dist.all_reduce(torch.zeros(size))
+        left -= size
+
+
+def gather(parts: list[FSDPModule], on: bool) -> None:
+    """Let all weights stay gathered, and gradients unexchanged; or no longer."""
+    for part in parts:
+        part.set_requires_gradient_sync(not on)
+        part.set_reshard_after_backward(not on)
+        part.set_reshard_after_forward(not on and part is not parts[0], recurse=False)
+        part.unshard() if on else part.reshard()
+
+
+def gathered_and_scattered(parts: list[FSDPModule]) -> None:
+    """The weights of each layer for both passes, those of the root once; and the gradients of all."""
+    groups = list(dict.fromkeys(fully_shard.state(part)._fsdp_param_group for part in parts))
+    for group in groups:
+        for _ in range(1 if group is groups[0] else 2):
+            group.unshard()
+            group.wait_for_unshard()
+            group.reshard()
+        own = sum(parameter._sharded_param_data.numel() for parameter in group.fsdp_params)
+        parts_of_all = list(torch.zeros(dist.get_world_size(), own))
+        dist.reduce_scatter(torch.empty(own), parts_of_all)
 
 
 def peak(found: profile) -> int:
@@ -137,7 +222,7 @@ def main() -> None:
                 print(json.dumps(report | {"held": max(most)}))
         return
     alone, recomputed = launched("ddp", 1), launched("recompute", 1)
-    print(f"{'':16}{'loss':>10}{'bytes':>14}{'of DDP':>8}{'s/step':>8}{'save s':>8}")
+    print(f"{'':16}{'loss':>10}{'bytes':>14}{'of DDP':>8}{'s/step':>8}{'save s':>8}{'exchange':>10}{'hidden':>8}")
     rows = [("1 process", alone, alone)]
     for n in given.processes:
         ddp = launched("ddp", n)
@@ -145,7 +230,8 @@ def main() -> None:
     for name, row, ddp in rows:
         apart = max(abs(a - b) for a, b in zip(row["losses"], alone["losses"], strict=True))
         share = row["held"] / ddp["held"]
-        print(f"{name:16}{apart:10.1e}{row['held']:14,.0f}{share:8.2f}{row['step']:8.3f}{row['save']:8.3f}")
+        told = f"{name:16}{apart:10.1e}{row['held']:14,.0f}{share:8.2f}{row['step']:8.3f}{row['save']:8.3f}"
+        print(f"{told}{row['exchange']:10.3f}{row['hidden']:8.3f}")
     ratio = recomputed["activations"] / alone["activations"]
     print(f"activations recomputed: {ratio:.2f} of {alone['activations']:,} bytes, {recomputed['step']:.3f} s/step")
 

@@ -36,10 +36,14 @@ PATIENCE = timedelta(hours=6)
 
 @dataclass(frozen=True)
 class World:
-    """This process's rank in the run. Rank 0 writes files and prints."""
+    """This process's rank in the run. Rank 0 writes files and prints.
+
+    in_step: each layer of the model is computed by all at the same time, since they share it.
+    """
 
     rank: int = 0
     size: int = 1
+    in_step: bool = False
 
     @property
     def is_main(self) -> bool:

@@ -5,7 +5,7 @@ Validation, `eval`, `predict` and `embed` use it, each with a `read` of its own.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -77,7 +77,6 @@ def not_reported(stage: str, done: int, total: int) -> None:
     """A report that does nothing."""
 
 
-@torch.inference_mode()
 def evaluate(
     model: LanguageModel,
     lengths: Sequence[RowLengths],
@@ -100,17 +99,17 @@ def evaluate(
     """
     was_training = model.training
     model.eval()
-    share = world.share(len(lengths))
-    own = [lengths[i] for i in share]
+    groups, n_idle = _groups(lengths, tokens, world)
     total = torch.zeros((), dtype=compute.sum_dtype, device=compute.device)
     count = torch.zeros((), dtype=torch.int64, device=compute.device)
     parts = torch.zeros(len(metrics), 2, dtype=compute.sum_dtype, device=compute.device)
     found: dict[int, NDArray[Any]] = {}
-    done, whole = 0, sum(map(sum, own))
+    done, whole = 0, sum(sum(lengths[i]) for items in groups for i in items)
+    # weights that processes share are gathered in here, and tensors of inference mode would stay useless for training
+    mode = torch.no_grad if world.in_step else torch.inference_mode
     try:
-        for group in by_length(own, tokens):
-            items = [share[i] for i in group]
-            with compute.autocast():
+        for items in groups:
+            with mode(), compute.autocast():
                 loss, arrays = read(items)
             if loss is not None:
                 total += loss.total
@@ -119,8 +118,11 @@ def evaluate(
                     part += torch.stack([torch.as_tensor(number).to(part) for number in loss.metrics[name]])
             if arrays:
                 found.update(zip(items, arrays, strict=True))
-            done += sum(sum(own[i]) for i in group)
+            done += sum(sum(lengths[i]) for i in items)
             report("measuring", done, whole)
+        for _ in range(n_idle):
+            with mode(), compute.autocast():
+                read(groups[0][:1] if groups else [0])
     finally:
         model.train(was_training)
     own_sums = (float(total), float(count), float(bool(found)), *parts.flatten().tolist())
@@ -129,3 +131,15 @@ def evaluate(
     means = {name: part / max(1, number) for name, part, number in pairs}
     gathered = world.gather(found, len(lengths), dtype, compute) if n_finders else []
     return Evaluated(nats, int(n_targets), means, gathered)
+
+
+def _groups(lengths: Sequence[RowLengths], tokens: int, world: World) -> tuple[list[list[int]], int]:
+    """The items of each batch of this process; and how many more it computes for others, with which it is in step."""
+
+    def of(rank: int) -> list[list[int]]:
+        share = replace(world, rank=rank).share(len(lengths))
+        return [[share[i] for i in group] for group in by_length([lengths[i] for i in share], tokens)]
+
+    own = of(world.rank)
+    most = max(len(of(rank)) for rank in range(world.size)) if world.in_step else len(own)
+    return own, most - len(own)

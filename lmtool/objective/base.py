@@ -104,10 +104,12 @@ class Vocabulary:
 class Objective(ABC):
     """A training objective; stateless, the same for all steps and processes.
 
-    unit: what a target is. metrics: names of further metrics of `score`.
+    unit: what a target is. metrics: names of further metrics of `score`. measures_in_one_pass: `measure` takes one pass
+    through the model whatever the batch, as `score` always does.
     """
 
     unit: ClassVar[Literal["token", "pair", "row"]] = "token"
+    measures_in_one_pass: ClassVar[bool] = True
 
     @property
     def metrics(self) -> tuple[str, ...]:

@@ -49,6 +49,8 @@ class MaskedObjective(Objective):
     split.
     """
 
+    measures_in_one_pass = False
+
     spec: Masked
     vocabulary: Vocabulary
 

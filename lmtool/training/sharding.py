@@ -53,6 +53,17 @@ class Sharding:
         self._compute = compute
 
     @contextmanager
+    def by_layer(self) -> Iterator[None]:
+        """A context in which all processes compute in step, each with the weights of one layer at a time."""
+        root = self._parts[0]
+        with peers_may_end():
+            root.unshard()
+            try:
+                yield
+            finally:
+                root.reshard()
+
+    @contextmanager
     def whole(self) -> Iterator[None]:
         """A context in which every process holds all weights and computes by itself, without gradients."""
         root = self._parts[0]

@@ -3,8 +3,8 @@
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -117,8 +117,7 @@ def train(
         if _compiles(recipe, compute, sharded):
             trainee.lm.compile()
         if state.pending is not None:
-            with trainee.whole():
-                yield from _validate(trainee, data, keeper, compute, world, None)
+            yield from _validate(trainee, data, keeper, compute, world, None)
         aside: Validation | None = None
         reason: EndReason = "early" if last < steps and state.is_stale(recipe.evaluation) else "finished"
         began, recomputes = time.perf_counter(), False
@@ -146,8 +145,7 @@ def train(
                     state.stream = examples.mark(last * recipe.training.batch_size).model_dump()
                 yield from keeper.save(last, trainee.lm, moments, state)
             if validates:
-                with trainee.whole():
-                    yield from _validate(trainee, data, keeper, compute, world, step)
+                yield from _validate(trainee, data, keeper, compute, world, step)
                 if reason == "finished" and last < recipe.training.steps and state.is_stale(recipe.evaluation):
                     reason = "early"
                 if reason == "finished" and isinstance(data, TextData) and data.pace is not None:
@@ -164,8 +162,8 @@ def train(
                             trainee.fit(examples, recipe, compute, world, last, step.carried, stop), keeper
                         )
             elif reason == "interrupted":
-                with trainee.whole():
-                    aside = data.validate(trainee.lm, trainee.objective, compute, world)
+                with trainee.computing(data, world) as group:
+                    aside = data.validate(trainee.lm, trainee.objective, compute, group)
                 yield Stepped(step, aside, state.is_better(aside, metric))
         yield from keeper.settle()
         yield from keeper.tidy()
@@ -225,6 +223,17 @@ class _Trainee:
     def whole(self) -> AbstractContextManager[None]:
         """A context in which this process can compute with the model by itself."""
         return nullcontext() if self.sharding is None else self.sharding.whole()
+
+    @contextmanager
+    def computing(self, data: TrainingData, world: World, in_step: bool = True) -> Iterator[World]:
+        """A context in which the processes evaluate the model, each its share. in_step: it takes each of them as many
+        passes through the model as the others; then those that share it gather one layer at a time."""
+        if self.sharding is not None and in_step and isinstance(data, TextData):
+            with self.sharding.by_layer():
+                yield replace(world, in_step=True)
+        else:
+            with self.whole():
+                yield world
 
     @classmethod
     def of(
@@ -326,7 +335,8 @@ def _validate(
     record, state.pending = state.pending, None
     assert record is not None
     number = int(str(record["step"]))
-    validation = data.validate(trainee.lm, trainee.objective, compute, world)
+    with trainee.computing(data, world) as group:
+        validation = data.validate(trainee.lm, trainee.objective, compute, group)
     before = state.best_value
     is_best = state.update_best(number, validation, evaluation.metric)
     norms: dict[str, object] = {}
@@ -349,7 +359,9 @@ def _validate(
         yield Warned(
             f"the validation loss rises, {value:.4f} after {before:.4f} at step {state.best_step}; the best is kept"
         )
-    yield from _samples(keeper, trainee.lm, data, number)
+    if data.prompts:
+        with trainee.whole():
+            yield from _samples(keeper, trainee.lm, data, number)
     # last, so that a run that is killed before repeats all of it
     yield from keeper.note_validation(number, state)
 
@@ -367,8 +379,8 @@ def _measure(
     path = Path(world.from_main("" if run is None else str(run.path.resolve()), compute))
     checkpoint, _ = find(str(path)).best(optimizer=False, peers=peers)
     load_weights(trainee.lm, checkpoint)
-    with trainee.whole():
-        results = data.measure(trainee.lm, trainee.objective, checkpoint.step, compute, world)
+    with trainee.computing(data, world, trainee.objective.measures_in_one_pass) as group:
+        results = data.measure(trainee.lm, trainee.objective, checkpoint.step, compute, group)
     if run is not None:
         records = [result.record() for result in results]
         is_one = len(records) == 1
@@ -378,7 +390,7 @@ def _measure(
 
 def _samples(keeper: RunKeeper, lm: LanguageModel, data: TrainingData, step: int) -> Iterator[Sampled | Warned]:
     """Samples of the model for the prompts. No failure ends the training."""
-    if not keeper.keeps or not data.prompts:
+    if not keeper.keeps:
         return
     recipe, n_tokens = data.recipe, data.recipe.evaluation.sample_tokens
     settings: Settings

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -110,6 +111,33 @@ def test_any_number_of_processes_finds_the_same(monkeypatch: pytest.MonkeyPatch,
         assert (found.count, found.metrics) == (alone.count, pytest.approx(alone.metrics))
         assert [one.shape for one in found.found] == [one.shape for one in alone.found]
         assert all(np.array_equal(one, other) for one, other in zip(found.found, alone.found, strict=True))
+
+
+@pytest.mark.parametrize("size", [2, 3, 7])
+@pytest.mark.parametrize("n", [0, 1, 5, 40])
+def test_in_step_all_compute_as_many_batches(monkeypatch: pytest.MonkeyPatch, size: int, n: int) -> None:
+    """Those that are idle repeat some item, which does not count; in tensors that training can use."""
+    alone, passes = Items(n).evaluate(), [0] * size
+
+    def process(world: World) -> Evaluated:
+        items = Items(n)
+        genuine = items.loss
+
+        def loss(chosen: Sequence[int]) -> Loss:
+            assert not torch.is_inference_mode_enabled()
+            assert not torch.is_grad_enabled()
+            passes[world.rank] += 1
+            return genuine(chosen)
+
+        monkeypatch.setattr(items, "loss", loss)
+        return items.evaluate(replace(world, in_step=True))
+
+    for found in together(monkeypatch, size, process):
+        assert found.total == pytest.approx(alone.total)
+        assert (found.count, found.metrics) == (alone.count, pytest.approx(alone.metrics))
+        assert all(np.array_equal(one, other) for one, other in zip(found.found, alone.found, strict=True))
+    assert len(set(passes)) == 1
+    assert min(passes) >= min(n, 1)
 
 
 @pytest.mark.parametrize("size", [1, 3])
