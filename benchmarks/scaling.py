@@ -36,13 +36,13 @@ from lmtool.batch import Batch
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World, joined
 from lmtool.compute.shards import held, own_rows
+from lmtool.inference.sharding import Sharding
 from lmtool.model import LanguageModel, build
 from lmtool.objective import CausalObjective
 from lmtool.recipe.spec import AdamW, Causal, Constant, Recipe, Training, Transformer
 from lmtool.run import checkpoint
 from lmtool.training.fit import LossModule, fit
 from lmtool.training.optimizer import Optimizers
-from lmtool.training.sharding import Sharding
 from lmtool.training.windows import Windows
 
 CPU = Compute(torch.device("cpu"), "float32")
@@ -77,7 +77,7 @@ def session(given: argparse.Namespace, kind: str, world: World) -> dict[str, Any
     torch.manual_seed(1)
     lm = build(spec, tokens.vocab_size)
     objective = CausalObjective(Causal(), -1, False)
-    sharding = Sharding(lm, objective, CPU, world) if kind == "fsdp2" else None
+    sharding = Sharding(lm, LossModule(lm, objective), CPU, world) if kind == "fsdp2" else None
     optimizers = Metered(recipe.optimizer, lm, CPU)
     optimizers.model = lm
     examples = Windows(tokens, objective.cut(spec.context), 1)

@@ -1,6 +1,7 @@
 """From a recipe, or from a run, to a model that is ready to use."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from lmtool import model
-from lmtool.compute.device import Compute, InferenceName, resolve
-from lmtool.compute.processes import local_rank
+from lmtool.compute.device import Compute, InferenceName, device_memory, resolve
+from lmtool.compute.processes import World, local_rank, local_size
 from lmtool.compute.shards import ShardedBuild, is_sharded, own_rows, own_slice
 from lmtool.decoding.framing import Framing
 from lmtool.errors import CheckpointError, NumericalError
 from lmtool.inference.base import Base, base_of, open_base, read_run
+from lmtool.inference.sharding import Sharding
 from lmtool.model import LanguageModel, lora
 from lmtool.model.classifier import Classifier, HeadedModel
 from lmtool.model.features import find_features
@@ -31,6 +33,7 @@ from lmtool.recipe.spec import (
     Classification,
     DeviceName,
     HeadSpec,
+    Masked,
     QuestionAnswering,
     Recipe,
     Recurrent,
@@ -51,7 +54,7 @@ class Loaded:
     """A trained model with its recipe, tokenizer and device.
 
     newer: the step of the run's newest checkpoint, where it is after this one, the best. warnings: damaged checkpoints
-    that were skipped, and a damaged recipe.yaml.
+    that were skipped, and a damaged recipe.yaml. sharding: where processes share it.
     """
 
     model: LanguageModel
@@ -63,6 +66,16 @@ class Loaded:
     checkpoint_hash: str
     newer: int | None
     warnings: tuple[str, ...]
+    sharding: Sharding | None = None
+
+    @contextmanager
+    def computing(self, world: World) -> Iterator[World]:
+        """A context in which processes compute with the model, each its share, in step where they share it."""
+        if self.sharding is None:
+            yield world
+        else:
+            with self.sharding.by_layer():
+                yield replace(world, in_step=True)
 
     @property
     def device(self) -> torch.device:
@@ -160,26 +173,66 @@ def learner(
     return lm, notice
 
 
-def load_run(reference: str, *, device: DeviceName = "auto", precision: InferenceName = "float32") -> Loaded:
+def load_run(
+    reference: str,
+    *,
+    device: DeviceName = "auto",
+    precision: InferenceName = "float32",
+    world: World = World(),  # noqa: B008 - it is frozen
+) -> Loaded:
     """The best checkpoint of a run, or a given checkpoint, ready for inference.
 
-    reference: as for `find`.
+    reference: as for `find`. world: processes that share the model where it does not fit into the memory of one; they
+    then measure it in step, see `Loaded.computing`.
     Raises CheckpointError when there is none, or when its parts are inconsistent.
     """
     found = find(reference)
     checkpoint, warnings = found.best(optimizer=False)
     compute = resolve(device, precision, local_rank())
     recipe, tokenizer, doubts = read_run(found.run, checkpoint)
-    lm = trained_model(found.run, recipe, tokenizer, checkpoint, compute)
+    sharding = None
+    if _shares(recipe, checkpoint, compute, world):
+        lm = build_model(recipe, tokenizer, compute, shards=ShardedBuild(world.rank, world.size))
+        load_weights(lm, checkpoint)
+        sharding = Sharding(lm, lm, compute, world)
+    else:
+        lm = trained_model(found.run, recipe, tokenizer, checkpoint, compute)
     lm.eval()
-    step, newer = checkpoint.step, found.newer_than(checkpoint.step)
-    return Loaded(lm, tokenizer, recipe, compute, found.run.path, step, checkpoint.digest, newer, (*warnings, *doubts))
+    step, newer, said = checkpoint.step, found.newer_than(checkpoint.step), (*warnings, *doubts)
+    return Loaded(lm, tokenizer, recipe, compute, found.run.path, step, checkpoint.digest, newer, said, sharding)
 
 
-def load_packed(reference: str, *, device: DeviceName = "auto", precision: InferenceName = "float32") -> Loaded:
-    """The same with its matrices packed for the device: for inference only, its weights are no longer accessible."""
-    loaded = load_run(reference, device=device, precision=precision)
-    pack(loaded.model, loaded.compute.precision, loaded.device)
+def _shares(recipe: Recipe, checkpoint: Checkpoint, compute: Compute, world: World) -> bool:
+    """Whether processes share a model, since the weights do not fit into the memory of one of them."""
+    is_one_pass = not isinstance(recipe.objective, Masked)
+    if (
+        world.size == 1
+        or not isinstance(recipe.model, Transformer)
+        or not is_one_pass
+        or recipe.tuning.lora is not None
+    ):
+        return False
+    memory = device_memory(compute.device)
+    own = None if memory is None else memory // (1 if compute.device.type == "cuda" else local_size())
+    is_short = own is not None and sum(checkpoint.files[name].bytes for name in checkpoint.model_files) > own
+    # machines may differ, and all must do the same
+    return bool(world.sum((float(is_short),), compute)[0]) and compute.precision in ("float32", "bfloat16")
+
+
+def load_packed(
+    reference: str,
+    *,
+    device: DeviceName = "auto",
+    precision: InferenceName = "float32",
+    world: World = World(),  # noqa: B008 - it is frozen
+) -> Loaded:
+    """The same with its matrices packed for the device: for inference only, its weights are no longer accessible.
+
+    Those that processes share are not packed.
+    """
+    loaded = load_run(reference, device=device, precision=precision, world=world)
+    if loaded.sharding is None:
+        pack(loaded.model, loaded.compute.precision, loaded.device)
     return loaded
 
 

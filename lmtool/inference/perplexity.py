@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtool.batch import IGNORE, Batch
-from lmtool.compute.device import Compute, InferenceName
-from lmtool.compute.processes import World, joined
+from lmtool.compute.device import Compute, InferenceName, resolve
+from lmtool.compute.processes import World, joined, local_rank
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.evaluation import Evaluated, Validation, evaluate, not_reported
 from lmtool.inference.load import Loaded, load_packed
@@ -269,12 +269,12 @@ def measure(
     Raises UsageError when the stride is longer than the context, when the context is longer than the model's positions,
     and when a run that predicts pairs of words is to be compared.
     """
-    loaded = load_packed(reference, device=device, precision=precision)
-    with joined(loaded.compute) as world:
+    with joined(resolve(device, precision, local_rank())) as world:
+        loaded = load_packed(reference, device=device, precision=precision, world=world)
         measured = _measure(loaded, sources, context, stride, column, world, report)
         if baseline is None:
             return measured
-        other = load_packed(baseline, device=device, precision=precision)
+        other = load_packed(baseline, device=device, precision=precision, world=world)
         if "pair" in (loaded.objective.unit, other.objective.unit):
             raise UsageError("pairs of words cannot be compared with tokens", fix="omit --baseline")
         return replace(measured, baseline=_measure(other, sources, None, None, column, world, report))
@@ -306,9 +306,10 @@ def _measure(
     store = world.main_first(
         lambda: encode_files(sources, data, loaded.tokenizer, cache=default_cache(), report=report)
     )
-    result = perplexity(
-        loaded.model, store, loaded.tokenizer, loaded.objective, loaded.compute, context, stride, world, report
-    )
+    with loaded.computing(world) as group:
+        result = perplexity(
+            loaded.model, store, loaded.tokenizer, loaded.objective, loaded.compute, context, stride, group, report
+        )
     unseen = None
     if isinstance(loaded.model, NGramModel):
         wanted = spans(store, context, stride)

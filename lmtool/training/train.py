@@ -19,6 +19,7 @@ from lmtool.errors import NumericalError
 from lmtool.inference.base import Base
 from lmtool.inference.evaluation import Validation
 from lmtool.inference.load import learner, load_weights
+from lmtool.inference.sharding import Sharding
 from lmtool.inference.vectors import MatchedVectors
 from lmtool.model import DecodeState, LanguageModel
 from lmtool.model.language_model import CountingModel
@@ -32,13 +33,12 @@ from lmtool.run.find import find
 from lmtool.training import carried
 from lmtool.training.data import TextData, TrainingData
 from lmtool.training.events import Ended, EndReason, Event, Plan, Resized, Sampled, Stepped, Warned
-from lmtool.training.fit import Step, fit
+from lmtool.training.fit import LossModule, Step, fit
 from lmtool.training.keeper import RunKeeper, TrainingState
 from lmtool.training.length import with_steps
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.planning import flops_per_token
 from lmtool.training.schedule import doubtful_rate
-from lmtool.training.sharding import Sharding
 from lmtool.training.streamed import StreamedWindows
 from lmtool.training.teaching import distilled
 from lmtool.training.windows import ExampleSource
@@ -268,7 +268,7 @@ class _Trainee:
         for parameter in objective.idle(lm):
             parameter.requires_grad_(False)
         taught = objective if teacher is None else distilled(objective, recipe, tokenizer, teacher, compute)
-        sharding = Sharding(lm, taught, compute, world) if sharded else None
+        sharding = Sharding(lm, LossModule(lm, taught), compute, world) if sharded else None
         optimizers = Optimizers(recipe.optimizer, lm, compute, recipe.tuning)
         first_step = 0
         states: DecodeState | None = None

@@ -1,6 +1,7 @@
 """Sessions whose processes shard the model: run as `python -m tests.training.sharded FOLDER PROCESSES NAME...`."""
 
 import importlib
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -10,9 +11,11 @@ from typing import Any
 import torch
 
 from lmtool.compute.device import Compute
-from lmtool.compute.processes import World, joined
+from lmtool.compute.processes import World, is_main, joined
+from lmtool.compute.shards import is_sharded
+from lmtool.inference import load, perplexity
+from lmtool.inference.sharding import Sharding
 from lmtool.training import start
-from lmtool.training.sharding import Sharding
 from tests.compute.forked import forked
 from tests.training.tiny import Work
 
@@ -69,9 +72,12 @@ def tuned(work: Work, *overrides: str, name: str) -> list[Any]:
 
 
 def session(work: Work, name: str) -> None:
-    """The sharded session of a name, or, after "resume:", the continuation of a run by 2 steps."""
+    """The sharded session of a name; after "resume:", the continuation of a run by 2 steps; after "eval:", its measure
+    where it does not fit into one process."""
     if name == "lora":
         tuned(work, SHARDED, name="sharded lora")
+    elif name.startswith("eval:"):
+        measured(work, name.removeprefix("eval:"))
     elif name.startswith("resume:"):
         work.resume("training.steps=+2", SHARDED, name=name.removeprefix("resume:"))
     else:
@@ -88,6 +94,16 @@ def never_whole() -> Iterator[None]:
     Sharding.whole = genuine  # type: ignore[method-assign]
 
 
+def measured(work: Work, name: str) -> None:
+    """Writes NAME.json, of a model that processes without memory share."""
+    genuine, load.device_memory = load.device_memory, lambda device: 1  # type: ignore[attr-defined]
+    found = perplexity.measure(str(work.run(name)), [str(work.text)], context=None, stride=None, device="cpu")
+    load.device_memory = genuine  # type: ignore[attr-defined]
+    assert all(map(is_sharded, found.loaded.model.parameters()))
+    if is_main():
+        (work.folder / f"{name}.json").write_text(json.dumps(found.record()), encoding="utf-8")
+
+
 def main(folder: str, names: list[str]) -> None:
     """All sessions in one group of processes."""
     with joined(Compute(torch.device("cpu"), "float32")) as world:
@@ -96,7 +112,7 @@ def main(folder: str, names: list[str]) -> None:
         def already_joined(compute: Compute) -> Iterator[World]:
             yield world
 
-        start.joined = already_joined
+        start.joined = perplexity.joined = already_joined
         for name in names:
             session(Given(Path(folder)), name)
 

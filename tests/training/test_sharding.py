@@ -1,5 +1,6 @@
 """Processes that share weights, gradients and moments train as one process does."""
 
+import json
 import os
 import shutil
 import socket
@@ -17,8 +18,10 @@ from lmtool.compute.device import Compute
 from lmtool.compute.processes import World
 from lmtool.compute.shards import ShardedBuild, is_sharded, own_rows, own_slice
 from lmtool.errors import RecipeError, UsageError
+from lmtool.inference import load as loading
 from lmtool.inference.base import open_base
 from lmtool.inference.load import learner, load_run
+from lmtool.inference.perplexity import measure
 from lmtool.model.size import training_bytes
 from lmtool.recipe.spec import Recipe, Tuning
 from lmtool.run.checkpoint import listed, verify
@@ -28,6 +31,10 @@ from tests.training.sharded import RECIPES, SHORT, tuned
 from tests.training.tiny import Work, metrics, warnings_in
 
 CPU = Compute(torch.device("cpu"), "float32")
+
+
+MEASURED = ("adamw", "sharded muon")
+"""Runs that processes measure together, from one file and from several."""
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +81,7 @@ def assert_alike(found: Path, expected: Path) -> None:
 
 def test_two_processes_train_as_one(place: Work) -> None:
     """Also with shares of unequal size, accumulated gradients, a clipped norm, Muon, and layers that are recomputed."""
-    processes(place, 2, *RECIPES, "lora")
+    processes(place, 2, *RECIPES, "lora", *(f"eval:{name}" for name in MEASURED))
     for name in (*RECIPES, "lora"):
         assert_alike(place.run(f"sharded {name}"), place.run(name))
     samples = (place.run(f"{name}adamw") / "samples.jsonl" for name in ("", "sharded "))
@@ -87,6 +94,12 @@ def test_two_processes_train_as_one(place: Work) -> None:
     assert len(results[0]) > 10
     for name in ("adamw", "muon"):
         assert_loaded_by_rows(place, f"sharded {name}")
+    for name in MEASURED:
+        alone = measure(str(place.run(name)), [str(place.text)], context=None, stride=None, device="cpu").record()
+        found = json.loads((place.folder / f"{name}.json").read_text())
+        assert found.keys() == alone.keys()
+        assert found["loss"] == pytest.approx(alone["loss"], abs=1e-5)
+        assert found["tokens"] == alone["tokens"]
     model = load_run(str(place.run("sharded muon"))).model
     assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
 
@@ -203,6 +216,27 @@ def test_auto_shards_what_one_process_cannot_hold(monkeypatch: pytest.MonkeyPatc
     assert decided(lambda rank: 2 * needed - 1, local=2) == [True, True]
     assert decided(lambda rank: None) == [False, False]
     assert decided(lambda rank: 1, size=1) == [False]
+
+
+def test_evaluation_shares_what_one_process_cannot_hold(place: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing else: no other precision than training has, and no model that takes several passes for a batch."""
+    base = open_base(str(place.run("muon")))
+    n_bytes = sum((base.checkpoint.path / name).stat().st_size for name in base.checkpoint.model_files)
+    masked, adapted = (open_base(str(place.run(name))).recipe for name in ("encoder", "lora"))
+
+    def decided(memory: int | None, recipe: Recipe = base.recipe, precision: str = "float32", size: int = 2) -> bool:
+        monkeypatch.setattr(loading, "device_memory", lambda device: memory)
+        compute = Compute(CPU.device, precision)
+        found = together(monkeypatch, size, lambda world: loading._shares(recipe, base.checkpoint, compute, world))
+        assert len(set(found)) == 1
+        return found[0]
+
+    assert [decided(memory) for memory in (None, n_bytes, n_bytes - 1)] == [False, False, True]
+    assert decided(1, precision="bfloat16")
+    assert not decided(1, precision="int8")
+    assert not decided(1, size=1)
+    assert not decided(1, masked)
+    assert not decided(1, adapted)
 
 
 @pytest.mark.parametrize(

@@ -16,19 +16,20 @@ from lmtool.compute.device import Compute
 from lmtool.compute.processes import World, peers_may_end
 from lmtool.compute.shards import own_rows
 from lmtool.model import LanguageModel
-from lmtool.objective import Objective
-from lmtool.training.fit import LossModule
 
 
 class Sharding:
-    """A model whose weights are sharded over the processes, with its objective as one module to train.
+    """A model whose weights are sharded over the processes.
 
     The matrices of a layer are gathered together, in the precision of matrix products; all else (embeddings, norms,
     head) is gathered in float32 for the whole step. The shares stay float32.
     """
 
-    def __init__(self, lm: LanguageModel, objective: Objective, compute: Compute, world: World) -> None:
-        """Shards `lm`, which may be of a `ShardedBuild`, in place. Its parameters are new objects from here on."""
+    def __init__(self, lm: LanguageModel, module: nn.Module, compute: Compute, world: World) -> None:
+        """Shards `lm`, which may be of a `ShardedBuild`, in place. Its parameters are new objects from here on.
+
+        module: what is trained: the model, or what it is a part of.
+        """
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -40,7 +41,7 @@ class Sharding:
         rows = {name: own_rows(parameter) for name, parameter in lm.named_parameters() if parameter.is_meta}
         for linears in _layers(lm):
             fully_shard(linears, mesh=mesh, mp_policy=policy)
-        self.module = LossModule(lm, objective)
+        self.module = module
         root = fully_shard(self.module, mesh=mesh, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
         place = compute.device
         self.module._apply(lambda t: torch.empty_like(t, device=place) if t.is_meta else t)  # type: ignore[no-untyped-call]
