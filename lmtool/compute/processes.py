@@ -117,6 +117,7 @@ class World:
 
     def aside(self) -> "Aside":
         """The processes once more, with connections of their own; all must ask for them at the same time."""
+        self.wait()  # here one that has ended is an error, and in the call below a page of frames on stderr
         with peers_may_end():
             return Aside(self.rank, self.size, dist.new_group(backend="gloo", timeout=PATIENCE))
 
