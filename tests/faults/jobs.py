@@ -116,7 +116,8 @@ def full_disk(home: Path, rng: random.Random, number: int) -> Told:
         shutil.copytree(room, home, symlinks=True, dirs_exist_ok=True)
         did = "a small disk"
     else:
-        # a step through the circle of all writes that meets each of them once
+        # a step through the circle of all writes that meets each of them once; of a shared model those of checkpoints,
+        # since the others are as those of one process
         writes = [
             (job, rank, at)
             for job in JOBS
@@ -126,14 +127,19 @@ def full_disk(home: Path, rng: random.Random, number: int) -> Told:
         ]
         job, rank, at = writes[(number - number // 8) * _stride(len(writes)) % len(writes)]
         lasts = rng.random() < 0.5
-        hook = Fail(at, rng.choice([errno.ENOSPC, errno.EDQUOT]), 1 << 30 if lasts else 1)
+        hook = Fail(at, rng.choice([errno.ENOSPC, errno.EDQUOT]), 1 << 30 if lasts else 1, _below(job))
         outcomes = job.run(home, hook, hooked=rank)
         did = "full from then on" if lasts else "full once"
     return [did, job.name, f"code {outcomes[0].code}"], refused(home, outcomes) or finish(home, job, outcomes)
 
 
 def _writes(job: Job, home: Path, rank: int) -> list[str]:
-    return [name for name, _ in job.events(home, rank) if name not in FREEING]
+    events = job.events(home, rank)
+    return [name for name, path in events if name not in FREEING and f"{path}/".startswith(_below(job))]
+
+
+def _below(job: Job) -> str:
+    return f"{NEW}{SAVED}" if job.shares else ""
 
 
 def _stride(n: int) -> int:
