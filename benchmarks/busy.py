@@ -32,7 +32,8 @@ from lmtool.model import LanguageModel, build
 from lmtool.model.packed import pack
 from lmtool.objective import CausalObjective
 from lmtool.recipe.load import load
-from lmtool.recipe.spec import Causal, Transformer
+from lmtool.recipe.spec.objective import Causal
+from lmtool.recipe.spec.transformer import Transformer
 from lmtool.run.directory import describe_environment
 from lmtool.training.fit import fit
 from lmtool.training.optimizer import Optimizers

@@ -33,7 +33,7 @@ from lmtool.decoding.generate import Prompt, generate
 from lmtool.decoding.settings import Beam, Greedy
 from lmtool.model import DecodeState, LanguageModel, build
 from lmtool.model.packed import pack
-from lmtool.recipe.spec import Transformer
+from lmtool.recipe.spec.transformer import Transformer
 
 START, END = 0, 1
 CPU = torch.device("cpu")

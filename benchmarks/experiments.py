@@ -26,7 +26,7 @@ from lmtool.decoding.settings import Greedy
 from lmtool.inference.load import load_run
 from lmtool.inference.neighbors import nearest
 from lmtool.model import LanguageModel, build
-from lmtool.recipe.spec import Model
+from lmtool.recipe.spec.recipe import Model
 
 STORIES, UNSEEN = DATA / "stories.txt", DATA / "stories.valid.txt"
 

@@ -38,18 +38,12 @@ from lmtool.interop.reference import run_of
 from lmtool.model.classifier import Classifier
 from lmtool.objective import ClassificationObjective, build_objective
 from lmtool.recipe.load import Setting
-from lmtool.recipe.spec import (
-    AdamW,
-    Classification,
-    Data,
-    LearnedPosition,
-    Linear,
-    Norm,
-    Recipe,
-    Training,
-    Transformer,
-    WordPieceTokenizer,
-)
+from lmtool.recipe.spec.objective import Classification
+from lmtool.recipe.spec.position import LearnedPosition
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.text import Data, WordPieceTokenizer
+from lmtool.recipe.spec.training import AdamW, Linear, Training
+from lmtool.recipe.spec.transformer import Norm, Transformer
 from lmtool.tables.data import open_tables, read_tables
 from lmtool.tables.reading import read_labelled
 from lmtool.tables.results import Results

@@ -36,7 +36,10 @@ from lmtool.model.layers.attention import Attend
 from lmtool.model.layers.positions import AlibiPositions
 from lmtool.model.packed import pack
 from lmtool.objective import CausalObjective
-from lmtool.recipe.spec import AdamW, Causal, Constant, Recipe, Training, Transformer
+from lmtool.recipe.spec.objective import Causal
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.training import AdamW, Constant, Training
+from lmtool.recipe.spec.transformer import Transformer
 from lmtool.training.footprint import Ledger
 from lmtool.training.windows import Windows
 

@@ -39,7 +39,10 @@ from lmtool.compute.shards import held, own_rows
 from lmtool.inference.sharding import Sharding
 from lmtool.model import LanguageModel, build
 from lmtool.objective import CausalObjective
-from lmtool.recipe.spec import AdamW, Causal, Constant, Recipe, Training, Transformer
+from lmtool.recipe.spec.objective import Causal
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.training import AdamW, Constant, Training
+from lmtool.recipe.spec.transformer import Transformer
 from lmtool.run import checkpoint
 from lmtool.training.fit import LossModule, fit
 from lmtool.training.optimizer import Optimizers

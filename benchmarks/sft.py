@@ -37,7 +37,8 @@ from lmtool.inference.load import learner
 from lmtool.interop.importing import imported
 from lmtool.objective import build_objective
 from lmtool.recipe.load import Setting
-from lmtool.recipe.spec import AdamW, Lora, Recipe
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.training import AdamW, Lora
 from lmtool.tables.data import TableData, read_tables
 from lmtool.tables.rows import EncodedRow
 from lmtool.training.fit import fit

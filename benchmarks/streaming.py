@@ -138,7 +138,7 @@ def read(folder: Path, n_blocks: int) -> None:
 
 def tokenize(folder: Path, n_blocks: int) -> None:
     """Tokenize blocks and do nothing else, with as many threads as there are cores; print MB/s."""
-    from lmtool.recipe.spec import Data
+    from lmtool.recipe.spec.text import Data
     from lmtool.text import streaming
     from lmtool.text.corpus import coalesce
     from lmtool.text.prepare import encode

@@ -68,7 +68,7 @@ def generate(path: Path, megabytes: int, words_from: Path | None) -> None:
 
 def lmtool_way(text: Path, tokenizer: Path, out: Path, documents: str) -> None:
     """Text file -> token store, as `lmtool tokenize` does."""
-    from lmtool.recipe.spec import Data
+    from lmtool.recipe.spec.text import Data
     from lmtool.text.prepare import encode_files
     from lmtool.text.tokenizer import Tokenizer
 
@@ -185,7 +185,7 @@ def main() -> None:
         return
 
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from lmtool.recipe.spec import BpeTokenizer
+    from lmtool.recipe.spec.text import BpeTokenizer
     from lmtool.text.tokenizer import Tokenizer
 
     with tempfile.TemporaryDirectory(dir=options.folder) as name:

@@ -21,7 +21,10 @@ from lmtool.compute.device import Compute, resolve
 from lmtool.compute.processes import World
 from lmtool.model import LanguageModel, build
 from lmtool.objective import CausalObjective
-from lmtool.recipe.spec import AdamW, Causal, Constant, Recipe, Training, Transformer
+from lmtool.recipe.spec.objective import Causal
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.training import AdamW, Constant, Training
+from lmtool.recipe.spec.transformer import Transformer
 from lmtool.run.order import rank_samples
 from lmtool.training.fit import fit
 from lmtool.training.optimizer import Optimizers

@@ -23,7 +23,9 @@ from lmtool.inference.embedding import PoolName, embed
 from lmtool.inference.scoring import Scored, score
 from lmtool.inference.writing import NGRAM, Writer, open_drafter
 from lmtool.interop.reference import run_of
-from lmtool.recipe.spec import Classification, DeviceName, HeadSpec, Recipe, Seq2Seq, Tagging
+from lmtool.recipe.spec.base import DeviceName
+from lmtool.recipe.spec.objective import Classification, HeadSpec, Seq2Seq, Tagging
+from lmtool.recipe.spec.recipe import Recipe
 from lmtool.tables.columns import Columns
 from lmtool.tables.predict import task_of
 from lmtool.tables.reading import LabelledText

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from lmtool.inference.evaluation import Validation
-    from lmtool.recipe.spec import TokenizerFile, TokenizerSpec
+    from lmtool.recipe.spec.text import TokenizerFile, TokenizerSpec
     from lmtool.text.tokenizer import Tokenizer
     from lmtool.training.events import AlreadyFinished, Ended, Event, Plan, Sampled
     from lmtool.training.fit import Step
@@ -192,7 +192,7 @@ def count(number: int, noun: str) -> str:
 
 def entries(tokenizer: "Tokenizer", asked: "TokenizerSpec | TokenizerFile") -> str:
     """A short description of a tokenizer, which notes when it is smaller than requested."""
-    from lmtool.recipe.spec import BpeTokenizer, WordPieceTokenizer, WordTokenizer
+    from lmtool.recipe.spec.text import BpeTokenizer, WordPieceTokenizer, WordTokenizer
 
     found = f"{tokenizer.kind}, {tokenizer.vocab_size:,} entries"
     if isinstance(asked, BpeTokenizer | WordPieceTokenizer | WordTokenizer) and tokenizer.vocab_size < asked.vocab_size:
@@ -209,10 +209,10 @@ def scaled(number: float, unit: str) -> str:
 
 
 def _plan(plan: "Plan") -> list[str]:
-    takes = f"takes: {scaled(plan.flops, 'FLOP')} a token; weights, gradients and moments {scaled(plan.held, 'B')}"
+    memory = f"memory: weights, gradients and moments {scaled(plan.held, 'B')}; lmtool plan tells more"
     return [
         f"model: {plan.parameters:,} parameters{_learning(plan)}; {plan.device}",
-        *([f"{takes}, activations beside them (lmtool plan)"] if plan.flops else []),
+        *([memory] if plan.held else []),
         f"plan: steps {plan.first_step + 1:,} to {plan.steps:,}, {count(plan.batch_units, plan.unit)} each, "
         f"{plan.epochs:.1f} passes over the {'table' if plan.unit == 'row' else 'text'}",
     ]

@@ -11,7 +11,7 @@ import typer
 from lmtool.cli.arguments import DEFAULT_RECIPE, TEXT_HELP, Column, Json, Overrides, Quiet, RecipeName
 
 if TYPE_CHECKING:
-    from lmtool.recipe.spec import TokenizerFile, TokenizerSpec
+    from lmtool.recipe.spec.text import TokenizerFile, TokenizerSpec
     from lmtool.text.prepare import Prepared
     from lmtool.text.tokenizer import Tokenizer
 

@@ -10,7 +10,7 @@ import torch
 from lmtool.compute.cores import n_cores, threads_are_given
 from lmtool.compute.memory import machine_memory
 from lmtool.errors import ResourceError
-from lmtool.recipe.spec import DeviceName, PrecisionName
+from lmtool.recipe.spec.base import DeviceName, PrecisionName
 
 InferenceName = PrecisionName | Literal["bf16", "int8"]
 """Precisions for inference: bf16 is short for bfloat16; int8 is weight quantization."""

@@ -13,18 +13,18 @@ from numpy.typing import NDArray
 
 from lmtool.decoding.reader import Prompt
 from lmtool.errors import UsageError
-from lmtool.recipe.spec import (
-    Averaging,
+from lmtool.recipe.spec.model import Reads
+from lmtool.recipe.spec.objective import (
     Classification,
     Masked,
     Prefix,
     QuestionAnswering,
-    Reads,
-    Recipe,
     ReplacedTokens,
     Seq2Seq,
     Tagging,
 )
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.words import Averaging
 from lmtool.text.chat import ChatFormat, Message, own_template
 from lmtool.text.tokenizer import Tokenizer
 
@@ -51,11 +51,11 @@ class Exchange(NamedTuple):
 class Framing:
     """Special tokens before, between and after texts, whether the text is a prompt or a source, and the end tokens.
 
-    reads: see `lmtool.recipe.spec.Reads`. before, between, after: ids around the texts of a complete row. opening: ids
-        before a prompt. documents: generated text is between [BOS] and [EOS]. answers: generated text is the target of
-        a source, between the tokens that start and end a target. around: ids before and after a source. shares_row:
-        source and target share one row. context: maximum tokens of a row; None for no limit. has_segments: tokens have
-        segment ids.
+    reads: see `lmtool.recipe.spec.model.Reads`. before, between, after: ids around the texts of a complete row.
+        opening: ids before a prompt. documents: generated text is between [BOS] and [EOS]. answers: generated text is
+        the target of a source, between the tokens that start and end a target. around: ids before and after a source.
+        shares_row: source and target share one row. context: maximum tokens of a row; None for no limit. has_segments:
+        tokens have segment ids.
     """
 
     tokenizer: Tokenizer

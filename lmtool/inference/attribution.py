@@ -19,7 +19,7 @@ from lmtool.inference.attention import TextAttention, row_input
 from lmtool.inference.load import Loaded
 from lmtool.model.classifier import Classifier
 from lmtool.printable import plain
-from lmtool.recipe.spec import Classification
+from lmtool.recipe.spec.objective import Classification
 from lmtool.text.tokenizer import Tokenizer, find_words
 
 STEPS = 64

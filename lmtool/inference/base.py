@@ -9,7 +9,7 @@ from lmtool.errors import CheckpointError, RecipeError, UsageError
 from lmtool.printable import plain
 from lmtool.recipe.changes import changes, unchangeable
 from lmtool.recipe.load import load
-from lmtool.recipe.spec import Recipe
+from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.checkpoint import Checkpoint, verify
 from lmtool.run.directory import CHECKPOINTS, RECIPE, Run
 from lmtool.run.files import OtherRun, saved_state

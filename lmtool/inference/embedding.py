@@ -26,7 +26,7 @@ from lmtool.errors import DataError, UsageError
 from lmtool.inference.evaluation import evaluate
 from lmtool.inference.load import Loaded
 from lmtool.model.classifier import Pool
-from lmtool.recipe.spec import Embedding
+from lmtool.recipe.spec.objective import Embedding
 from lmtool.text.corpus import open_corpus
 from lmtool.text.disk import refusing_disk
 from lmtool.text.prepare import default_cache

@@ -11,7 +11,9 @@ from lmtool.inference.base import Base, open_base
 from lmtool.inference.load import trained_model
 from lmtool.model import LanguageModel
 from lmtool.printable import plain
-from lmtool.recipe.spec import Averaging, Recipe, Recurrent
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.recurrent import Recurrent
+from lmtool.recipe.spec.words import Averaging
 from lmtool.run.directory import FEATURES
 
 

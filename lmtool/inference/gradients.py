@@ -19,7 +19,7 @@ from lmtool.model.bidirectional import BidirectionalModel
 from lmtool.model.layers.cells import CellState, stepwise
 from lmtool.model.recurrent import RecurrentDecoder
 from lmtool.model.transformer import TransformerDecoder
-from lmtool.recipe.spec import DeviceName
+from lmtool.recipe.spec.base import DeviceName
 
 
 @dataclass(frozen=True)

@@ -28,19 +28,12 @@ from lmtool.model.replaced import ReplacedTokenDetector
 from lmtool.model.token_heads import SpanReader, Tagger
 from lmtool.model.transformer import TransformerEncoder
 from lmtool.objective import Objective, build_objective
-from lmtool.recipe.spec import (
-    Averaging,
-    Classification,
-    DeviceName,
-    HeadSpec,
-    Masked,
-    QuestionAnswering,
-    Recipe,
-    Recurrent,
-    ReplacedTokens,
-    Tagging,
-    Transformer,
-)
+from lmtool.recipe.spec.base import DeviceName
+from lmtool.recipe.spec.objective import Classification, HeadSpec, Masked, QuestionAnswering, ReplacedTokens, Tagging
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.recurrent import Recurrent
+from lmtool.recipe.spec.transformer import Transformer
+from lmtool.recipe.spec.words import Averaging
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import FEATURES, Run
 from lmtool.run.find import find

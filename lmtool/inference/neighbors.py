@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from lmtool.errors import UsageError
 from lmtool.inference.embedding import embed
 from lmtool.inference.load import Loaded, load_run
-from lmtool.recipe.spec import DeviceName
+from lmtool.recipe.spec.base import DeviceName
 from lmtool.text.tokenizer import Tokenizer, find_words
 
 MapName = Literal["pca", "tsne"]

@@ -19,7 +19,8 @@ from lmtool.inference.evaluation import Evaluated, Validation, evaluate, not_rep
 from lmtool.inference.load import Loaded, load_packed
 from lmtool.model import LanguageModel, NGramModel
 from lmtool.objective import Loss, Objective
-from lmtool.recipe.spec import Data, DeviceName
+from lmtool.recipe.spec.base import DeviceName
+from lmtool.recipe.spec.text import Data
 from lmtool.run.order import hash_key, permute
 from lmtool.text import bundled
 from lmtool.text.files import find_files

@@ -15,7 +15,7 @@ from lmtool.compute.processes import World
 from lmtool.errors import UsageError
 from lmtool.inference.evaluation import evaluate, not_reported
 from lmtool.inference.load import Loaded
-from lmtool.recipe.spec import Classification, Embedding, Prefix, SpanCorruption
+from lmtool.recipe.spec.objective import Classification, Embedding, Prefix, SpanCorruption
 from lmtool.text.survey import Report
 
 

@@ -18,7 +18,11 @@ from lmtool.inference.base import Base
 from lmtool.inference.load import load_run
 from lmtool.model import LanguageModel
 from lmtool.printable import plain
-from lmtool.recipe.spec import Averaging, Recipe, Recurrent, TokenizerFile, Transformer
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.recurrent import Recurrent
+from lmtool.recipe.spec.text import TokenizerFile
+from lmtool.recipe.spec.transformer import Transformer
+from lmtool.recipe.spec.words import Averaging
 from lmtool.run.find import find
 from lmtool.text.tokenizer import Tokenizer
 from lmtool.text.vectors import VectorFile, WordVectors

@@ -27,7 +27,9 @@ from lmtool.errors import UsageError
 from lmtool.inference import load as build
 from lmtool.model import LanguageModel
 from lmtool.printable import plain
-from lmtool.recipe.spec import DeviceName, Embedding
+from lmtool.recipe.spec.base import DeviceName
+from lmtool.recipe.spec.objective import Embedding
+from lmtool.run.directory import LINES
 from lmtool.run.lines import KnownLines
 
 ONE_THREAD = 4_000_000
@@ -170,7 +172,7 @@ class Writer:
 
     @cached_property
     def _kept_lines(self) -> KnownLines | None:
-        return KnownLines.read(self.loaded.run_path)
+        return KnownLines.read(self.loaded.run_path / LINES)
 
     def _novel(
         self, prompts: Sequence[str], settings: Settings, options: Options, known: KnownLines

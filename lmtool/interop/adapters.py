@@ -21,7 +21,8 @@ from lmtool.interop.exporting import Exportable, TypeName, as_type, expressed, f
 from lmtool.interop.families.layouts import Transposed, Weight
 from lmtool.interop.reference import HUB, parse_hub
 from lmtool.model.lora import AdaptedLinear
-from lmtool.recipe.spec import Classification, Lora
+from lmtool.recipe.spec.objective import Classification
+from lmtool.recipe.spec.training import Lora
 from lmtool.run import tensors
 
 WRAPPED = "base_model.model."

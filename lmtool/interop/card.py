@@ -7,7 +7,8 @@ from lmtool import __version__
 from lmtool.inference.base import Base
 from lmtool.printable import plain
 from lmtool.recipe.dump import dump
-from lmtool.recipe.spec import Classification, Embedding, Masked, Recipe
+from lmtool.recipe.spec.objective import Classification, Embedding, Masked
+from lmtool.recipe.spec.recipe import Recipe
 
 PLACEHOLDER = "BASE"
 """Stands for the path of a base model that is not on the Hub."""

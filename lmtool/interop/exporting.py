@@ -30,7 +30,9 @@ from lmtool.interop.families.layouts import Weight
 from lmtool.interop.gguf.files import Quantization, write_gguf
 from lmtool.interop.reference import MODULES
 from lmtool.interop.sources import POOLING
-from lmtool.recipe.spec import Classification, Embedding, QuestionAnswering, Recipe, Tagging, Transformer
+from lmtool.recipe.spec.objective import Classification, Embedding, QuestionAnswering, Tagging
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.transformer import Transformer
 from lmtool.run import tensors
 from lmtool.text.chat import PLAIN, own_template
 from lmtool.text.disk import refusing_disk

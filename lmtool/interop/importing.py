@@ -31,7 +31,9 @@ from lmtool.model.classifier import Classifier
 from lmtool.model.size import outline
 from lmtool.printable import plain
 from lmtool.recipe.dump import dump
-from lmtool.recipe.spec import Classification, Masked, Recipe, Transformer
+from lmtool.recipe.spec.objective import Classification, Masked
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.transformer import Transformer
 from lmtool.run.directory import Run, check_folder, new_folder
 from lmtool.run.places import INFO, remember
 from lmtool.run.tensors import Deferred

@@ -15,7 +15,10 @@ from lmtool.model.transformer import (
     TransformerPrefix,
     TransformerUnmasked,
 )
-from lmtool.recipe.spec import Averaging, Glove, Model, NGram, Ppmi, Recurrent, SkipGram, Transformer
+from lmtool.recipe.spec.recipe import Model
+from lmtool.recipe.spec.recurrent import Recurrent
+from lmtool.recipe.spec.transformer import Transformer
+from lmtool.recipe.spec.words import Averaging, Glove, NGram, Ppmi, SkipGram
 
 __all__ = ["DecodeState", "KeyValue", "LanguageModel", "Memory", "NGramModel", "Output", "SkipGramModel", "build"]
 

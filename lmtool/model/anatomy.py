@@ -28,7 +28,8 @@ from lmtool.model.seq2seq import RecurrentEncoder, RecurrentEncoderDecoder
 from lmtool.model.size import outline
 from lmtool.model.skipgram import SkipGramModel
 from lmtool.model.transformer import TransformerEncoder, TransformerModel
-from lmtool.recipe.spec import Model, Transformer, WindowPattern
+from lmtool.recipe.spec.recipe import Model
+from lmtool.recipe.spec.transformer import Transformer, WindowPattern
 
 UNWEIGHTED = {SinusoidalPositions: "sinusoidal", AlibiPositions: "alibi", RotaryPositions: "rotary"}
 """Parts without weights that are shown all the same, and their shape."""

@@ -16,7 +16,8 @@ from lmtool.errors import UsageError
 from lmtool.model.features import FrozenFeatures
 from lmtool.model.language_model import Output, Parts, SilentModel
 from lmtool.model.layers.dropout import drop
-from lmtool.recipe.spec import Averaging, Reads
+from lmtool.recipe.spec.model import Reads
+from lmtool.recipe.spec.words import Averaging
 
 MERSENNE = 2**31 - 1
 """A prime modulus for hashes, so that their products do not overflow 64 bits."""

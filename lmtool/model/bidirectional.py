@@ -9,7 +9,7 @@ from torch import Tensor
 from lmtool.batch import Batch
 from lmtool.model.language_model import DecodeState, LayerState, Output, Parts
 from lmtool.model.recurrent import Layers, RecurrentModel, find_texts
-from lmtool.recipe.spec import Recurrent
+from lmtool.recipe.spec.recurrent import Recurrent
 
 
 class BidirectionalModel(RecurrentModel):

@@ -19,7 +19,9 @@ from lmtool.model.layers.dropout import drop
 from lmtool.model.layers.observing import Attending
 from lmtool.model.layers.parts import activate, build_norm
 from lmtool.model.recurrent import RecurrentDecoder
-from lmtool.recipe.spec import Classification, Model, Transformer
+from lmtool.recipe.spec.objective import Classification
+from lmtool.recipe.spec.recipe import Model
+from lmtool.recipe.spec.transformer import Transformer
 
 Pooling = Literal["first", "last", "mean", "max", "attention"]
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from lmtool.batch import IGNORE, Batch
 from lmtool.errors import UsageError
 from lmtool.model.language_model import CountingModel, Output, Parts, SilentModel
-from lmtool.recipe.spec import Ppmi, Reads
+from lmtool.recipe.spec.model import Reads
+from lmtool.recipe.spec.words import Ppmi
 
 MERGE_PAIRS = 1 << 22
 """Pairs to collect before equal ones are summed."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lmtool.batch import Batch
 from lmtool.model.language_model import LanguageModel
-from lmtool.recipe.spec import Features
+from lmtool.recipe.spec.recurrent import Features
 
 
 class ScalarMix(nn.Module):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.model.state import DecodeState, KeyValue, LayerState, Memory, RowTokens
-from lmtool.recipe.spec import Reads
+from lmtool.recipe.spec.model import Reads
 
 __all__ = ["DecodeState", "KeyValue", "LanguageModel", "LayerState", "Memory", "Output", "RowTokens"]
 

@@ -13,7 +13,7 @@ from lmtool.errors import UsageError
 from lmtool.model.classifier import HeadedModel
 from lmtool.model.layers.attention import JoinedLinear, mixers_of, widths_of
 from lmtool.model.layers.dropout import drop
-from lmtool.recipe.spec import Lora
+from lmtool.recipe.spec.training import Lora
 
 
 class AdaptedLinear(JoinedLinear):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lmtool.batch import IGNORE, Batch
 from lmtool.model.language_model import CountingModel, DecodeState, Output, Parts
-from lmtool.recipe.spec import NGram
+from lmtool.recipe.spec.words import NGram
 
 NONE = -1
 """Padding id before the start of a text."""

@@ -22,7 +22,7 @@ from lmtool.model.layers.cells import Cell, CellState, Texts, build_cell
 from lmtool.model.layers.dropout import drop
 from lmtool.model.layers.memory_attention import MemoryAttention, earlier
 from lmtool.model.layers.observing import observed
-from lmtool.recipe.spec import Recurrent
+from lmtool.recipe.spec.recurrent import Recurrent
 
 
 class Layers(nn.Module):

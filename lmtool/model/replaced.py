@@ -10,7 +10,9 @@ from lmtool.errors import UsageError
 from lmtool.model.language_model import Output, UnpredictiveModel, Wrapper
 from lmtool.model.layers.parts import GATES, SharedInputs, activate, initialise
 from lmtool.model.transformer import TransformerEncoder
-from lmtool.recipe.spec import ReplacedTokens, Transformer, generator_of
+from lmtool.recipe.spec.objective import ReplacedTokens
+from lmtool.recipe.spec.recipe import generator_of
+from lmtool.recipe.spec.transformer import Transformer
 
 
 class ReplacedTokenDetector(UnpredictiveModel, Wrapper):

@@ -16,7 +16,8 @@ from lmtool.model.layers.cells import Cell, CellState, Texts
 from lmtool.model.layers.dropout import drop
 from lmtool.model.layers.memory_attention import MemoryAttention
 from lmtool.model.recurrent import Layers, RecurrentModel, find_texts, make_cell
-from lmtool.recipe.spec import CELLS, Reads, Recurrent
+from lmtool.recipe.spec.model import Reads
+from lmtool.recipe.spec.recurrent import CELLS, Recurrent
 
 
 class RecurrentEncoder(nn.Module):

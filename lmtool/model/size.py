@@ -10,18 +10,13 @@ from torch.overrides import TorchFunctionMode
 from lmtool.errors import RecipeError
 from lmtool.model import LanguageModel, build
 from lmtool.model.parameters import layer_matrices
-from lmtool.recipe.spec import (
-    Averaging,
-    CharTokenizer,
-    Model,
-    Recipe,
-    Recurrent,
-    ReplacedTokens,
-    Spec,
-    TokenizerFile,
-    Transformer,
-    generator_of,
-)
+from lmtool.recipe.spec.base import Spec
+from lmtool.recipe.spec.objective import ReplacedTokens
+from lmtool.recipe.spec.recipe import Model, Recipe, generator_of
+from lmtool.recipe.spec.recurrent import Recurrent
+from lmtool.recipe.spec.text import CharTokenizer, TokenizerFile
+from lmtool.recipe.spec.transformer import Transformer
+from lmtool.recipe.spec.words import Averaging
 
 USUAL = {
     "model.context": 1024,
@@ -75,6 +70,11 @@ class Held(NamedTuple):
     moments: int
     table_gradients: int = 0
     spared: int = 0
+
+    @property
+    def sum(self) -> int:
+        """Weights, gradients and moments."""
+        return self.weights + self.gradients + self.moments
 
 
 BEYOND = Size(0, 2**60)
@@ -152,7 +152,7 @@ def training_bytes(recipe: Recipe, n_shards: int = 1) -> int:
     held = held_in_training(recipe, _rows(recipe))
     sequences = 1 if recipe.training.micro_batch == "auto" else recipe.training.micro_batch
     activations = sequences * recipe.model.context * recipe.model.activation_bytes
-    return (held.weights + held.gradients + held.moments) // n_shards + activations
+    return held.sum // n_shards + activations
 
 
 def check_fits(recipe: Recipe, memory_bytes: int, origins: Mapping[str, str] | None = None, n_shards: int = 1) -> None:

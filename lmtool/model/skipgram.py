@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.model.language_model import Output, Parts, SilentModel
-from lmtool.recipe.spec import Glove, Reads, SkipGram
+from lmtool.recipe.spec.model import Reads
+from lmtool.recipe.spec.words import Glove, SkipGram
 
 
 class SkipGramModel(SilentModel):

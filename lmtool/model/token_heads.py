@@ -13,7 +13,8 @@ from lmtool.model.classifier import HeadedModel, new_linear, states_width
 from lmtool.model.language_model import LanguageModel
 from lmtool.model.layers.crf import LinearChain
 from lmtool.model.layers.dropout import drop
-from lmtool.recipe.spec import Model, QuestionAnswering, Tagging, TokenHead
+from lmtool.recipe.spec.objective import QuestionAnswering, Tagging, TokenHead
+from lmtool.recipe.spec.recipe import Model
 
 
 class TokenScores(NamedTuple):

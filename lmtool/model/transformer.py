@@ -28,7 +28,8 @@ from lmtool.model.layers.ngrams import NgramEmbedding
 from lmtool.model.layers.parts import Head, Inputs, initialise
 from lmtool.model.layers.positions import longest
 from lmtool.model.layers.stack import Stack
-from lmtool.recipe.spec import Reads, Transformer
+from lmtool.recipe.spec.model import Reads
+from lmtool.recipe.spec.transformer import Transformer
 
 
 class TransformerModel(LanguageModel):

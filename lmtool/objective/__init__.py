@@ -14,17 +14,15 @@ from lmtool.objective.replaced import ReplacedTokensObjective
 from lmtool.objective.skipgram import CbowObjective, SkipGramObjective
 from lmtool.objective.sources import PrefixObjective, Seq2SeqObjective, SpanCorruptionObjective
 from lmtool.objective.token_heads import AnswerSpanObjective, TaggingObjective
-from lmtool.recipe.spec import (
+from lmtool.recipe.spec.objective import (
     Bidirectional,
     Causal,
     CbowWindow,
     Classification,
     Embedding,
     Masked,
-    Ppmi,
     Prefix,
     QuestionAnswering,
-    Recipe,
     ReplacedTokens,
     Seq2Seq,
     SkipGramWindow,
@@ -33,6 +31,8 @@ from lmtool.recipe.spec import (
     WeightedCounts,
     WindowCounts,
 )
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.words import Ppmi
 from lmtool.text.tokenizer import Tokenizer
 
 __all__ = [

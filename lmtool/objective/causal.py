@@ -17,7 +17,7 @@ from lmtool.model import LanguageModel
 from lmtool.objective.base import Cut, Example, Loss, Objective
 from lmtool.objective.cross_entropy import summed_loss, training_loss
 from lmtool.objective.scheduled import draws, mixed
-from lmtool.recipe.spec import Causal
+from lmtool.recipe.spec.objective import Causal
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from lmtool.model import LanguageModel
 from lmtool.model.classifier import Answer, Classifier
 from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
 from lmtool.objective.cross_entropy import chunked_cross_entropy, smoothed_cross_entropy, with_auxiliary
-from lmtool.recipe.spec import Classification
+from lmtool.recipe.spec.objective import Classification
 
 
 class RowObjective(Objective):

@@ -19,7 +19,8 @@ from lmtool.model.classifier import Classifier
 from lmtool.objective.base import Cut, Example, Loss, Objective
 from lmtool.objective.classification import ClassificationObjective
 from lmtool.objective.cross_entropy import chunked_loss, with_auxiliary
-from lmtool.recipe.spec import Classification, Distillation
+from lmtool.recipe.spec.objective import Classification
+from lmtool.recipe.spec.training import Distillation
 
 
 @dataclass(frozen=True)

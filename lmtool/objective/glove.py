@@ -16,7 +16,7 @@ from lmtool.model import LanguageModel
 from lmtool.model.skipgram import GloveModel
 from lmtool.objective.base import Cut, Example, Loss, Objective
 from lmtool.objective.skipgram import SkipGramObjective
-from lmtool.recipe.spec import WeightedCounts
+from lmtool.recipe.spec.objective import WeightedCounts
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from lmtool.model import LanguageModel, Output
 from lmtool.model.transformer import TransformerEncoder
 from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
 from lmtool.objective.cross_entropy import loss_of_hidden, with_auxiliary
-from lmtool.recipe.spec import Masked, SpanMasking
+from lmtool.recipe.spec.objective import Masked, SpanMasking
 
 NEXT_SENTENCE = "next-sentence-accuracy"
 """Metric: accuracy of next-sentence prediction."""

@@ -22,7 +22,7 @@ from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
 from lmtool.objective.cross_entropy import loss_of_hidden, with_auxiliary
 from lmtool.objective.masked import MaskedObjective
 from lmtool.objective.scheduled import draw
-from lmtool.recipe.spec import Masked, ReplacedTokens
+from lmtool.recipe.spec.objective import Masked, ReplacedTokens
 
 ACCURACY = "detection-accuracy"
 """Metric: share of the positions that are told rightly."""

@@ -18,7 +18,7 @@ from lmtool.batch import IGNORE, Batch
 from lmtool.model import LanguageModel
 from lmtool.objective.base import Example
 from lmtool.objective.cross_entropy import chunk_rows
-from lmtool.recipe.spec import ScheduledSampling
+from lmtool.recipe.spec.objective import ScheduledSampling
 
 
 def truth(spec: ScheduledSampling, done: float) -> float:

@@ -20,7 +20,7 @@ from lmtool.errors import DataError
 from lmtool.model import LanguageModel, Output
 from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
 from lmtool.objective.cross_entropy import chunk_rows, with_auxiliary
-from lmtool.recipe.spec import SkipGramWindow
+from lmtool.recipe.spec.objective import SkipGramWindow
 
 MEASURING_SEED = 0
 """Seed of window sizes and noise in evaluation, so that scores are reproducible."""

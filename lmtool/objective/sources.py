@@ -15,7 +15,7 @@ from lmtool.model import LanguageModel
 from lmtool.objective.base import Cut, Example, Loss, Objective, Vocabulary
 from lmtool.objective.cross_entropy import summed_loss, training_loss
 from lmtool.objective.scheduled import draws, mixed
-from lmtool.recipe.spec import Prefix, Seq2Seq, SpanCorruption
+from lmtool.recipe.spec.objective import Prefix, Seq2Seq, SpanCorruption
 
 Ints = NDArray[np.int64]
 

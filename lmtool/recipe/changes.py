@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from lmtool.recipe.document import KeyPath, dotted
 from lmtool.recipe.dump import leaves
-from lmtool.recipe.spec import Recipe
+from lmtool.recipe.spec.recipe import Recipe
 
 CHANGEABLE = (
     "description.",

@@ -8,7 +8,8 @@ from pydantic.fields import FieldInfo
 
 from lmtool.recipe.document import KeyPath, Mistake, Origin, dotted, escaped, plain, shown
 from lmtool.recipe.grammar import choices, did_you_mean, either, kind_of, nearest, owners, parts, suggestion
-from lmtool.recipe.spec import Recipe, Spec
+from lmtool.recipe.spec.base import Spec
+from lmtool.recipe.spec.recipe import Recipe
 
 SUGGESTED = 20
 """Unknown keys for which the nearest known one is looked for, which takes longest; more are no slips of the pen."""

@@ -5,7 +5,8 @@ import re
 from collections.abc import Iterator, Mapping
 
 from lmtool.recipe.document import KeyPath, dotted
-from lmtool.recipe.spec import Recipe, Spec
+from lmtool.recipe.spec.base import Spec
+from lmtool.recipe.spec.recipe import Recipe
 
 _BARE = re.compile(r"[A-Za-z][\w./+-]*( [\w./+-]+)*", re.ASCII)
 # Booleans in YAML 1.1.

@@ -4,28 +4,13 @@ import math
 from typing import Literal
 
 from lmtool.errors import UsageError
-from lmtool.recipe.spec import (
-    AdamW,
-    Averaging,
-    BpeTokenizer,
-    Checkpointing,
-    Classification,
-    Data,
-    Embedding,
-    Evaluation,
-    HeadSpec,
-    Linear,
-    Model,
-    QuestionAnswering,
-    Recipe,
-    Recurrent,
-    Seq2Seq,
-    Tagging,
-    Training,
-    Transformer,
-    Tuning,
-    objectives_of,
-)
+from lmtool.recipe.spec.objective import Classification, Embedding, HeadSpec, QuestionAnswering, Seq2Seq, Tagging
+from lmtool.recipe.spec.recipe import Model, Recipe, objectives_of
+from lmtool.recipe.spec.recurrent import Recurrent
+from lmtool.recipe.spec.text import BpeTokenizer, Data
+from lmtool.recipe.spec.training import AdamW, Checkpointing, Evaluation, Linear, Training, Tuning
+from lmtool.recipe.spec.transformer import Transformer
+from lmtool.recipe.spec.words import Averaging
 
 BATCH_ROWS = 32
 

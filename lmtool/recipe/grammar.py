@@ -8,7 +8,8 @@ from typing import Any, get_args
 from pydantic.fields import FieldInfo
 
 from lmtool.recipe.document import KeyPath
-from lmtool.recipe.spec import Recipe, Spec
+from lmtool.recipe.spec.base import Spec
+from lmtool.recipe.spec.recipe import Recipe
 
 _LIMITS = {"exclusiveMinimum": "above", "minimum": "of at least", "exclusiveMaximum": "below", "maximum": "at most"}
 

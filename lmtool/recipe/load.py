@@ -16,7 +16,8 @@ from lmtool.recipe.check import check
 from lmtool.recipe.document import Document, KeyPath, Mistake, Origin, dotted, escaped, parse, plain, shown
 from lmtool.recipe.dump import leaves
 from lmtool.recipe.grammar import chosen, did_you_mean, either, keys, kind_of, nearest, owners, parts, value_at
-from lmtool.recipe.spec import Recipe, Spec, Strings
+from lmtool.recipe.spec.base import Spec, Strings
+from lmtool.recipe.spec.recipe import Recipe
 
 LARGEST_FILE = 1_000_000
 """Bytes; a recipe has some fifty lines, so a larger file is not one."""

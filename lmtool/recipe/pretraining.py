@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lmtool.recipe.load import Resolved, Setting, load
-from lmtool.recipe.spec import Causal, HeadSpec, Recipe, Seq2Seq, Transformer
+from lmtool.recipe.spec.objective import Causal, HeadSpec, Seq2Seq
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.transformer import Transformer
 
 NAME = "default"
 """Name of the default recipe, in the names of runs."""

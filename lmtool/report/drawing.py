@@ -16,19 +16,18 @@ from lmtool.model.layers.memory_attention import earlier
 from lmtool.model.layers.positions import RelativePositions, RotaryPositions, alibi_slopes, build_position
 from lmtool.model.size import BEYOND, size_of
 from lmtool.printable import plain
-from lmtool.recipe.spec import (
+from lmtool.recipe.spec.objective import HeadSpec
+from lmtool.recipe.spec.position import (
     AlibiPosition,
-    HeadSpec,
     LearnedPosition,
     NoPosition,
-    Recipe,
-    Recurrent,
     RelativePosition,
     RotaryPosition,
     SinusoidalPosition,
-    Transformer,
-    WindowPattern,
 )
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.recurrent import Recurrent
+from lmtool.recipe.spec.transformer import Transformer, WindowPattern
 from lmtool.report.blocks import shaded
 from lmtool.report.charts import Line, heat_map, heat_table, line_chart
 from lmtool.report.numbers import shown

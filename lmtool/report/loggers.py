@@ -9,7 +9,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from lmtool.recipe.spec import LoggerName, Recipe
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.training import LoggerName
 from lmtool.report.history import number
 from lmtool.run.directory import Run
 from lmtool.tables.results import Results

@@ -41,7 +41,6 @@ from lmtool.run.files import (
     Validated,
     read,
 )
-from lmtool.run.lines import LINES, KnownLines
 from lmtool.run.lock import LOCK_FILE, RunLock, is_held
 from lmtool.run.log import Log, LogMarks
 from lmtool.run.places import INFO, remember, runs_root
@@ -49,6 +48,7 @@ from lmtool.run.places import INFO, remember, runs_root
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from lmtool.run.lines import KnownLines
     from lmtool.run.tensors import Deferred
 
 RECIPE, TOKENIZER = "recipe.yaml", "tokenizer.json"
@@ -63,6 +63,9 @@ LOGS = "logs.json"
 
 SPLIT = "split.json"
 """Indices of the table rows held out for validation."""
+
+LINES = "lines.bin"
+"""Hashes of the lines of a list that it is trained on; see `KnownLines`."""
 
 FLOOR = "floor.json"
 """Results of simple models on the rows of a table that the run is evaluated on."""
@@ -508,10 +511,12 @@ class Run:
         return read(SavedSplit, file, "restore it from a copy, or start a new run")
 
     @property
-    def known_lines(self) -> KnownLines | None:
+    def known_lines(self) -> "KnownLines | None":
         """The lines of the list that it is trained on; None without any. Raises CheckpointError when the file is
         damaged."""
-        return KnownLines.read(self.path)
+        from lmtool.run.lines import KnownLines  # which imports numpy, that listing runs does without
+
+        return KnownLines.read(self.path / LINES)
 
     @property
     def saved_floors(self) -> SavedFloors | None:

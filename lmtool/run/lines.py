@@ -1,6 +1,6 @@
 """The lines of a list that a model is trained on, as hashes, by which a text that it generates is known to be new.
 
-lines.bin: 64-bit XXH3 hashes of the UTF-8 lines, little-endian in ascending order, and the hash of all of these.
+The file: 64-bit XXH3 hashes of the UTF-8 lines, little-endian in ascending order, and the hash of all of these.
 """
 
 import errno
@@ -13,8 +13,6 @@ import xxhash
 from numpy.typing import NDArray
 
 from lmtool.errors import CheckpointError
-
-LINES = "lines.bin"
 
 MOST_LINES = 2_000_000
 """Lines of a list, 8 bytes each, up to which a run keeps their hashes."""
@@ -35,19 +33,18 @@ class KnownLines:
         return cls(np.unique(np.fromiter(map(_hash, lines), dtype=_HASH)))
 
     @classmethod
-    def read(cls, run: Path) -> Self | None:
-        """Those of a run directory; None where it keeps none. Raises CheckpointError when the file is damaged."""
-        path = run / LINES
+    def read(cls, path: Path) -> Self | None:
+        """Those of a file; None where there is none. Raises CheckpointError when it is damaged."""
         try:
             content = path.read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
-            what = f"{LINES} cannot be read: {error.strerror or errno.errorcode.get(error.errno or 0, error)}"
+            what = f"{path.name} cannot be read: {error.strerror or errno.errorcode.get(error.errno or 0, error)}"
         else:
             if len(content) % _HASH.itemsize == 0 and content[-_HASH.itemsize :] == _checksum(content):
                 return cls(np.frombuffer(content[: -_HASH.itemsize], dtype=_HASH))
-            what = f"{LINES} is damaged"
+            what = f"{path.name} is damaged"
         raise CheckpointError(what, where=str(path), fix="delete it: texts are then generated without regard to it")
 
     def to_bytes(self) -> bytes:

@@ -5,9 +5,8 @@ from pathlib import Path
 
 from lmtool.errors import CheckpointError
 from lmtool.run import checkpoint as checkpoints
-from lmtool.run.directory import CHECKPOINTS, FLOOR, METRICS, RESULTS, SAMPLES, SPLIT, VALIDATED, Run
+from lmtool.run.directory import CHECKPOINTS, FLOOR, LINES, METRICS, RESULTS, SAMPLES, SPLIT, VALIDATED, Run
 from lmtool.run.files import saved_state
-from lmtool.run.lines import LINES
 from lmtool.run.places import INFO
 
 

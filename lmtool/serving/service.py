@@ -17,7 +17,7 @@ from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference.chatting import LONGEST_ANSWER, checked, format_of
 from lmtool.inference.embedding import Vectors, embed
 from lmtool.inference.writing import Writer
-from lmtool.recipe.spec import Classification, Embedding
+from lmtool.recipe.spec.objective import Classification, Embedding
 from lmtool.serving.protocol import (
     MAX_TEXTS,
     ChatBody,

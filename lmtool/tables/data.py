@@ -21,17 +21,9 @@ from lmtool.inference.evaluation import BATCH_TOKENS, Validation, by_length
 from lmtool.model import LanguageModel
 from lmtool.model.classifier import Classifier
 from lmtool.objective import Objective, build_objective
-from lmtool.recipe.spec import (
-    AnyObjective,
-    Classification,
-    Data,
-    HeadSpec,
-    QuestionAnswering,
-    Recipe,
-    Seq2Seq,
-    Tagging,
-    TokenizerFile,
-)
+from lmtool.recipe.spec.objective import AnyObjective, Classification, HeadSpec, QuestionAnswering, Seq2Seq, Tagging
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.text import Data, TokenizerFile
 from lmtool.run.files import HeldRows, SavedSplit, StreamMark
 from lmtool.tables.annotations import has_entities
 from lmtool.tables.columns import Columns, RowKind, choose_columns

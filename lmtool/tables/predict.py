@@ -10,7 +10,7 @@ from lmtool.compute.processes import World, joined
 from lmtool.errors import UsageError
 from lmtool.inference.base import written_recipe
 from lmtool.inference.load import Loaded
-from lmtool.recipe.spec import Classification, HeadSpec, QuestionAnswering, Seq2Seq, Tagging
+from lmtool.recipe.spec.objective import Classification, HeadSpec, QuestionAnswering, Seq2Seq, Tagging
 from lmtool.run.directory import Run
 from lmtool.run.find import find
 from lmtool.tables.columns import Columns, choose_columns

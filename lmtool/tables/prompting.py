@@ -16,7 +16,7 @@ from lmtool.errors import UsageError
 from lmtool.inference.evaluation import not_reported
 from lmtool.inference.load import Loaded
 from lmtool.inference.scoring import score_answers
-from lmtool.recipe.spec import Classification, Seq2Seq
+from lmtool.recipe.spec.objective import Classification, Seq2Seq
 from lmtool.tables.columns import LABELS, Columns, choose_columns
 from lmtool.tables.labels import LabelMap, as_cell
 from lmtool.tables.metrics import ClassMetrics, aligned, class_metrics, confusion_matrix

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from lmtool.errors import DataError
 from lmtool.inference.load import Loaded, load_run
 from lmtool.inference.neighbors import token_of
-from lmtool.recipe.spec import DeviceName
+from lmtool.recipe.spec.base import DeviceName
 from lmtool.tables.metrics import regression_metrics
 from lmtool.text.files import shown
 from lmtool.text.prepare import default_cache

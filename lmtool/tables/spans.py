@@ -17,7 +17,7 @@ from lmtool.errors import UsageError
 from lmtool.inference.evaluation import Validation, evaluate
 from lmtool.model.token_heads import SpanReader
 from lmtool.objective import AnswerSpanObjective, Loss
-from lmtool.recipe.spec import QuestionAnswering
+from lmtool.recipe.spec.objective import QuestionAnswering
 from lmtool.tables.annotations import AnswerSpan
 from lmtool.tables.answers import best_null_threshold, exact_match, word_f1
 from lmtool.tables.reading import LabelledText

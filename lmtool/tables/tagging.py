@@ -14,7 +14,7 @@ from lmtool.decoding.framing import Framing
 from lmtool.inference.evaluation import Validation, evaluate
 from lmtool.model.token_heads import Tagger
 from lmtool.objective import Loss, TaggingObjective
-from lmtool.recipe.spec import Tagging
+from lmtool.recipe.spec.objective import Tagging
 from lmtool.tables.annotations import OUTSIDE, find_entities, has_entities
 from lmtool.tables.labels import LabelMap
 from lmtool.tables.metrics import class_metrics, confusion_matrix, entity_metrics

@@ -21,7 +21,9 @@ from lmtool.inference.attribution import without, words_of_row
 from lmtool.inference.evaluation import Evaluated, Validation, evaluate
 from lmtool.model.classifier import Classifier
 from lmtool.objective import ClassificationObjective, Loss
-from lmtool.recipe.spec import BpeTokenizer, Classification, QuestionAnswering, Recipe, Tagging
+from lmtool.recipe.spec.objective import Classification, QuestionAnswering, Tagging
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.text import BpeTokenizer
 from lmtool.tables.columns import Columns
 from lmtool.tables.labels import SEPARATOR, Label, LabelKind, LabelMap
 from lmtool.tables.metrics import (

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from lmtool.compute.cores import n_cores
 from lmtool.errors import DataError, UsageError
-from lmtool.recipe.spec import CharTokenizer, Data, TokenizerFile, TokenizerSpec
+from lmtool.recipe.spec.text import CharTokenizer, Data, TokenizerFile, TokenizerSpec
 from lmtool.text.cached import TOKENIZERS, TOKENS, cached, discard, tell
 from lmtool.text.corpus import Chunk, safe_cut
 from lmtool.text.disk import locked, refusing_disk

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lmtool.errors import DataError
-from lmtool.recipe.spec import Data
+from lmtool.recipe.spec.text import Data
 from lmtool.run.order import hash_key, permute
 from lmtool.text.corpus import Chunk, Corpus, coalesce, divide_rows
 from lmtool.text.division import infer_division

@@ -16,7 +16,7 @@ from lmtool import records
 from lmtool.errors import DataError
 from lmtool.recipe.load import Resolved
 from lmtool.recipe.pretraining import DefaultRecipe, TextShape
-from lmtool.recipe.spec import Data
+from lmtool.recipe.spec.text import Data
 from lmtool.records import FileModel
 from lmtool.text.cached import SURVEYS, cached
 from lmtool.text.corpus import Chunk, Corpus, open_corpus

@@ -21,10 +21,10 @@ from tokenizers import Tokenizer as Inner
 
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.printable import plain
-from lmtool.recipe.spec import (
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.text import (
     BpeTokenizer,
     CharTokenizer,
-    Recipe,
     TokenizerFile,
     TokenizerSpec,
     WordPieceTokenizer,

@@ -10,7 +10,9 @@ from lmtool.compute.device import resolve
 from lmtool.errors import CheckpointError, DataError, LmtoolError
 from lmtool.inference.base import read_recipe, read_tokenizer
 from lmtool.inference.load import trained_model
-from lmtool.recipe.spec import Data, HeadSpec, Recipe, Seq2Seq
+from lmtool.recipe.spec.objective import HeadSpec, Seq2Seq
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.text import Data
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run.checkpoint import Checkpoint
 from lmtool.run.directory import CHECKPOINTS, Run

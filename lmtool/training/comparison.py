@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from lmtool.model.ngram import NGramModel
-from lmtool.recipe.spec import BpeTokenizer, NGram
+from lmtool.recipe.spec.text import BpeTokenizer
+from lmtool.recipe.spec.words import NGram
 from lmtool.text.prepare import Prepared, default_cache, prepare
 from lmtool.training.windows import Windows
 

@@ -8,7 +8,7 @@ from lmtool.batch import IGNORE, Batch
 from lmtool.compute.device import Compute
 from lmtool.errors import UsageError
 from lmtool.model.language_model import CountingModel
-from lmtool.recipe.spec import Recipe
+from lmtool.recipe.spec.recipe import Recipe
 from lmtool.training.windows import Windows
 
 

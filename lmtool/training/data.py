@@ -19,7 +19,9 @@ from lmtool.inference.perplexity import HeldOut, limit, perplexity
 from lmtool.model import LanguageModel
 from lmtool.model.layers.ngrams import ngrams_of
 from lmtool.objective import Cut, Loss, Objective, build_objective
-from lmtool.recipe.spec import Causal, Recipe, TokenizerFile, WeightedCounts
+from lmtool.recipe.spec.objective import Causal, WeightedCounts
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.text import TokenizerFile
 from lmtool.run.files import SavedSplit, StreamMark
 from lmtool.run.lines import MOST_LINES, KnownLines
 from lmtool.run.order import MixtureOrder, hash_key

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from lmtool.inference.evaluation import Validation
-from lmtool.recipe.spec import Recipe
+from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.log import Record
 from lmtool.tables.results import Results
 from lmtool.text.tokenizer import Tokenizer
@@ -51,8 +51,8 @@ class Plan:
     """The plan of the session, before the first step.
 
     learning: number of trainable parameters. batch_units: number of `unit` in one step. counted: name of a target of
-    the loss, the unit of the speed. held: bytes of weights, gradients and moments of one process; flops: of forward and
-    backward pass for each token; both 0 for a model of counts.
+    the loss, the unit of the speed. held: bytes of weights, gradients and moments of one
+    process; 0 for a model of counts.
     """
 
     parameters: int
@@ -65,7 +65,6 @@ class Plan:
     epochs: float
     device: str
     held: int
-    flops: int
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from lmtool.model import DecodeState, LanguageModel
 from lmtool.model.language_model import CountingModel
 from lmtool.model.layers.stack import recompute_layers
 from lmtool.objective import Example, Objective
-from lmtool.recipe.spec import Recipe
+from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.order import hash_key, rank_samples
 from lmtool.training.carried import CarriedModel, fresh, rows_of
 from lmtool.training.counting import count_part

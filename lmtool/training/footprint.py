@@ -24,7 +24,9 @@ from lmtool.model import LanguageModel, build
 from lmtool.model.layers.attention import always_fused
 from lmtool.model.size import Held
 from lmtool.objective.cross_entropy import chunk_rows, chunked_cross_entropy
-from lmtool.recipe.spec import Model, Recurrent, Transformer, WindowPattern
+from lmtool.recipe.spec.recipe import Model
+from lmtool.recipe.spec.recurrent import Recurrent
+from lmtool.recipe.spec.transformer import Transformer, WindowPattern
 
 MOST_LAYERS = 8
 """Deeper models are traced with so many layers and with half of them; layers are alike."""

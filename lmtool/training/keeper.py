@@ -16,7 +16,8 @@ from lmtool.inference.evaluation import Validation
 from lmtool.model import LanguageModel
 from lmtool.model.lora import kept
 from lmtool.recipe.dump import dump
-from lmtool.recipe.spec import Checkpointing, Evaluation, Recipe
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.training import Checkpointing, Evaluation
 from lmtool.run import tensors
 from lmtool.run.checkpoint import ALONE, Checkpoint, Peers, save_part
 from lmtool.run.directory import Run

@@ -11,7 +11,8 @@ from lmtool.compute.processes import World
 from lmtool.inference.base import Base
 from lmtool.inference.load import learner
 from lmtool.objective import build_objective
-from lmtool.recipe.spec import Checkpointing, Evaluation, Recipe
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.training import Checkpointing, Evaluation
 from lmtool.training.data import TextData
 from lmtool.training.fit import fit
 from lmtool.training.optimizer import Optimizers

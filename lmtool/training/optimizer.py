@@ -15,7 +15,7 @@ from lmtool.errors import CheckpointError, NumericalError
 from lmtool.model import LanguageModel
 from lmtool.model.layers.ngrams import ngrams_of
 from lmtool.model.parameters import depths, layer_matrices
-from lmtool.recipe.spec import Adam, AdamW, Muon, Optimizer, Sgd, Tuning
+from lmtool.recipe.spec.training import Adam, AdamW, Muon, Optimizer, Sgd, Tuning
 from lmtool.run.tensors import outlines, rows_of
 from lmtool.training.updates import AdamUpdate, Groups, MomentumSgd, MuonMatrices, RowAdagrad, UpdateRule
 

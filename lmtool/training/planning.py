@@ -22,17 +22,9 @@ from lmtool.objective import Objective, Vocabulary
 from lmtool.objective import build as build_objective
 from lmtool.recipe.load import Resolved
 from lmtool.recipe.pretraining import DefaultRecipe
-from lmtool.recipe.spec import (
-    HeadSpec,
-    Masked,
-    Model,
-    Recipe,
-    ReplacedTokens,
-    Seq2Seq,
-    SkipGramWindow,
-    Transformer,
-    generator_of,
-)
+from lmtool.recipe.spec.objective import HeadSpec, Masked, ReplacedTokens, Seq2Seq, SkipGramWindow
+from lmtool.recipe.spec.recipe import Model, Recipe, generator_of
+from lmtool.recipe.spec.transformer import Transformer
 from lmtool.text.prepare import default_cache
 from lmtool.text.store import TokenStore
 from lmtool.text.survey import Report, settle
@@ -205,7 +197,7 @@ def forecast(
             rows //= 2
     else:
         notes.append("activations are not known for this model; weights, gradients and moments are the most of it")
-        fits = None if memory is None else held.weights + held.gradients + held.moments <= ROOM * memory
+        fits = None if memory is None else held.sum <= ROOM * memory
     if isinstance(recipe.objective, ReplacedTokens):
         notes.append("activations are those of the detector; its generator takes some more")
     if isinstance(recipe.objective, SkipGramWindow) and recipe.objective.negatives:
@@ -244,11 +236,6 @@ def forecast(
         TOKENS_PER_PARAMETER * parameters,
         tuple(notes),
     )
-
-
-def flops_per_token(recipe: Recipe, vocab_size: int) -> int:
-    """FLOPs of forward and backward pass for each token of a row as long as the context; 0 for a model of counts."""
-    return 0 if recipe.model.counts else round(_Work(recipe, vocab_size).row_flops() / recipe.model.context)
 
 
 class _Work:

@@ -4,7 +4,8 @@ import math
 import time
 from dataclasses import dataclass
 
-from lmtool.recipe.spec import Constant, Cosine, InverseSquareRoot, Linear, Recipe, Schedule
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.training import Constant, Cosine, InverseSquareRoot, Linear, Schedule
 
 TOLERANCE = 0.03
 """Relative change of the number of steps below which it stays as it is."""

@@ -20,26 +20,18 @@ from lmtool.recipe.dump import dump
 from lmtool.recipe.finetuning import HeadKind, recipe_for_tables, recipe_for_text, with_choices
 from lmtool.recipe.load import Resolved, Setting, lay_over, load
 from lmtool.recipe.pretraining import NAME, DefaultRecipe
-from lmtool.recipe.spec import (
-    Classification,
-    Data,
-    Distillation,
-    HeadSpec,
-    LearnedPosition,
-    Model,
-    QuestionAnswering,
-    Recipe,
-    Recurrent,
-    Seq2Seq,
-    Tagging,
-    Transformer,
-)
+from lmtool.recipe.spec.objective import Classification, HeadSpec, QuestionAnswering, Seq2Seq, Tagging
+from lmtool.recipe.spec.position import LearnedPosition
+from lmtool.recipe.spec.recipe import Model, Recipe
+from lmtool.recipe.spec.recurrent import Recurrent
+from lmtool.recipe.spec.text import Data
+from lmtool.recipe.spec.training import Distillation
+from lmtool.recipe.spec.transformer import Transformer
 from lmtool.records import encode
 from lmtool.run.checkpoint import ALONE, Checkpoint
-from lmtool.run.directory import FLOOR, RECIPE, RESULTS, SPLIT, Run, check_folder, describe_environment
+from lmtool.run.directory import FLOOR, LINES, RECIPE, RESULTS, SPLIT, Run, check_folder, describe_environment
 from lmtool.run.files import StreamMark
 from lmtool.run.find import find
-from lmtool.run.lines import LINES
 from lmtool.run.verification import damaged_records
 from lmtool.tables.columns import RowKind
 from lmtool.tables.data import TableData, TaskTables, kind_of_rows, open_tables, read_tables, sample_texts

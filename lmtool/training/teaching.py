@@ -13,7 +13,11 @@ from lmtool.inference.load import trained_model
 from lmtool.model.size import outline
 from lmtool.objective import DistilledObjective, Objective
 from lmtool.recipe.load import Resolved
-from lmtool.recipe.spec import AnyObjective, Classification, Distillation, Model, Recipe, Recurrent, Transformer
+from lmtool.recipe.spec.objective import AnyObjective, Classification
+from lmtool.recipe.spec.recipe import Model, Recipe
+from lmtool.recipe.spec.recurrent import Recurrent
+from lmtool.recipe.spec.training import Distillation
+from lmtool.recipe.spec.transformer import Transformer
 from lmtool.text.tokenizer import Tokenizer
 
 WHERE = "distillation.teacher"

@@ -26,7 +26,7 @@ from lmtool.model.language_model import CountingModel
 from lmtool.model.size import held_in_training
 from lmtool.model.transformer import TransformerUnmasked
 from lmtool.objective import Objective, build_objective
-from lmtool.recipe.spec import Recipe
+from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.checkpoint import ALONE, Checkpoint, Peers
 from lmtool.run.directory import Run
 from lmtool.run.find import find
@@ -37,7 +37,6 @@ from lmtool.training.fit import LossModule, Step, fit
 from lmtool.training.keeper import RunKeeper, TrainingState
 from lmtool.training.length import with_steps
 from lmtool.training.optimizer import Optimizers
-from lmtool.training.planning import flops_per_token
 from lmtool.training.schedule import doubtful_rate
 from lmtool.training.streamed import StreamedWindows
 from lmtool.training.teaching import distilled
@@ -98,6 +97,7 @@ def train(
         examples = data.examples(trainee.objective)
         per_epoch = examples.per_epoch
         steps, metric = recipe.training.steps, recipe.evaluation.metric
+        counts = isinstance(trainee.lm, CountingModel)
         held = held_in_training(recipe, trainee.lm.vocab_size)
         yield Plan(
             parameters=sum(parameter.numel() for parameter in trainee.lm.parameters()),
@@ -107,12 +107,11 @@ def train(
             batch_units=data.batch_units,
             steps=steps,
             first_step=last,
-            epochs=1.0 if isinstance(trainee.lm, CountingModel) else steps * recipe.training.batch_size / per_epoch,
+            epochs=1.0 if counts else steps * recipe.training.batch_size / per_epoch,
             device=compute.describe()
             + (f", {world.size} processes" if world.size > 1 else "")
             + (", sharded" if sharded else ""),
-            held=sum((held.weights, held.gradients, held.moments)) // (world.size if sharded else 1),
-            flops=flops_per_token(recipe, trainee.lm.vocab_size),
+            held=0 if counts else held.sum // (world.size if sharded else 1),
         )
         if _compiles(recipe, compute, sharded):
             trainee.lm.compile()

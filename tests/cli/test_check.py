@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmtool.recipe.spec import BpeTokenizer
+from lmtool.recipe.spec.text import BpeTokenizer
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run.directory import CHECKPOINTS
 from lmtool.text.tokenizer import Tokenizer

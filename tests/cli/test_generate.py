@@ -22,7 +22,7 @@ from lmtool.decoding.settings import STRATEGIES, Beam, Greedy, Options, Sample, 
 from lmtool.decoding.text import complete, write
 from lmtool.errors import CheckpointError, DataError, UsageError
 from lmtool.inference import load as build
-from lmtool.recipe.spec import Causal
+from lmtool.recipe.spec.objective import Causal
 from tests.cli.conftest import RUN, SMALL
 from tests.decoding.models import AnswerModel, HistoryModel, SidesModel
 from tests.decoding.test_text import ByteTokenizer, ScriptModel

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from lmtool.inference.writing import DRAWS
-from lmtool.run.lines import LINES
+from lmtool.run.directory import LINES
 
 RECIPE = ("-r", "ngram", "-s", "tokenizer.kind=char", "-s", "model.order=3")
 

@@ -67,7 +67,6 @@ def plan(first_step=0, steps=10):
         epochs=1.25,
         device="cpu, float32",
         held=51_234,
-        flops=3_210_000,
     )
 
 
@@ -112,7 +111,7 @@ def test_lines_where_there_is_no_terminal(stderr):
         "text: 3 documents, 5,000 tokens",
         "tokenizer: bpe, 300 entries",
         "model: 12,345 parameters; cpu, float32",
-        "takes: 3.21 MFLOP a token; weights, gradients and moments 51.2 kB, activations beside them (lmtool plan)",
+        "memory: weights, gradients and moments 51.2 kB; lmtool plan tells more",
         "plan: steps 1 to 10, 4,096 tokens each, 1.2 passes over the text",
         "step 1/10 (10 %)  loss 2.5000  lr 1.00e-03  8,192 tokens/s  0:04 left",
         "step 2/10 (20 %)  loss 2.5000  valid loss 2.2500 (best)  lr 1.00e-03  8,192 tokens/s  0:04 left",

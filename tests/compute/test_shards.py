@@ -14,7 +14,9 @@ from lmtool.model.lora import adapt
 from lmtool.model.replaced import ReplacedTokenDetector
 from lmtool.model.token_heads import SpanReader, Tagger
 from lmtool.model.transformer import TransformerEncoder
-from lmtool.recipe.spec import Classification, Lora, QuestionAnswering, ReplacedTokens, Tagging, Transformer
+from lmtool.recipe.spec.objective import Classification, QuestionAnswering, ReplacedTokens, Tagging
+from lmtool.recipe.spec.training import Lora
+from lmtool.recipe.spec.transformer import Transformer
 from tests.model import tiny
 
 SIZE = 3

@@ -13,7 +13,8 @@ from lmtool.model.layers.experts import Experts
 from lmtool.model.layers.parts import FeedForward
 from lmtool.model.lora import AdaptedLinear, adapt
 from lmtool.objective import CausalObjective
-from lmtool.recipe.spec import Causal, Lora
+from lmtool.recipe.spec.objective import Causal
+from lmtool.recipe.spec.training import Lora
 from tests.model import tiny
 
 N, D = 4, 4

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lmtool.compute.device import Compute
-from lmtool.recipe.spec import AdamW, Lion
+from lmtool.recipe.spec.training import AdamW, Lion
 from lmtool.training.optimizer import Optimizers
 from tests.model import tiny
 

@@ -12,7 +12,9 @@ from lmtool.decoding.maskpredict import fill
 from lmtool.decoding.settings import Beam, Greedy, MaskPredict, Sample
 from lmtool.model import NGramModel, build
 from lmtool.model.packed import pack
-from lmtool.recipe.spec import NGram, Recurrent, Transformer
+from lmtool.recipe.spec.recurrent import Recurrent
+from lmtool.recipe.spec.transformer import Transformer
+from lmtool.recipe.spec.words import NGram
 from tests.decoding.test_beam import search
 from tests.decoding.test_generate import collect
 from tests.reference import decoding as reference

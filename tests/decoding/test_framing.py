@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from lmtool.decoding.framing import Framing, fit
 from lmtool.decoding.reader import Prompt
-from lmtool.recipe.spec import CharTokenizer, Recipe
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.text import CharTokenizer
 from lmtool.text.chat import Message
 from lmtool.text.tokenizer import Tokenizer
 from tests.text import chat_templates

@@ -8,7 +8,7 @@ from lmtool.decoding.generate import generate
 from lmtool.decoding.settings import Beam, Greedy, Sample
 from lmtool.errors import NumericalError, UsageError
 from lmtool.model import build
-from lmtool.recipe.spec import SkipGram
+from lmtool.recipe.spec.words import SkipGram
 from tests.decoding.models import HistoryModel, TableModel
 from tests.reference import decoding as reference
 

@@ -11,7 +11,8 @@ from lmtool.decoding import filters
 from lmtool.decoding.generate import generate
 from lmtool.decoding.settings import Beam, Greedy, Sample
 from lmtool.model import build
-from lmtool.recipe.spec import Init, NoPosition, SinusoidalPosition, Transformer
+from lmtool.recipe.spec.position import NoPosition, SinusoidalPosition
+from lmtool.recipe.spec.transformer import Init, Transformer
 from tests.decoding.test_beam import search
 from tests.decoding.test_generate import collect
 from tests.reference import decoding as reference

@@ -15,7 +15,9 @@ from lmtool.decoding.text import complete, write
 from lmtool.errors import UsageError
 from lmtool.model import NGramModel, build
 from lmtool.model.packed import pack
-from lmtool.recipe.spec import NGram, Recurrent, Transformer
+from lmtool.recipe.spec.recurrent import Recurrent
+from lmtool.recipe.spec.transformer import Transformer
+from lmtool.recipe.spec.words import NGram
 from tests.decoding.models import HistoryModel, PrefixModel, TableModel
 from tests.decoding.test_batches import TRANSFORMER, model_of, prompts_of
 from tests.decoding.test_generate import PROMPTS

@@ -8,7 +8,7 @@ from lmtool.decoding.framing import Framing
 from lmtool.decoding.settings import Greedy, Options, Sample
 from lmtool.decoding.text import StopStrings, complete, write
 from lmtool.errors import UsageError
-from lmtool.recipe.spec import BpeTokenizer
+from lmtool.recipe.spec.text import BpeTokenizer
 from lmtool.text.decoder import ByteDecoder, WordDecoder
 from lmtool.text.tokenizer import Roles, Tokenizer
 from tests.decoding.models import HistoryModel, TableModel

@@ -23,7 +23,7 @@ from lmtool.interop.sources import open_source
 from lmtool.interop.tokenization.reading import read_tokenizer
 from lmtool.recipe.dump import dump
 from lmtool.recipe.load import load, shipped
-from lmtool.recipe.spec import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
+from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run import tensors
 from lmtool.run.checkpoint import FileEntry

@@ -11,7 +11,7 @@ from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.inference.gradients import gradient_norms
 from lmtool.model import build
-from lmtool.recipe.spec import Model
+from lmtool.recipe.spec.recipe import Model
 
 V, D = 13, 6
 TOKENS = [3, 1, 4, 5, 9, 2, 6]

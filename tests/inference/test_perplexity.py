@@ -20,7 +20,8 @@ from lmtool.inference.evaluation import evaluate
 from lmtool.inference.perplexity import HeldOut, Perplexity, evaluate_spans, measure, perplexity, spans
 from lmtool.model import LanguageModel
 from lmtool.objective import CausalObjective
-from lmtool.recipe.spec import Causal, CharTokenizer, Data
+from lmtool.recipe.spec.objective import Causal
+from lmtool.recipe.spec.text import CharTokenizer, Data
 from lmtool.text.prepare import encode_files, prepare
 from lmtool.text.store import TokenStore
 from lmtool.text.tokenizer import Tokenizer

@@ -13,7 +13,8 @@ from lmtool.inference.load import learner
 from lmtool.model import lora
 from lmtool.recipe.dump import dump
 from lmtool.recipe.load import load
-from lmtool.recipe.spec import BpeTokenizer, Recipe, TokenizerSpec, WordPieceTokenizer
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.text import BpeTokenizer, TokenizerSpec, WordPieceTokenizer
 from lmtool.run.directory import Run
 from lmtool.text.tokenizer import Tokenizer
 

@@ -23,7 +23,8 @@ from lmtool.interop import exporting
 from lmtool.interop.exporting import export
 from lmtool.model.classifier import Classifier
 from lmtool.recipe.load import load
-from lmtool.recipe.spec import Recipe, Transformer
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.transformer import Transformer
 from tests.interop.runs import SMALL, TEXTS, made, recipe_of, shipped, tokenizer_of
 
 DOCUMENTS: dict[str, Any] = {"data": {"split": "document"}}

@@ -11,7 +11,7 @@ from lmtool.errors import UsageError
 from lmtool.inference.load import load_run
 from lmtool.interop.exporting import export_gguf
 from lmtool.interop.importing import imported
-from lmtool.recipe.spec import Recipe
+from lmtool.recipe.spec.recipe import Recipe
 from tests.interop.runs import SMALL, TEXTS, made, recipe_of, shipped, tokenizer_of
 
 GPT2 = recipe_of({**SMALL, "activation": "gelu-tanh"}, {"kind": "causal"}, data={"split": "document"})

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from lmtool.model import LanguageModel, build
-from lmtool.recipe.spec import Recurrent
+from lmtool.recipe.spec.recurrent import Recurrent
 from tests.reference import recurrent as reference
 
 VOCAB = 11

@@ -12,7 +12,8 @@ from lmtool.model import build
 from lmtool.model.anatomy import anatomy, layer_mask, n_pairs
 from lmtool.model.size import outline
 from lmtool.recipe.load import load, shipped
-from lmtool.recipe.spec import Model, Transformer
+from lmtool.recipe.spec.recipe import Model
+from lmtool.recipe.spec.transformer import Transformer
 
 T, V = 12, 40
 DECODER = {"kind": "transformer", "n_layers": 3, "d_model": 16, "n_heads": 4, "context": T}

@@ -13,7 +13,10 @@ from lmtool.errors import UsageError
 from lmtool.model.averaging import AveragingModel, RatioHead
 from lmtool.model.classifier import Classifier
 from lmtool.objective import ClassificationObjective, Vocabulary
-from lmtool.recipe.spec import Averaging, Classification, Recipe, Training
+from lmtool.recipe.spec.objective import Classification
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.training import Training
+from lmtool.recipe.spec.words import Averaging
 from tests.model import tiny
 from tests.reference import classifiers as reference
 

@@ -13,7 +13,7 @@ from lmtool.model.layers import attention
 from lmtool.model.layers.attention import Attend
 from lmtool.model.layers.positions import AlibiPositions, AttentionPositions, RelativePositions, RotaryPositions
 from lmtool.model.layers.scores import build_score
-from lmtool.recipe.spec import ScoreName
+from lmtool.recipe.spec.transformer import ScoreName
 from tests.model import tiny
 from tests.reference import attention as reference
 

@@ -9,7 +9,8 @@ import torch
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.model.classifier import Classifier, Pool, pooling
-from lmtool.recipe.spec import Classification, objectives_of
+from lmtool.recipe.spec.objective import Classification
+from lmtool.recipe.spec.recipe import objectives_of
 from tests.model import tiny
 from tests.reference.classifiers import scalar_mix, sigmoid_gradient
 

@@ -9,7 +9,7 @@ from lmtool.batch import Batch
 from lmtool.model import build
 from lmtool.model.classifier import Classifier
 from lmtool.model.language_model import CountingModel
-from lmtool.recipe.spec import Classification
+from lmtool.recipe.spec.objective import Classification
 from tests.model import tiny
 
 AVERAGING = {"kind": "averaging", "d_model": 6, "n_layers": 2}

@@ -9,7 +9,8 @@ from torch import Tensor
 from lmtool.batch import Batch
 from lmtool.errors import UsageError
 from lmtool.model import LanguageModel, SkipGramModel, build
-from lmtool.recipe.spec import NGram, Recurrent, SkipGram
+from lmtool.recipe.spec.recurrent import Recurrent
+from lmtool.recipe.spec.words import NGram, SkipGram
 from tests.model import tiny
 from tests.model.tiny import DECODERS
 

@@ -13,7 +13,8 @@ from lmtool.model.classifier import Classifier
 from lmtool.model.layers.attention import JoinedLinear, Mixer
 from lmtool.model.lora import AdaptedLinear, adapt, adapters, kept, merge
 from lmtool.recipe.load import load
-from lmtool.recipe.spec import Classification, Lora
+from lmtool.recipe.spec.objective import Classification
+from lmtool.recipe.spec.training import Lora
 from tests.model import tiny
 from tests.reference import lora as reference
 

@@ -19,7 +19,8 @@ from lmtool.model.layers.attention import Attend, Mixed, Mixer
 from lmtool.model.layers.parts import FeedForward
 from lmtool.model.lora import AdaptedLinear, adapt, merge
 from lmtool.model.packed import PackedMatrix, pack
-from lmtool.recipe.spec import Lora, Transformer
+from lmtool.recipe.spec.training import Lora
+from lmtool.recipe.spec.transformer import Transformer
 from tests.model import tiny
 from tests.model.test_cache import EXACT, full, read, search
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from lmtool.batch import IGNORE, Batch
 from lmtool.model import DecodeState, NGramModel, build
 from lmtool.model import ngram as module
-from lmtool.recipe.spec import NGram
+from lmtool.recipe.spec.words import NGram
 from tests.model import tiny
 from tests.model.test_cache import chunkings, quick, read
 from tests.reference.ngram import KneserNey, relative_frequency

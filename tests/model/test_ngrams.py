@@ -12,7 +12,7 @@ from lmtool.batch import Batch
 from lmtool.errors import RecipeError
 from lmtool.model import build
 from lmtool.model.layers.ngrams import NgramEmbedding, ngrams_of
-from lmtool.recipe.spec import NgramTable, Transformer
+from lmtool.recipe.spec.transformer import NgramTable, Transformer
 from tests.model import tiny
 from tests.model.tiny import VOCAB
 

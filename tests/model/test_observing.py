@@ -14,7 +14,8 @@ from lmtool.model.layers import attention
 from lmtool.model.layers.attention import Attend
 from lmtool.model.layers.observing import attending, observed
 from lmtool.model.layers.scores import build_score
-from lmtool.recipe.spec import Classification, ScoreName, WindowPattern
+from lmtool.recipe.spec.objective import Classification
+from lmtool.recipe.spec.transformer import ScoreName, WindowPattern
 from tests.model import tiny
 from tests.reference import attention as plain_attention
 from tests.reference import transformer as reference

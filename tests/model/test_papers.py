@@ -9,7 +9,8 @@ from torch import nn
 from lmtool.model import build
 from lmtool.model.size import size_of
 from lmtool.recipe.load import load, shipped
-from lmtool.recipe.spec import CharTokenizer, Recipe, TokenizerFile
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.text import CharTokenizer, TokenizerFile
 
 WIDTH = 768
 PAPERS: dict[str, tuple[int, str]] = {

@@ -9,7 +9,8 @@ from lmtool.batch import Batch
 from lmtool.model import build
 from lmtool.model.classifier import Classifier
 from lmtool.model.parameters import depths
-from lmtool.recipe.spec import Averaging, Classification
+from lmtool.recipe.spec.objective import Classification
+from lmtool.recipe.spec.words import Averaging
 from tests.model import tiny
 
 SHARED = [name for name, family in tiny.FAMILIES.items() if family.get("share_layers")]

@@ -13,7 +13,7 @@ from lmtool.model.layers.attention import Attend, JoinedLinear, Mixed, Mixer
 from lmtool.model.layers.parts import FeedForward, build_norm
 from lmtool.model.layers.positions import LearnedPositions, SinusoidalPositions
 from lmtool.model.layers.stack import Sublayer
-from lmtool.recipe.spec import Norm
+from lmtool.recipe.spec.transformer import Norm
 from tests.reference import transformer as reference
 
 ATTEND = Attend(Mask(), 1, 1, torch.device("cpu"))

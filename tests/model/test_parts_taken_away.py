@@ -15,7 +15,8 @@ from lmtool.model import build
 from lmtool.model.anatomy import ModelPart, anatomy
 from lmtool.model.parameters import layer_matrices
 from lmtool.model.size import size_of
-from lmtool.recipe.spec import Recipe, Training
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.training import Training
 from tests.model import tiny
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lmtool.batch import Batch
 from lmtool.model.layers.positions import AlibiPositions, RelativePositions, RotaryPositions, alibi_slopes, rotated
-from lmtool.recipe.spec import YarnScaling
+from lmtool.recipe.spec.position import YarnScaling
 from tests.model import tiny
 from tests.reference import attention as reference
 

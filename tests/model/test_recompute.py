@@ -10,7 +10,8 @@ from torch.profiler import ProfilerActivity, profile
 from lmtool.batch import Batch
 from lmtool.model import LanguageModel, build
 from lmtool.model.layers.stack import recompute_layers
-from lmtool.recipe.spec import Recurrent, Transformer
+from lmtool.recipe.spec.recurrent import Recurrent
+from lmtool.recipe.spec.transformer import Transformer
 
 SMALL: dict[str, Any] = {"n_layers": 3, "d_model": 16, "n_heads": 2, "context": 80, "dropout": 0.2}
 MODELS: dict[str, dict[str, Any]] = {

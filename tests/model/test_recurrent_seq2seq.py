@@ -10,7 +10,7 @@ from torch import Tensor
 from lmtool.batch import Batch
 from lmtool.model import DecodeState, Memory, build
 from lmtool.model.seq2seq import RecurrentEncoderDecoder
-from lmtool.recipe.spec import Recurrent
+from lmtool.recipe.spec.recurrent import Recurrent
 from tests.model.recurrent_weights import CELLS, VOCAB, Array, Weights, built, spec
 from tests.model.test_recurrent import EXACT, SCORES, tokens
 from tests.reference import recurrent as reference

@@ -11,7 +11,10 @@ from lmtool.model import build
 from lmtool.model.parameters import layer_matrices
 from lmtool.model.size import check_fits, outline, size_of, training_bytes
 from lmtool.recipe.load import load
-from lmtool.recipe.spec import Averaging, Model, Recurrent, Transformer
+from lmtool.recipe.spec.recipe import Model
+from lmtool.recipe.spec.recurrent import Recurrent
+from lmtool.recipe.spec.transformer import Transformer
+from lmtool.recipe.spec.words import Averaging
 from tests.model import tiny
 from tests.recipe.strategies import recurrents, transformers
 

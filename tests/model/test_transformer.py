@@ -14,7 +14,8 @@ from lmtool.model.layers.ngrams import ngrams_of
 from lmtool.model.size import size_of
 from lmtool.model.transformer import TransformerEncoder
 from lmtool.recipe.load import load, shipped
-from lmtool.recipe.spec import Init, LearnedPosition, Norm, Transformer
+from lmtool.recipe.spec.position import LearnedPosition
+from lmtool.recipe.spec.transformer import Init, Norm, Transformer
 from tests.model import tiny
 from tests.model.test_papers import PAPERS
 from tests.model.tiny import TRANSFORMERS, VOCAB

@@ -14,16 +14,15 @@ from lmtool.batch import Batch
 from lmtool.model import DecodeState, LanguageModel, NGramModel, build
 from lmtool.model.layers.ngrams import ngrams_of
 from lmtool.model.transformer import TransformerPrefix
-from lmtool.recipe.spec import (
+from lmtool.recipe.spec.position import (
     AlibiPosition,
     LearnedPosition,
-    Model,
     RelativePosition,
     RotaryPosition,
     SinusoidalPosition,
-    Transformer,
-    WindowPattern,
 )
+from lmtool.recipe.spec.recipe import Model
+from lmtool.recipe.spec.transformer import Transformer, WindowPattern
 from tests.reference import attention as plain_attention
 from tests.reference import transformer as reference
 

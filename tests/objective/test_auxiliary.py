@@ -13,7 +13,8 @@ from lmtool.model.classifier import Classifier
 from lmtool.model.skipgram import SkipGramModel
 from lmtool.objective import Objective, Vocabulary
 from lmtool.objective import build as build_objective
-from lmtool.recipe.spec import Classification, Recipe
+from lmtool.recipe.spec.objective import Classification
+from lmtool.recipe.spec.recipe import Recipe
 from tests.model import tiny
 
 VOCABULARY = Vocabulary(

@@ -11,7 +11,8 @@ from lmtool.model import LanguageModel, build
 from lmtool.model.bidirectional import BidirectionalModel
 from lmtool.objective import CausalObjective, Example
 from lmtool.objective.bidirectional import BidirectionalObjective
-from lmtool.recipe.spec import Causal, Recurrent
+from lmtool.recipe.spec.objective import Causal
+from lmtool.recipe.spec.recurrent import Recurrent
 
 BOS, EOS, VOCAB = 1, 2, 9
 ROWS = [[BOS, 4, 5, EOS, BOS, 6, 7], [5, 6, EOS, BOS, 3, 4, 5]]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lmtool.batch import IGNORE, Batch
 from lmtool.model import LanguageModel
 from lmtool.objective import CausalObjective, Example, cross_entropy
-from lmtool.recipe.spec import Causal
+from lmtool.recipe.spec.objective import Causal
 from tests.model import tiny
 from tests.model.tiny import VOCAB
 from tests.reference import losses as reference

@@ -9,7 +9,7 @@ import torch
 from lmtool.batch import IGNORE
 from lmtool.model.classifier import Classifier
 from lmtool.objective import ClassificationObjective, Example, Vocabulary
-from lmtool.recipe.spec import Classification
+from lmtool.recipe.spec.objective import Classification
 from tests.model import tiny
 
 VOCABULARY = Vocabulary(

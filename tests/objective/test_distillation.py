@@ -11,7 +11,8 @@ from lmtool.model.classifier import Classifier
 from lmtool.objective import CausalObjective, ClassificationObjective, DistilledObjective, Vocabulary
 from lmtool.objective.distillation import divergence
 from lmtool.objective.masked import MaskedObjective
-from lmtool.recipe.spec import Causal, Classification, Distillation, Masked
+from lmtool.recipe.spec.objective import Causal, Classification, Masked
+from lmtool.recipe.spec.training import Distillation
 from tests.model import tiny
 from tests.reference import distillation as reference
 

@@ -12,7 +12,8 @@ from lmtool.model import LanguageModel
 from lmtool.model.classifier import Classifier
 from lmtool.model.lora import adapt, adapters
 from lmtool.objective import CausalObjective, ClassificationObjective, Example, Objective, Vocabulary, cross_entropy
-from lmtool.recipe.spec import Causal, Classification, Lora
+from lmtool.recipe.spec.objective import Causal, Classification
+from lmtool.recipe.spec.training import Lora
 from tests.model import tiny
 
 VOCABULARY = Vocabulary(

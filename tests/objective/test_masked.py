@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lmtool.batch import IGNORE, Batch
 from lmtool.objective import Example, Vocabulary
 from lmtool.objective.masked import MaskedObjective, choose
-from lmtool.recipe.spec import Masked, SpanMasking
+from lmtool.recipe.spec.objective import Masked, SpanMasking
 from tests.model import tiny
 from tests.reference import objectives as reference
 

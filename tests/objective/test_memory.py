@@ -16,7 +16,10 @@ from lmtool.model.replaced import ReplacedTokenDetector
 from lmtool.model.transformer import TransformerEncoder
 from lmtool.objective import DistilledObjective, Objective, cross_entropy, scheduled, skipgram
 from lmtool.objective import build as build_objective
-from lmtool.recipe.spec import Classification, Distillation, Recipe, ReplacedTokens, Transformer
+from lmtool.recipe.spec.objective import Classification, ReplacedTokens
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.training import Distillation
+from lmtool.recipe.spec.transformer import Transformer
 from tests.model import tiny
 from tests.objective.test_auxiliary import HEAD, LABELS, MODEL, VOCABULARY
 

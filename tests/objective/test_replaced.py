@@ -15,7 +15,9 @@ from lmtool.model.transformer import TransformerEncoder
 from lmtool.objective import Example, Vocabulary
 from lmtool.objective.replaced import ACCURACY, FOUND, ReplacedTokensObjective
 from lmtool.recipe.load import load
-from lmtool.recipe.spec import ReplacedTokens, Transformer, generator_of
+from lmtool.recipe.spec.objective import ReplacedTokens
+from lmtool.recipe.spec.recipe import generator_of
+from lmtool.recipe.spec.transformer import Transformer
 from tests.model import tiny
 from tests.reference import replaced as reference
 

@@ -16,7 +16,9 @@ from lmtool.model import SkipGramModel, build
 from lmtool.model.size import size_of
 from lmtool.objective import Example, SkipGramObjective, Vocabulary
 from lmtool.objective import skipgram as module
-from lmtool.recipe.spec import Recipe, SkipGram, SkipGramWindow
+from lmtool.recipe.spec.objective import SkipGramWindow
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.words import SkipGram
 from tests.reference import skipgram as reference
 
 EXACT: dict[str, float] = {"rtol": 1e-10, "atol": 1e-10}

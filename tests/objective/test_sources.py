@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lmtool.batch import IGNORE, Batch
 from lmtool.objective import Example, Vocabulary
 from lmtool.objective.sources import PrefixObjective, Seq2SeqObjective, SpanCorruptionObjective, _partition
-from lmtool.recipe.spec import Prefix, Seq2Seq, SpanCorruption
+from lmtool.recipe.spec.objective import Prefix, Seq2Seq, SpanCorruption
 from tests.model import tiny
 from tests.reference import losses
 from tests.reference import objectives as reference

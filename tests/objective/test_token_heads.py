@@ -8,7 +8,7 @@ import torch
 
 from lmtool.model.token_heads import SpanReader, Tagger
 from lmtool.objective import AnswerSpanObjective, Example, TaggingObjective, Vocabulary
-from lmtool.recipe.spec import QuestionAnswering, Tagging
+from lmtool.recipe.spec.objective import QuestionAnswering, Tagging
 from tests.model import tiny
 from tests.reference import annotated, losses
 

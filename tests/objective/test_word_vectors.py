@@ -15,7 +15,8 @@ from lmtool.model.size import size_of
 from lmtool.model.skipgram import GloveModel
 from lmtool.objective import Cut, Example, Vocabulary
 from lmtool.objective import build as build_objective
-from lmtool.recipe.spec import Glove, Ppmi, Recipe, SkipGram
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.words import Glove, Ppmi, SkipGram
 from lmtool.training.pairs import CountedPairs
 from lmtool.training.windows import Windows
 from tests.reference import vectors as reference

@@ -9,18 +9,14 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from lmtool.recipe.grammar import kind_of, parts
-from lmtool.recipe.spec import (
-    BpeTokenizer,
-    Classification,
-    LearnedPosition,
-    Recipe,
-    Recurrent,
-    Spec,
-    Training,
-    Transformer,
-    WindowPattern,
-    objectives_of,
-)
+from lmtool.recipe.spec.base import Spec
+from lmtool.recipe.spec.objective import Classification
+from lmtool.recipe.spec.position import LearnedPosition
+from lmtool.recipe.spec.recipe import Recipe, objectives_of
+from lmtool.recipe.spec.recurrent import Recurrent
+from lmtool.recipe.spec.text import BpeTokenizer
+from lmtool.recipe.spec.training import Training
+from lmtool.recipe.spec.transformer import Transformer, WindowPattern
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(
     ["", "yes", "on", "null", "1e-3", "1:30", "0x1f", ".inf", "-", "a: b", "a #b", " a", "a\nb", "\ttab", "ROMEO:", "~"]

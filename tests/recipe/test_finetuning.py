@@ -4,7 +4,9 @@ import pytest
 
 from lmtool.recipe.finetuning import passes, recipe_for_tables, with_choices
 from lmtool.recipe.load import lay_over, load
-from lmtool.recipe.spec import AdamW, Classification, Recipe, Tuning
+from lmtool.recipe.spec.objective import Classification
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.training import AdamW, Tuning
 
 
 def base(width: int = 128, *settings: str) -> Recipe:

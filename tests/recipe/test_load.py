@@ -11,7 +11,10 @@ from lmtool.errors import RecipeError, UsageError
 from lmtool.recipe.dump import leaves
 from lmtool.recipe.grammar import keys, parts
 from lmtool.recipe.load import LARGEST_FILE, Setting, find, load, shipped
-from lmtool.recipe.spec import BpeTokenizer, Linear, Muon, Recipe, Sgd, Spec, WordPieceTokenizer
+from lmtool.recipe.spec.base import Spec
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.text import BpeTokenizer, WordPieceTokenizer
+from lmtool.recipe.spec.training import Linear, Muon, Sgd
 
 RECIPE = """\
 description: test

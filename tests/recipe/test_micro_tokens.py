@@ -3,7 +3,7 @@
 import pytest
 
 from lmtool.recipe.finetuning import recipe_for_tables
-from lmtool.recipe.spec import Recipe
+from lmtool.recipe.spec.recipe import Recipe
 
 SHAPES: dict[str, tuple[dict[str, object], int]] = {
     # a gigabyte of 12 x (18 x 768 + 4 x 3072) = 313,344 bytes for each position

@@ -7,7 +7,10 @@ import pytest
 from lmtool.errors import RecipeError
 from lmtool.recipe.load import Setting, load
 from lmtool.recipe.pretraining import LENGTHS, DefaultRecipe, TextShape
-from lmtool.recipe.spec import CharTokenizer, Recipe, Recurrent, Transformer
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.recurrent import Recurrent
+from lmtool.recipe.spec.text import CharTokenizer
+from lmtool.recipe.spec.transformer import Transformer
 
 PROSE = TextShape(
     is_list=False,

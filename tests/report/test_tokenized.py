@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from lmtool.recipe.spec import BpeTokenizer, CharTokenizer, WordPieceTokenizer
+from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, WordPieceTokenizer
 from lmtool.report.tokenized import as_page
 from lmtool.text.merging import merged_words
 from lmtool.text.tokenizer import Tokenizer

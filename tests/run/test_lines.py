@@ -5,7 +5,8 @@ import random
 import pytest
 
 from lmtool.errors import CheckpointError
-from lmtool.run.lines import LINES, KnownLines
+from lmtool.run.directory import LINES
+from lmtool.run.lines import KnownLines
 
 
 def test_exactly_the_lines_are_known(tmp_path):
@@ -14,7 +15,7 @@ def test_exactly_the_lines_are_known(tmp_path):
     drawn = {"".join(rng.choices("abcé ", k=rng.randint(1, 6))).strip() for _ in range(2000)}
     known = KnownLines.of([*lines, *lines])
     (tmp_path / LINES).write_bytes(known.to_bytes())
-    read = KnownLines.read(tmp_path)
+    read = KnownLines.read(tmp_path / LINES)
     for some in (known, read):
         assert len(some) == len(lines)
         assert all(line in some for line in lines)
@@ -23,11 +24,11 @@ def test_exactly_the_lines_are_known(tmp_path):
 
 
 def test_none_is_known_without_lines(tmp_path):
-    assert KnownLines.read(tmp_path) is None
+    assert KnownLines.read(tmp_path / LINES) is None
     empty = KnownLines.of([])
     assert "" not in empty
     (tmp_path / LINES).write_bytes(empty.to_bytes())
-    assert len(KnownLines.read(tmp_path)) == 0
+    assert len(KnownLines.read(tmp_path / LINES)) == 0
 
 
 def test_every_damage_is_found(tmp_path):
@@ -37,8 +38,8 @@ def test_every_damage_is_found(tmp_path):
     for content in damaged:
         (tmp_path / LINES).write_bytes(content)
         with pytest.raises(CheckpointError, match=r"lines\.bin is damaged"):
-            KnownLines.read(tmp_path)
+            KnownLines.read(tmp_path / LINES)
     (tmp_path / LINES).unlink()
     (tmp_path / LINES).mkdir()
     with pytest.raises(CheckpointError, match="cannot be read"):
-        KnownLines.read(tmp_path)
+        KnownLines.read(tmp_path / LINES)

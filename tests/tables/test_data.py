@@ -12,7 +12,7 @@ from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference.load import load_run
 from lmtool.objective import build_objective
 from lmtool.recipe.load import Setting, load
-from lmtool.recipe.spec import Classification
+from lmtool.recipe.spec.objective import Classification
 from lmtool.run.files import SavedSplit
 from lmtool.tables.data import TableData, open_tables, read_tables
 from lmtool.tables.predict import predict

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtool.recipe.spec import Data
+from lmtool.recipe.spec.text import Data
 from lmtool.tables import findings
 from lmtool.tables.data import check_tables
 from lmtool.tables.findings import _near

@@ -15,7 +15,8 @@ from lmtool.decoding.framing import Framing
 from lmtool.errors import UsageError
 from lmtool.inference.load import build_model
 from lmtool.objective import build_objective
-from lmtool.recipe.spec import BpeTokenizer, CharTokenizer, Recipe, TokenizerSpec, WordPieceTokenizer, WordTokenizer
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
 from lmtool.tables.annotations import AnswerSpan
 from lmtool.tables.columns import choose_columns
 from lmtool.tables.reading import LabelledText, read_labelled

@@ -12,7 +12,8 @@ from lmtool.decoding.framing import Framing
 from lmtool.inference.load import build_model
 from lmtool.model.token_heads import Tagger
 from lmtool.objective import build_objective
-from lmtool.recipe.spec import BpeTokenizer, CharTokenizer, Recipe, TokenizerSpec, WordPieceTokenizer, WordTokenizer
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
 from lmtool.tables.reading import LabelledText
 from lmtool.tables.tagging import EntityTask, TaggedRow, TagTask, build_tag_task
 from lmtool.tables.task import AnsweringModel

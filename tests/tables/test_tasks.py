@@ -23,7 +23,8 @@ from lmtool.inference.evaluation import Validation
 from lmtool.model import build
 from lmtool.model.classifier import Answer
 from lmtool.objective import build_objective
-from lmtool.recipe.spec import BpeTokenizer, CharTokenizer, Data, Recipe
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, Data
 from lmtool.tables import tasks
 from lmtool.tables.columns import Columns
 from lmtool.tables.data import open_tables, task_names

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lmtool.errors import DataError
-from lmtool.recipe.spec import BpeTokenizer, Data
+from lmtool.recipe.spec.text import BpeTokenizer, Data
 from lmtool.text import store as store_module
 from lmtool.text.cached import cached, verify_cache
 from lmtool.text.prepare import Prepared, prepare

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from lmtool.errors import CheckpointError, LmtoolError
-from lmtool.recipe.spec import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
+from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
 from lmtool.text.chat import ChatFormat, Message, RefusedMessages
 from lmtool.text.tokenizer import Tokenizer
 from tests.text.chat_templates import PUBLISHED, TEXTS, publish, published

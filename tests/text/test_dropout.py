@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lmtool.recipe.spec import BpeTokenizer, CharTokenizer
+from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer
 from lmtool.text.dropout import SEGMENTATIONS, BpeDropout
 from lmtool.text.tokenizer import Tokenizer
 from tests.text.texts import HOSTILE, prose

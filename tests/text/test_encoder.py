@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Inner
 from tokenizers import models, pre_tokenizers
 
-from lmtool.recipe.spec import BpeTokenizer
+from lmtool.recipe.spec.text import BpeTokenizer
 from lmtool.text.corpus import safe_cut
 from lmtool.text.decoder import byte_alphabet
 from lmtool.text.encoder import batch_encoder, fast_encoder

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmtool.errors import DataError
-from lmtool.recipe.spec import CharTokenizer, Data
+from lmtool.recipe.spec.text import CharTokenizer, Data
 from lmtool.text.hub import fetch, parse
 from lmtool.text.prepare import prepare
 

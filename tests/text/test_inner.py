@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lmtool.errors import CheckpointError
-from lmtool.recipe.spec import BpeTokenizer, WordTokenizer
+from lmtool.recipe.spec.text import BpeTokenizer, WordTokenizer
 from lmtool.text.inner import inner_of
 from lmtool.text.tokenizer import Tokenizer
 

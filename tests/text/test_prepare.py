@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lmtool.errors import DataError, ResourceError, UsageError
-from lmtool.recipe.spec import BpeTokenizer, CharTokenizer, Data, TokenizerFile, WordPieceTokenizer
+from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, Data, TokenizerFile, WordPieceTokenizer
 from lmtool.text import prepare as prepare_module
 from lmtool.text import store as store_module
 from lmtool.text.prepare import default_cache, encode_files, prepare, spread_sample
@@ -251,7 +251,7 @@ def test_an_interrupted_store_goes_on(book: Path, cache: Path, monkeypatch: pyte
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from lmtool.recipe.spec import Data
+from lmtool.recipe.spec.text import Data
 from lmtool.text import corpus, files, store
 from lmtool.text.prepare import encode_files
 from lmtool.text.tokenizer import Tokenizer
@@ -307,7 +307,7 @@ def test_what_an_interrupted_end_has_left_goes_away(book: Path, cache: Path, mon
 PROGRAM = """
 import sys
 from pathlib import Path
-from lmtool.recipe.spec import BpeTokenizer, Data
+from lmtool.recipe.spec.text import BpeTokenizer, Data
 from lmtool.text.prepare import prepare
 prepared = prepare(Data(train=(sys.argv[1],)), BpeTokenizer(vocab_size=500), cache=Path(sys.argv[2]), seed=1)
 print(prepared.fingerprint, len(prepared.train))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmtool.recipe.spec import BpeTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
+from lmtool.recipe.spec.text import BpeTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
 from lmtool.text import runs
 from lmtool.text.runs import LONGEST_RUN, cut_runs
 from lmtool.text.tokenizer import Tokenizer

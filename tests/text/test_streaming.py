@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lmtool.errors import DataError
-from lmtool.recipe.spec import Data
+from lmtool.recipe.spec.text import Data
 from lmtool.text import files, streaming
 from lmtool.text.corpus import Chunk, Corpus, open_corpus
 from lmtool.text.division import Division

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from lmtool.recipe.spec import Data
+from lmtool.recipe.spec.text import Data
 from lmtool.text.survey import divide
 from tests.text.texts import prose
 from tests.training.tiny import no_report

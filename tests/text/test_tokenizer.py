@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtool.errors import CheckpointError, UsageError
-from lmtool.recipe.spec import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
+from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
 from lmtool.text.tokenizer import SPECIALS, Tokenizer
 from tests.text.texts import HOSTILE, prose
 

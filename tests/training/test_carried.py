@@ -15,7 +15,8 @@ from lmtool.errors import CheckpointError, DataError, RecipeError, UsageError
 from lmtool.model import DecodeState, build
 from lmtool.objective import CausalObjective
 from lmtool.recipe.load import load
-from lmtool.recipe.spec import Causal, Recipe
+from lmtool.recipe.spec.objective import Causal
+from lmtool.recipe.spec.recipe import Recipe
 from lmtool.training import carried as carry
 from lmtool.training.fit import Step, fit
 from lmtool.training.optimizer import Optimizers

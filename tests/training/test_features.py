@@ -6,7 +6,7 @@ import torch
 from lmtool.inference.load import load_run
 from lmtool.recipe.finetuning import recipe_for_tables
 from lmtool.recipe.load import load
-from lmtool.recipe.spec import Classification
+from lmtool.recipe.spec.objective import Classification
 from tests.training.tiny import Work
 
 LSTM = "model={kind: recurrent, shape: SHAPE, cell: lstm, n_layers: 2, d_model: 16, context: 16}"

@@ -14,7 +14,8 @@ from lmtool.compute.processes import World
 from lmtool.errors import NumericalError, ResourceError
 from lmtool.model import build
 from lmtool.objective import CausalObjective
-from lmtool.recipe.spec import Causal, Recipe
+from lmtool.recipe.spec.objective import Causal
+from lmtool.recipe.spec.recipe import Recipe
 from lmtool.training.fit import MOST_SKIPPED, Step, fit
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.windows import Windows

@@ -8,7 +8,7 @@ from lmtool.batch import Batch
 from lmtool.model import build
 from lmtool.model.size import held_in_training
 from lmtool.recipe.load import load
-from lmtool.recipe.spec import Model
+from lmtool.recipe.spec.recipe import Model
 from lmtool.training import footprint as module
 from lmtool.training.footprint import Footprint, Rows, footprint
 

@@ -4,7 +4,7 @@ import pytest
 
 from lmtool.compute.processes import PeerEnded
 from lmtool.errors import ResourceError
-from lmtool.recipe.spec import Checkpointing
+from lmtool.recipe.spec.training import Checkpointing
 from lmtool.training.keeper import RunKeeper, TrainingState
 from tests.model import tiny
 

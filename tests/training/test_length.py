@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lmtool.recipe.load import load
-from lmtool.recipe.spec import Recipe
+from lmtool.recipe.spec.recipe import Recipe
 from lmtool.training import length
 from lmtool.training.events import Plan, Resized, Stepped
 from lmtool.training.fit import fit

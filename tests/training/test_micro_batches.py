@@ -15,7 +15,8 @@ from lmtool.compute.processes import World
 from lmtool.model import build
 from lmtool.model.classifier import Classifier
 from lmtool.objective import Example, Vocabulary
-from lmtool.recipe.spec import Classification, Recipe
+from lmtool.recipe.spec.objective import Classification
+from lmtool.recipe.spec.recipe import Recipe
 from lmtool.tables.rows import EncodedRow, TableExamples
 from lmtool.training.fit import Step, fit, micro_batches
 from lmtool.training.optimizer import Optimizers

@@ -18,7 +18,8 @@ from lmtool.compute.device import Compute
 from lmtool.errors import CheckpointError
 from lmtool.model import LanguageModel, build
 from lmtool.model.layers.ngrams import ngrams_of
-from lmtool.recipe.spec import Optimizer, Recurrent, Tuning
+from lmtool.recipe.spec.recurrent import Recurrent
+from lmtool.recipe.spec.training import Optimizer, Tuning
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.updates import MuonMatrices, orthogonalise
 from tests.model import tiny

@@ -13,7 +13,7 @@ from lmtool.objective import Objective, Vocabulary
 from lmtool.objective import build as build_objective
 from lmtool.objective.base import Example
 from lmtool.recipe.load import load
-from lmtool.recipe.spec import Recipe
+from lmtool.recipe.spec.recipe import Recipe
 from lmtool.training import planning
 from lmtool.training.planning import KINDS, Forecast, forecast
 

@@ -83,7 +83,7 @@ def test_models_that_do_not_continue_texts_write_none(work: Work) -> None:
 
 
 def test_a_store_on_disk(work: Work, tmp_path: Path) -> None:
-    from lmtool.recipe.spec import CharTokenizer, Data
+    from lmtool.recipe.spec.text import CharTokenizer, Data
     from lmtool.text.prepare import prepare
 
     (tmp_path / "names.txt").write_text("\n".join(f"name{chr(97 + i)}{chr(97 + i)}" for i in range(20)) + "\n")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from lmtool.recipe.load import load
-from lmtool.recipe.spec import Schedule
+from lmtool.recipe.spec.training import Schedule
 from lmtool.training.schedule import Pace, doubtful_rate, multiplier, shortest
 from tests.reference import schedules as reference
 

@@ -23,7 +23,8 @@ from lmtool.inference.base import open_base
 from lmtool.inference.load import learner, load_run
 from lmtool.inference.perplexity import measure
 from lmtool.model.size import training_bytes
-from lmtool.recipe.spec import Recipe, Tuning
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.training import Tuning
 from lmtool.run.checkpoint import listed, verify
 from lmtool.training.start import _agree, _shards
 from tests.compute.together import together

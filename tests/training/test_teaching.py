@@ -9,7 +9,7 @@ import torch
 from lmtool.errors import CheckpointError, RecipeError, UsageError
 from lmtool.inference.load import load_run
 from lmtool.recipe.load import load
-from lmtool.recipe.spec import Distillation
+from lmtool.recipe.spec.training import Distillation
 from lmtool.run.checkpoint import verify
 from lmtool.run.directory import Run
 from lmtool.training.start import to_continue

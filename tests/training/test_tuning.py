@@ -17,7 +17,7 @@ from lmtool.model import LanguageModel
 from lmtool.model.lora import adapters
 from lmtool.recipe.finetuning import PART_RATE, RATE
 from lmtool.recipe.load import Setting, load
-from lmtool.recipe.spec import AdamW
+from lmtool.recipe.spec.training import AdamW
 from lmtool.run.checkpoint import listed, verify
 from lmtool.run.directory import Run
 from lmtool.training.events import Plan, Started

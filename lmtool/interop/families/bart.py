@@ -12,7 +12,9 @@ from lmtool.interop.families.layouts import AsRow, Halves, Weight
 from lmtool.interop.families.modules import Modules, parameters_of, read_activation, write_activation
 from lmtool.interop.families.seq2seq import EncoderDecoder
 from lmtool.model.layers.positions import SinusoidalPositions
-from lmtool.recipe.spec import AnyObjective, LearnedPosition, NormPlace, SinusoidalPosition, Transformer
+from lmtool.recipe.spec.objective import AnyObjective
+from lmtool.recipe.spec.position import LearnedPosition, SinusoidalPosition
+from lmtool.recipe.spec.transformer import NormPlace, Transformer
 
 BART_ATTENTION: Modules = {
     "0.mixer.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),

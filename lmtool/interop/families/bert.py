@@ -7,7 +7,9 @@ from lmtool.interop.families.config import Config, Inexpressible
 from lmtool.interop.families.encoder import Encoder
 from lmtool.interop.families.layouts import Weight
 from lmtool.interop.families.modules import Modules, parameters_of, read_activation, write_activation
-from lmtool.recipe.spec import AnyObjective, Classification, LearnedPosition, Masked, Transformer
+from lmtool.recipe.spec.objective import AnyObjective, Classification, Masked
+from lmtool.recipe.spec.position import LearnedPosition
+from lmtool.recipe.spec.transformer import Transformer
 
 
 class PostNormEncoder(Encoder):

@@ -9,7 +9,8 @@ from lmtool.interop.families.family import Described, Family
 from lmtool.interop.families.layouts import Weight
 from lmtool.interop.families.modules import Modules, layers, parameters_of
 from lmtool.interop.families.tasks import read_task
-from lmtool.recipe.spec import AnyObjective, Classification, Transformer
+from lmtool.recipe.spec.objective import AnyObjective, Classification
+from lmtool.recipe.spec.transformer import Transformer
 
 SEVERAL_PARTS: Mapping[str, tuple[object, ...]] = dict.fromkeys(
     ("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder"), (False,)

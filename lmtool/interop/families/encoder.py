@@ -14,7 +14,8 @@ from lmtool.interop.families.layouts import SAME, Copied, Layout, Rescaled, Weig
 from lmtool.interop.families.modules import Modules, layers, parameters_of
 from lmtool.interop.families.tasks import read_task
 from lmtool.printable import plain
-from lmtool.recipe.spec import AnyObjective, Classification, Embedding, Masked, Transformer
+from lmtool.recipe.spec.objective import AnyObjective, Classification, Embedding, Masked
+from lmtool.recipe.spec.transformer import Transformer
 
 UNSUPPORTED = ("ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice", "ForNextSentencePrediction")
 """Ends of the names of architectures with heads that no recipe has, though their tensors may look like another's."""

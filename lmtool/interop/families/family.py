@@ -13,19 +13,17 @@ from lmtool.interop.families.config import Config, Inexpressible
 from lmtool.interop.families.layouts import Weight
 from lmtool.interop.families.tasks import write_task
 from lmtool.model.classifier import pooling
-from lmtool.recipe.spec import (
+from lmtool.recipe.spec.objective import (
     AnyObjective,
     Causal,
     Classification,
     Embedding,
-    LearnedPosition,
     Prefix,
-    RotaryPosition,
     Seq2Seq,
     SpanCorruption,
-    Transformer,
-    WindowPattern,
 )
+from lmtool.recipe.spec.position import LearnedPosition, RotaryPosition
+from lmtool.recipe.spec.transformer import Transformer, WindowPattern
 
 
 @dataclass(frozen=True)

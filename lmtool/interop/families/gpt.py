@@ -10,7 +10,8 @@ from lmtool.interop.families.layouts import ByHead, Transposed, Weight
 from lmtool.interop.families.llama import LlamaLike
 from lmtool.interop.families.modules import read_activation, write_activation
 from lmtool.interop.families.rotary import read_rotary, write_rotary
-from lmtool.recipe.spec import LearnedPosition, Transformer
+from lmtool.recipe.spec.position import LearnedPosition
+from lmtool.recipe.spec.transformer import Transformer
 
 
 class Gpt2(Decoder):

@@ -14,7 +14,7 @@ from lmtool.interop.families.modules import (
     write_layer_types,
 )
 from lmtool.interop.families.rotary import read_rotary, write_rotary
-from lmtool.recipe.spec import Transformer, WindowPattern
+from lmtool.recipe.spec.transformer import Transformer, WindowPattern
 
 
 class LlamaLike(Decoder):

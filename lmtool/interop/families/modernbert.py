@@ -12,7 +12,9 @@ from lmtool.interop.families.modules import (
     write_activation,
     write_layer_types,
 )
-from lmtool.recipe.spec import AnyObjective, Classification, Masked, RotaryPosition, Transformer, WindowPattern
+from lmtool.recipe.spec.objective import AnyObjective, Classification, Masked
+from lmtool.recipe.spec.position import RotaryPosition
+from lmtool.recipe.spec.transformer import Transformer, WindowPattern
 
 MOST = 10_000
 """Layers that a configuration may ask for without listing them."""

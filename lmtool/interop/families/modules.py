@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from lmtool.interop.families.config import Config, Inexpressible
 from lmtool.interop.families.layouts import SAME, Joined, Layout, Weight
-from lmtool.recipe.spec import Transformer, WindowPattern
+from lmtool.recipe.spec.transformer import Transformer, WindowPattern
 
 ACTIVATIONS = {
     "gelu": "gelu",

@@ -3,15 +3,15 @@
 from typing import Any
 
 from lmtool.interop.families.config import Config, Inexpressible
-from lmtool.recipe.spec import (
+from lmtool.recipe.spec.position import (
     LinearScaling,
     Llama3Scaling,
     NoScaling,
     RotaryPosition,
     RotaryScaling,
-    Transformer,
     YarnScaling,
 )
+from lmtool.recipe.spec.transformer import Transformer
 
 
 def read_rotary(config: Config, context: int, theta: float, share: float = 1.0) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from lmtool.interop.families.family import Described, Family
 from lmtool.interop.families.layouts import Weight
 from lmtool.interop.families.modules import Modules, layers, parameters_of
 from lmtool.printable import plain
-from lmtool.recipe.spec import AnyObjective, Transformer
+from lmtool.recipe.spec.objective import AnyObjective
+from lmtool.recipe.spec.transformer import Transformer
 
 UNSUPPORTED = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForCausalLM")
 """Ends of the names of architectures with heads that no recipe of an encoder-decoder has."""

@@ -14,7 +14,9 @@ from lmtool.interop.families.modules import (
     write_activation,
 )
 from lmtool.interop.families.seq2seq import EncoderDecoder
-from lmtool.recipe.spec import AnyObjective, RelativePosition, Transformer
+from lmtool.recipe.spec.objective import AnyObjective
+from lmtool.recipe.spec.position import RelativePosition
+from lmtool.recipe.spec.transformer import Transformer
 
 
 class T5(EncoderDecoder):

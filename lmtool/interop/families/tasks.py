@@ -3,7 +3,7 @@
 from typing import Any
 
 from lmtool.interop.families.config import Config, Inexpressible
-from lmtool.recipe.spec import Classification
+from lmtool.recipe.spec.objective import Classification
 
 TASKS = {
     "single_label_classification": "class",

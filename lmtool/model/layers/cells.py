@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
-from lmtool.recipe.spec import CELLS, CellName, Nonlinearity
+from lmtool.recipe.spec.recurrent import CELLS, CellName, Nonlinearity
 
 CellState = tuple[Tensor, ...]
 """(h_BD,), or (h_BD, c_BD) for an LSTM."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from lmtool.model.language_model import KeyValue, Memory
 from lmtool.model.layers.observing import Attending
 from lmtool.model.layers.scores import build_score
-from lmtool.recipe.spec import Attention
+from lmtool.recipe.spec.recurrent import Attention
 
 
 class MemoryAttention(Attending):

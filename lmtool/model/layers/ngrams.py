@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from lmtool.batch import Batch
 from lmtool.errors import RecipeError
-from lmtool.recipe.spec import NgramTable
+from lmtool.recipe.spec.transformer import NgramTable
 
 _FREE = torch.iinfo(torch.int64).max
 """The key of an entry without an n-gram."""

@@ -14,7 +14,7 @@ from lmtool.model.language_model import LayerState
 from lmtool.model.layers.attention import Adaptable, Attend, JoinedLinear, Mixed, Mixer
 from lmtool.model.layers.dropout import drop
 from lmtool.model.layers.positions import build_position
-from lmtool.recipe.spec import Norm, Transformer
+from lmtool.recipe.spec.transformer import Norm, Transformer
 
 
 def build_norm(spec: Norm, width: int, bias: bool) -> nn.Module:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from lmtool.recipe.spec import (
+from lmtool.recipe.spec.position import (
     AlibiPosition,
     LearnedPosition,
     LinearScaling,
@@ -21,9 +21,9 @@ from lmtool.recipe.spec import (
     RotaryPosition,
     RotaryScaling,
     SinusoidalPosition,
-    Transformer,
     YarnScaling,
 )
+from lmtool.recipe.spec.transformer import Transformer
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """A score, and the numbers of its row, head, query and key, to the score as it enters the softmax."""

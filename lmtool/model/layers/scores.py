@@ -6,7 +6,7 @@ Shapes: B rows, N heads, T queries, S keys, H head width, R rank.
 import torch
 from torch import Tensor, nn
 
-from lmtool.recipe.spec import ScoreName
+from lmtool.recipe.spec.transformer import ScoreName
 
 
 class Score(nn.Module):

@@ -19,7 +19,7 @@ from lmtool.model.layers.observing import attending
 from lmtool.model.layers.parts import FeedForward, build_norm, initialise
 from lmtool.model.layers.positions import build_attention_position, build_window_position
 from lmtool.model.layers.scores import Score, build_score
-from lmtool.recipe.spec import DenseFeedForward, NormPlace, Transformer, WindowPattern
+from lmtool.recipe.spec.transformer import DenseFeedForward, NormPlace, Transformer, WindowPattern
 
 
 class Sublayer(nn.Module):

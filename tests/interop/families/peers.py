@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from lmtool.interop.families.config import Config
 from lmtool.interop.families.family import Family
 from lmtool.model import LanguageModel, build
-from lmtool.recipe.spec import AnyObjective, Transformer
+from lmtool.recipe.spec.objective import AnyObjective
+from lmtool.recipe.spec.transformer import Transformer
 
 VOCAB = 13
 JUNK: tuple[Any, ...] = (

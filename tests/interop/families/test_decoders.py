@@ -23,7 +23,8 @@ from lmtool.interop.families.decoder import Decoder
 from lmtool.interop.families.family import Published
 from lmtool.interop.families.layouts import SAME, AsRow, ByHead, Joined, Layout, Transposed
 from lmtool.model import LanguageModel, build
-from lmtool.recipe.spec import AnyObjective, Causal, Classification, Masked, Transformer
+from lmtool.recipe.spec.objective import AnyObjective, Causal, Classification, Masked
+from lmtool.recipe.spec.transformer import Transformer
 from tests.interop.families.hub import (
     BLOOM_FILE,
     GEMMA_FILE,

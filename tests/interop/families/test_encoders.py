@@ -20,7 +20,8 @@ from lmtool.interop.families.layouts import ZeroRow
 from lmtool.interop.families.modernbert import ModernBert
 from lmtool.model import build
 from lmtool.recipe.load import load
-from lmtool.recipe.spec import AnyObjective, Classification, Embedding, Masked, Transformer
+from lmtool.recipe.spec.objective import AnyObjective, Classification, Embedding, Masked
+from lmtool.recipe.spec.transformer import Transformer
 from tests.interop.families.peers import (
     JUNK,
     VOCAB,

@@ -17,7 +17,8 @@ from lmtool.interop.families.family import Family
 from lmtool.interop.families.t5 import T5
 from lmtool.model import LanguageModel, build
 from lmtool.recipe.load import load
-from lmtool.recipe.spec import AnyObjective, Seq2Seq, Transformer
+from lmtool.recipe.spec.objective import AnyObjective, Seq2Seq
+from lmtool.recipe.spec.transformer import Transformer
 from tests.interop.families.peers import (
     JUNK,
     VOCAB,

@@ -1,0 +1,273 @@
+"""Training objectives."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from lmtool.recipe.spec.base import Fraction, Spec, Strings
+
+
+class ScheduledSampling(Spec):
+    """Scheduled sampling: replace inputs by samples of the model, with growing probability (Bengio et al. 2015)."""
+
+    growth: Literal["linear", "exponential", "inverse-sigmoid"] = "linear"
+    """Decay of the probability of a true token after i percent of training: linear 1 - k i, exponential
+    k^i, or inverse-sigmoid k / (k + exp(i / k))."""
+    k: PositiveFloat | None = None
+    """Decay rate; by default 0.01 for linear, 0.98 for exponential, 15 for inverse-sigmoid."""
+    floor: Fraction = 0.0
+    """Minimum probability of a true token."""
+
+    @model_validator(mode="after")
+    def _falls(self) -> Self:
+        if self.k is not None and self.growth == "exponential" and self.k >= 1:
+            raise ValueError(f"k {self.k} is not below 1, so that exponential decay never starts")
+        if self.k is not None and self.growth == "inverse-sigmoid" and self.k < 1:
+            raise ValueError(f"k {self.k} is below 1, where inverse-sigmoid decay ends at the first step")
+        return self
+
+
+class Causal(Spec):
+    """Causal language modelling: predict each token from those before it."""
+
+    kind: Literal["causal"] = "causal"
+    label_smoothing: Fraction = 0.0
+    """Label smoothing: probability eps moved from the true token to the others (Szegedy et al. 2016)."""
+    scheduled_sampling: ScheduledSampling | None = None
+    """Scheduled sampling of input tokens; none by default."""
+
+
+class Bidirectional(Spec):
+    """Predict each token from those before it, and again from those after it (ELMo; Peters et al. 2018)."""
+
+    kind: Literal["bidirectional"]
+
+
+class SpanMasking(Spec):
+    """Mask whole spans with geometrically distributed lengths (SpanBERT, Joshi et al. 2020)."""
+
+    p: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Parameter of the geometric distribution."""
+    max_length: PositiveInt = 10
+    """Lengths above it are redrawn."""
+
+
+class Masked(Spec):
+    """Masked language modelling: predict selected tokens from all others (Devlin et al. 2019)."""
+
+    kind: Literal["masked"]
+    rate: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    """Fraction of tokens that are selected."""
+    mask_share: Annotated[float, Field(ge=0, le=1)] = 0.8
+    """Fraction of selected tokens that become [MASK]."""
+    random_share: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Fraction of selected tokens that become a random token; the rest is unchanged."""
+    independent: bool = False
+    """Select each token with probability `rate`, and draw what becomes of it, by itself, so that short rows see all
+    three; else these are fractions of each row."""
+    spans: SpanMasking | None = None
+    """Mask spans instead of single tokens."""
+    next_sentence: bool = False
+    """Rows are [CLS] A [SEP] B [SEP], half of them with a B that does not follow A: next-sentence prediction (BERT)."""
+
+    @model_validator(mode="after")
+    def _shares_fit(self) -> Self:
+        if self.mask_share + self.random_share > 1:
+            raise ValueError(f"random_share {self.random_share} and mask_share {self.mask_share} sum to more than 1")
+        if self.independent and self.spans is not None:
+            raise ValueError("independent draws single tokens, not spans; omit one of the two")
+        return self
+
+
+class ReplacedTokens(Spec):
+    """Replaced-token detection: tell which tokens a small generator, trained to fill masks, has replaced (ELECTRA,
+    Clark et al. 2020)."""
+
+    kind: Literal["replaced-tokens"]
+    rate: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    """Fraction of tokens that are masked and filled."""
+    generator_size: Annotated[float, Field(gt=0, le=1)] = 0.25
+    """Width, heads and feed-forward width of the generator, as fractions of the model's; it has as many layers."""
+    weight: PositiveFloat = 50.0
+    """Weight of the detection loss, beside the generator's."""
+    share_embeddings: bool = True
+    """The generator reads the embeddings of the model, mapped to its width, and predicts by them."""
+
+
+class SpanCorruption(Spec):
+    """Span corruption: replace spans by sentinels, and generate each span after its sentinel (Raffel et al. 2020)."""
+
+    kind: Literal["span-corruption"]
+    rate: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    """Fraction of tokens that are removed."""
+    mean_length: Annotated[float, Field(ge=1)] = 3.0
+    """Mean length of a span."""
+    end: Literal["sentinel", "eos", "both"] = "sentinel"
+    """End of a target: the next sentinel, [EOS] in its place, or [EOS] after it (as T5 was trained)."""
+
+
+class Prefix(Spec):
+    """Continue a prefix that has bidirectional attention; the loss is on the continuation only."""
+
+    kind: Literal["prefix"]
+    fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Fraction of a row that is the prefix; random for each row by default."""
+    label_smoothing: Fraction = 0.0
+    """Label smoothing: probability eps moved from the true token to the others (Szegedy et al. 2016)."""
+
+
+class Seq2Seq(Spec):
+    """Generate the target of a pair from its source (Sutskever et al. 2014), or the assistant's turns of a
+    conversation."""
+
+    kind: Literal["seq2seq"]
+    label_smoothing: Fraction = 0.0
+    """Label smoothing: probability eps moved from the true token to the others (Szegedy et al. 2016)."""
+    scheduled_sampling: ScheduledSampling | None = None
+    """Scheduled sampling of input tokens; none by default."""
+
+
+class SkipGramWindow(Spec):
+    """Predict the context words of each word (Mikolov et al. 2013)."""
+
+    kind: Literal["skip-gram"]
+    window: PositiveInt = 5
+    """Maximum window; the window of each word is drawn from 1 to this."""
+    fixed: bool = False
+    """Every word has the maximum window."""
+    apart: bool = False
+    """Negative samples are not among the context words of the same centre."""
+    negatives: NonNegativeInt = 5
+    """Negative samples for each context word; 0 trains the full softmax."""
+    power: NonNegativeFloat = 0.75
+    """Noise is drawn from unigram counts to this power."""
+    subsample: NonNegativeFloat = 1e-3
+    """Subsampling threshold: words of higher relative frequency are dropped at random (word2vec); 0 keeps all."""
+
+
+class CbowWindow(SkipGramWindow):
+    """Predict each word from the mean of its context words (CBOW, Mikolov et al. 2013)."""
+
+    kind: Literal["cbow"]  # type: ignore[assignment]  # the same windows for another objective
+
+
+class WeightedCounts(Spec):
+    """Fit logarithms of co-occurrence counts by weighted least squares (GloVe, Pennington et al. 2014)."""
+
+    kind: Literal["glove"]
+    window: PositiveInt = 10
+    """Words on each side of a word that count as its context, at distance d as 1 / d."""
+    x_max: PositiveFloat = 100.0
+    """Count from which the weight of a pair is 1."""
+    power: NonNegativeFloat = 0.75
+    """Below it, the weight is (count / x_max) to this power."""
+
+
+class WindowCounts(Spec):
+    """Count the words around each word, within model.window."""
+
+    kind: Literal["cooccurrence"]
+
+
+class Classification(Spec):
+    """Predict the label of each row of a table: a head on a pooled hidden state of the model."""
+
+    kind: Literal["classification"]
+    task: Literal["auto", "class", "multi", "number"] = "auto"
+    """One class for each row, any number of labels, or a number; auto infers it from the training table."""
+    labels: Strings = ()
+    """Names of the classes or labels, in the order of the scores; inferred from the training table when empty."""
+    center: float | None = None
+    """For regression: the head predicts (number - center) / scale; the mean of the training table by default."""
+    scale: PositiveFloat | None = None
+    """For regression: see center; the standard deviation of the training table by default."""
+    layers: Literal["last", "mix", "mix-hidden"] = "last"
+    """The hidden states to pool: of the last layer, or a learned scalar mix of the embeddings and all layers (ELMo), or
+    of all layers without the embeddings."""
+    pool: Literal["auto", "first", "last", "mean", "max", "attention"] = "auto"
+    """Pooling of a text to one vector; auto takes the first position of an encoder, the last of a decoder, and the mean
+    of all others."""
+    dense: Literal["none", "tanh", "relu", "gelu"] = "none"
+    """Nonlinearity of a dense layer between the pooled vector and the scores, if any; tanh is BERT's pooler."""
+    dense_norm: bool = False
+    """Normalise the output of the dense layer (ModernBERT)."""
+    bias: bool = True
+    """A bias of each score (GPT-1 has none)."""
+    single_score: bool = False
+    """For two classes: one score, whose sigmoid is the probability of the second class, instead of a softmax of two."""
+    dropout: Fraction = 0.1
+    """Dropout of the pooled vector, and of the output of the dense layer."""
+    lm_weight: NonNegativeFloat = 0.0
+    """Weight of the auxiliary language-model loss (GPT-1: 0.5); for decoders."""
+    label_smoothing: Fraction = 0.0
+    """Label smoothing: probability eps moved from the true class to the others (Szegedy et al. 2016)."""
+    class_weights: Literal["balanced"] | Annotated[tuple[NonNegativeFloat, ...], Field(strict=False)] | None = None
+    """Loss weight of each class; balanced is n / (C n_c) for C classes, n_c of n rows being of class c, so that all
+    classes have equal total weight; null for equal weights."""
+
+
+class TokenHead(Spec):
+    """Base of the heads that score each token."""
+
+    layers: Literal["last", "mix"] = "last"
+    """The hidden states to score: of the last layer, or a learned scalar mix of embeddings and all layers (ELMo)."""
+    dropout: Fraction = 0.1
+    """Dropout of these states."""
+
+
+class Tagging(TokenHead):
+    """Predict a tag for each word of a sentence, from the state of its first token."""
+
+    kind: Literal["tagging"]
+    labels: Strings = ()
+    """The tags, in the order of the scores; inferred from the training table when empty."""
+    crf: bool = False
+    """A linear-chain conditional random field over the tags of a sentence (Lafferty et al. 2001; Lample et al. 2016),
+    instead of a softmax for each word."""
+
+
+class QuestionAnswering(TokenHead):
+    """Predict the first and the last token of the answer to a question in a context (Devlin et al. 2019)."""
+
+    kind: Literal["question-answering"]
+    stride: PositiveInt | None = None
+    """Tokens from one window of a long context to the next; half of a window by default."""
+    max_answer: PositiveInt = 30
+    """Maximum tokens of an answer."""
+    null_threshold: float | None = None
+    """A question has no answer if the score of the null span exceeds that of the best span by more than this; chosen on
+    the validation rows by default."""
+
+
+class Embedding(Spec):
+    """Vectors of whole texts, as published models have learnt them (Reimers and Gurevych 2019); not trained here, but
+    fine-tuned further on tables."""
+
+    kind: Literal["embedding"]
+    pool: Literal["first", "last", "mean", "max"] = "mean"
+    """Pooling of the hidden states of a text, special tokens included."""
+    normalize: bool = False
+    """Scale vectors to length one."""
+
+
+AnyObjective = Annotated[
+    Causal
+    | Bidirectional
+    | Masked
+    | ReplacedTokens
+    | SpanCorruption
+    | Prefix
+    | Seq2Seq
+    | SkipGramWindow
+    | CbowWindow
+    | WeightedCounts
+    | WindowCounts
+    | Classification
+    | Tagging
+    | QuestionAnswering
+    | Embedding,
+    Field(discriminator="kind"),
+]
+
+HeadSpec = Classification | Tagging | QuestionAnswering
+"""Objectives that put a head on a model, which the rows of a table train."""

@@ -1,0 +1,142 @@
+"""Tokenizers and data."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from lmtool.recipe.spec.base import Fraction, Spec, Strings
+
+
+class TokenizerSpec(Spec):
+    """Base of all trained tokenizers."""
+
+    sentinels: NonNegativeInt = 0
+    """Sentinel tokens for removed spans (T5 has 100)."""
+    sample_mb: PositiveInt = 100
+    """Maximum megabytes of text, spread over the corpus, to train the tokenizer on."""
+
+
+class BpeTokenizer(TokenizerSpec):
+    """Byte-level byte pair encoding: lossless for any text (Sennrich et al. 2016; Radford et al. 2019)."""
+
+    kind: Literal["bpe"] = "bpe"
+    vocab_size: Annotated[int, Field(ge=300)] = 4096
+    """Entries, special tokens included."""
+    min_frequency: PositiveInt = 2
+    """Fewest occurrences of a pair of tokens that is merged."""
+    dropout: Fraction = 0.0
+    """BPE dropout: probability of skipping a merge in training pairs, for objective seq2seq (Provilkov et al. 2020)."""
+
+
+class WordPieceTokenizer(TokenizerSpec):
+    """WordPiece with ## continuations (Devlin et al. 2019)."""
+
+    kind: Literal["wordpiece"]
+    vocab_size: Annotated[int, Field(ge=100)] = 8192
+    """Entries, special tokens included."""
+    lowercase: bool = False
+    """Lower-case the text and strip accents first (BERT uncased)."""
+
+
+class CharTokenizer(TokenizerSpec):
+    """One token for each character of the training text."""
+
+    kind: Literal["char"]
+
+
+class WordTokenizer(TokenizerSpec):
+    """One token for each frequent word or punctuation mark; the rest is [UNK]."""
+
+    kind: Literal["word"]
+    vocab_size: Annotated[int, Field(ge=10)] = 16384
+    """Entries, special tokens included."""
+    lowercase: bool = False
+    """Lower-case the text first."""
+
+
+class TokenizerFile(Spec):
+    """An existing tokenizer."""
+
+    kind: Literal["file"]
+    path: str
+    """A tokenizer.json written by lmtool, or a folder or run with one."""
+
+
+AnyTokenizer = Annotated[
+    BpeTokenizer | WordPieceTokenizer | CharTokenizer | WordTokenizer | TokenizerFile,
+    Field(discriminator="kind"),
+]
+
+
+class Data(Spec):
+    """The text to train on."""
+
+    train: Strings = ()
+    """Files, folders, globs, or `hf:NAME` for a Hugging Face dataset; .txt, .jsonl, .csv, .parquet, also .gz, .zst."""
+    mixture: dict[str, PositiveFloat] = {}  # noqa: RUF012 - pydantic copies it
+    """Texts to mix, each named as in `train`, and their weights: the share of each in every thousand examples. In place
+    of `train`; each ends by itself and begins again."""
+    valid: Strings = ()
+    """Validation text; when empty, it is split off the training text."""
+    column: str = "text"
+    """Column of .jsonl, .csv and .parquet files that holds the text."""
+    source_column: str | None = None
+    """Column that holds the source of a pair, for objective seq2seq; found by its name by default."""
+    target_column: str | None = None
+    """Column that holds the target of a pair, for objective seq2seq; found by its name by default."""
+    input_column: str | None = None
+    """Column whose text, where there is any, follows the source after an empty line; found by its name beside a column
+    `instruction`."""
+    messages_column: str | None = None
+    """Column that holds conversations, for objective seq2seq of decoders; found by its name by default."""
+    text_columns: Strings = ()
+    """Columns that hold the texts of a row, for objective classification; found by their names when empty. For tagging
+    the column of the words, for question-answering those of question and context."""
+    label_column: str | None = None
+    """Column that holds the label, for objective classification; found by its name by default. For tagging the column
+    of the tags, for question-answering that of the answers."""
+    test: str | None = None
+    """Test table, evaluated once after training."""
+    tasks: Strings = ()
+    """Tables for multi-task text-to-text training, each `name:file`, or `name:file:weight` to repeat each of its rows
+    `weight` times per epoch; in place of one table in `train`; for objective seq2seq."""
+    task_tests: Strings = ()
+    """Test tables of some of the tasks, each `name:file`."""
+    encoding: str | None = None
+    """Encoding of labelled .csv and .tsv tables; UTF-8 by default."""
+    delimiter: str | None = None
+    """Field separator of labelled .csv and .tsv tables, one character; inferred from the table by default."""
+    skip_bad_rows: bool = False
+    """Skip and count bad rows of labelled tables, instead of stopping."""
+    documents: Literal["auto", "whole", "blank-line", "line"] = "auto"
+    """How a .txt file is split into documents; auto splits at blank lines when every paragraph is on one line."""
+    split: Literal["auto", "document", "slice"] = "auto"
+    """Hold out whole documents, or the final slice of one long text; auto slices when there is one document."""
+    valid_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """Fraction of the documents, or of the characters, held out for validation."""
+    isolate_documents: bool = False
+    """Mask attention across documents packed into a row."""
+    stream: bool | Literal["auto"] = "auto"
+    """Tokenize beside training, from the first block of text on, instead of before it; auto streams files of 4 GB and
+    more, where the recipe does not need all of the text at once."""
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The training texts."""
+        return self.train or tuple(self.mixture)
+
+    @model_validator(mode="after")
+    def _tasks_stand_alone(self) -> Self:
+        given = [key for key in ("train", "valid", "test", "text_columns") if self.tasks and getattr(self, key)]
+        mistakes = [f"{key} is for one table, not for tasks" for key in given]
+        if self.task_tests and not self.tasks:
+            mistakes.append("task_tests are for tasks, of which there are none")
+        if self.mixture and (self.train or self.tasks):
+            mistakes.append("mixture names the texts itself; omit train and tasks")
+        if self.stream is True and self.mixture:
+            mistakes.append("stream is for one text, and mixture has several; set it to false")
+        if self.stream is True and self.split == "slice":
+            mistakes.append("stream divides a text into documents, and split slice does not; set one of them otherwise")
+        if mistakes:
+            raise ValueError("\n".join(mistakes))
+        return self

@@ -1,0 +1,298 @@
+"""Transformers, and their parts."""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from lmtool.recipe.spec.base import Fraction, Spec
+from lmtool.recipe.spec.model import ModelSpec, Reads, vector_mistakes
+from lmtool.recipe.spec.position import LearnedPosition, Position, RotaryPosition, SinusoidalPosition, YarnScaling
+
+ScoreName = Literal["dot", "scaled-dot", "bilinear", "reduced-rank", "additive"]
+
+
+class FullPattern(Spec):
+    """Full attention, under the mask of the model's shape."""
+
+    kind: Literal["full"] = "full"
+
+
+class WindowPattern(Spec):
+    """Sliding window attention with dilation and global tokens (Beltagy et al. 2020)."""
+
+    kind: Literal["window"]
+    size: PositiveInt
+    """A position attends to positions less than this many steps away, itself included."""
+    dilation: PositiveInt = 1
+    """Positions per step (dilation); those between are skipped."""
+    global_tokens: NonNegativeInt = 0
+    """Number of global tokens at the start, which attend to all and are attended by all."""
+    full_layers: Annotated[tuple[NonNegativeInt, ...], Field(strict=False)] = ()
+    """Layers with full attention in place of the window, counted from 0 (ModernBERT: every third one)."""
+
+
+Pattern = Annotated[FullPattern | WindowPattern, Field(discriminator="kind")]
+
+
+NormPlace = Literal["pre", "post", "output"]
+
+
+class Norm(Spec):
+    """Normalisation of the residual stream."""
+
+    kind: Literal["layer", "rms", "none"] = "layer"
+    """LayerNorm (Ba et al. 2016), RMSNorm (Zhang and Sennrich 2019), or no normalisation at all."""
+    place: NormPlace = "pre"
+    """Before each sublayer (GPT-2), after each residual sum (Vaswani et al. 2017), or of each sublayer's output, inside
+    the residual connection (OLMo 2)."""
+    eps: PositiveFloat = 1e-5
+    """Epsilon added to the variance."""
+    unit_offset: bool = False
+    """The gain of RMSNorm is 1 + w, so that weight decay draws it to 1 (Gemma)."""
+    embedding: bool = False
+    """Normalise the sum of the embeddings as well (BERT)."""
+    first: bool = True
+    """Normalise the input of the first sublayer; without, it reads the embeddings as they are (ModernBERT)."""
+
+
+class Init(Spec):
+    """Initial weights."""
+
+    std: PositiveFloat = 0.02
+    """Standard deviation of the normal distribution of matrices and embeddings."""
+    embedding_std: PositiveFloat | None = None
+    """Standard deviation of the input embeddings, 1 in T5; std by default."""
+    scale_residual: bool = True
+    """Divide the std of each projection into the residual stream by the square root of their number (GPT-2)."""
+
+
+MixerName = Literal["attention"]
+
+
+class DenseFeedForward(Spec):
+    """The position-wise feed-forward network (Vaswani et al. 2017)."""
+
+    kind: Literal["dense"] = "dense"
+
+
+AnyFeedForward = DenseFeedForward
+
+
+class NgramTable(Spec):
+    """Embeddings of frequent n-grams of tokens, which the optimizer updates by Adagrad with one scale per row."""
+
+    entries: PositiveInt = 131_072
+    """Most n-grams with an embedding: the most frequent ones of the training text."""
+    longest: Annotated[int, Field(ge=2, le=5)] = 3
+    """Tokens of the longest n-grams; the shortest have two."""
+    min_count: PositiveInt = 4
+    """Fewest occurrences of an n-gram with an embedding."""
+
+
+class Transformer(ModelSpec):
+    """A Transformer (Vaswani et al. 2017)."""
+
+    kind: Literal["transformer"]
+    shape: Literal["decoder", "encoder", "encoder-decoder", "prefix"] = "decoder"
+    """Attention pattern: causal in a decoder (GPT), bidirectional in an encoder (BERT), an encoder-decoder has both and
+    cross-attention (Vaswani et al. 2017, T5), a prefix LM is bidirectional in the prefix and causal after it."""
+    n_layers: PositiveInt
+    """Layers, each of a mixer and a feed-forward network; of encoder and decoder each, if there are both."""
+    d_model: PositiveInt
+    """Width of the residual stream."""
+    n_heads: PositiveInt
+    """Attention heads; must divide d_model, unless head_width is given."""
+    head_width: PositiveInt | None = None
+    """Width of the queries, keys and values of a head, d_k; d_model / n_heads by default."""
+    value_width: PositiveInt | None = None
+    """Width of the values of a head, d_v; that of its queries and keys by default."""
+    n_kv_heads: PositiveInt | None = None
+    """Key-value heads, shared by groups of query heads (Ainslie et al. 2023); n_heads by default."""
+    share_layers: bool = False
+    """All layers of a stack have the same weights (ALBERT)."""
+    d_ff: NonNegativeInt | None = None
+    """Width inside the feed-forward network; 4 d_model by default; 0 for layers without one."""
+    residual: bool = True
+    """Residual connections: the output of each sublayer is added to its input, or else takes its place."""
+    context: PositiveInt
+    """Context length in tokens."""
+    vocab_size: PositiveInt | None = None
+    """Rows of the embedding; the tokenizer's size by default. More than that leaves rows unused."""
+    activation: Literal["relu", "gelu", "gelu-tanh", "silu", "swiglu", "geglu", "geglu-exact"] = "gelu"
+    """Nonlinearity of the feed-forward network: ReLU, exact GELU, its tanh approximation (GPT-2), SiLU, SwiGLU, GEGLU
+    with the tanh approximation (T5 1.1), or with the exact GELU (ModernBERT)."""
+    feed_forward: AnyFeedForward = DenseFeedForward()
+    """The position-wise sublayer of each layer, with the width and the nonlinearity above."""
+    mixer: MixerName = "attention"
+    """The token mixer of each layer."""
+    position: Position = LearnedPosition()
+    """Positional encoding."""
+    pattern: Pattern = FullPattern()
+    """Attention pattern, within the mask of the shape."""
+    causal_mask: bool = True
+    """The mask of a decoder. Without, it sees the tokens that it is to predict: its loss is no measure, and it
+    generates nothing."""
+    score: ScoreName = "scaled-dot"
+    """Attention score function."""
+    rank: PositiveInt | None = None
+    """Rank of a reduced-rank score; the head's width by default."""
+    score_width: PositiveInt | None = None
+    """Width of the hidden layer of an additive score; the head's width by default."""
+    qk_norm: Literal["none", "head", "joint"] = "none"
+    """RMSNorm of queries and keys, of each head (Qwen3) or of all heads jointly (OLMo 2)."""
+    parallel: bool = False
+    """The sublayers of a layer read the same input, and their outputs are added at once (GPT-NeoX)."""
+    n_segments: NonNegativeInt = 0
+    """Segment embeddings for the texts of a row; BERT has 2."""
+    norm: Norm = Norm()
+    """Normalisation and its place."""
+    bias: bool = True
+    """Biases in linear layers and norms."""
+    qkv_bias: bool | None = None
+    """Biases of queries, keys and values (Qwen2 has no others); as bias by default."""
+    tie_embeddings: bool = True
+    """Use the embedding matrix as the output matrix (Press and Wolf 2017)."""
+    head_bias: bool = False
+    """A bias on the output logits."""
+    scale_embedding: bool = False
+    """Multiply embeddings by the square root of their width (Vaswani et al. 2017)."""
+    embedding_width: PositiveInt | None = None
+    """Width of the embeddings, which a dense layer maps to d_model (ALBERT, ELECTRA); d_model, without, by default."""
+    separate_inputs: bool = False
+    """Encoder and decoder have positions and norms of the embeddings of their own (BART); tokens are shared."""
+    scale_head: bool = False
+    """Divide the last hidden states by the square root of d_model (T5)."""
+    head_transform: bool = False
+    """A dense layer, the activation without a gate, and a norm before the output matrix (BERT)."""
+    next_sentence_head: bool = False
+    """A pooler on the first position and two scores for next-sentence prediction (BERT)."""
+    dropout: Fraction = 0.0
+    """Dropout of embeddings, attention weights and the output of each sublayer."""
+    ffn_dropout: Fraction = 0.0
+    """Dropout inside the feed-forward network, after the nonlinearity."""
+    init: Init = Init()
+    """Initial weights."""
+    embeddings: str | None = None
+    """Word vectors to begin with: a file in word2vec's text or binary format, GloVe's or fastText's .vec, or a run."""
+    freeze_embeddings: bool = False
+    """Keep the embeddings as they begin."""
+    ngram_embedding: NgramTable | None = None
+    """Add to the embedding of a token those of the n-grams that end with it, in a decoder (Huang et al. 2025)."""
+
+    @property
+    def title(self) -> str:
+        return f"{self.kind} {self.shape}"
+
+    @property
+    def activation_bytes(self) -> int:
+        # 34 d_model in 16 bits (Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer
+        # Models), here with d_ff and without the attention matrix
+        return self.n_layers * (18 * self.d_model + 4 * self.inner_width)
+
+    @property
+    def inner_width(self) -> int:
+        """Width inside the feed-forward network; 0 without one."""
+        return 4 * self.d_model if self.d_ff is None else self.d_ff
+
+    @property
+    def reads(self) -> Reads:
+        match self.shape:
+            case "decoder":
+                return "past" if self.causal_mask else "both"
+            case "encoder":
+                return "both"
+            case "encoder-decoder" | "prefix":
+                return "source"
+
+    @property
+    def longest_row(self) -> int:
+        return self.context
+
+    @property
+    def shares_row(self) -> bool:
+        return self.shape == "prefix"
+
+    @property
+    def has_segments(self) -> bool:
+        return self.n_segments > 1
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> Self:
+        mistakes = vector_mistakes(self.embeddings, self.freeze_embeddings)
+        if self.head_width is None and self.d_model % self.n_heads:
+            mistakes.append(f"n_heads {self.n_heads} does not divide d_model {self.d_model}")
+        if self.n_kv_heads is not None and self.n_heads % self.n_kv_heads:
+            mistakes.append(f"n_kv_heads {self.n_kv_heads} does not divide n_heads {self.n_heads}")
+        if isinstance(self.position, LearnedPosition) and self.position.size is not None:
+            size, offset = self.position.size, self.position.offset
+            if self.context > size - offset:
+                less = f" - position.offset {offset}" if offset else ""
+                mistakes.append(f"context {self.context} is longer than position.size {size}{less}")
+        width = "d_model" if self.embedding_width is None else "embedding_width"
+        if isinstance(self.position, SinusoidalPosition) and getattr(self, width) % 2:
+            mistakes.append(f"{width} {getattr(self, width)} is odd; sinusoidal positions come in pairs")
+        if self.separate_inputs and self.shape != "encoder-decoder":
+            mistakes.append(f"separate_inputs is for shape encoder-decoder, not for shape {self.shape}")
+        full_layers = self.pattern.full_layers if isinstance(self.pattern, WindowPattern) else ()
+        if isinstance(self.position, RotaryPosition) and not mistakes:
+            mistakes += self._rotary_mistakes(self.position, full_layers)
+        if full_layers and max(full_layers) >= self.n_layers:
+            mistakes.append(f"pattern.full_layers has layer {max(full_layers)}; n_layers {self.n_layers} count from 0")
+        if self.qk_norm != "none" and self.score not in ("dot", "scaled-dot"):
+            mistakes.append(f"qk_norm {self.qk_norm} is for scores dot and scaled-dot, not for score {self.score}")
+        if self.norm.unit_offset and self.norm.kind != "rms":
+            mistakes.append(f"norm.unit_offset is for norm.kind rms, not for {self.norm.kind}")
+        if not self.norm.first and self.norm.place != "pre":
+            mistakes.append(f"norm.first is for norm.place pre; in place {self.norm.place} no norm comes first")
+        mistakes += self._absent_parts()
+        if self.parallel and self.norm.place == "post":
+            mistakes.append("parallel sublayers have no residual sum each, which norm.place post normalises")
+        if self.score not in ("dot", "scaled-dot") and self.n_kv_heads not in (None, self.n_heads):
+            mistakes.append(f"n_kv_heads {self.n_kv_heads} shares keys, which score {self.score} has for each head")
+        if self.rank is not None and self.score != "reduced-rank":
+            mistakes.append(f"rank is for a reduced-rank score, not for score {self.score}")
+        if self.score_width is not None and self.score != "additive":
+            mistakes.append(f"score_width is for an additive score, not for score {self.score}")
+        if self.next_sentence_head and self.shape != "encoder":
+            mistakes.append(f"next_sentence_head is for shape encoder, not for shape {self.shape}")
+        if self.n_segments and self.shape != "encoder":
+            mistakes.append(f"n_segments is for shape encoder, not for shape {self.shape}, whose rows hold one text")
+        if mistakes:
+            raise ValueError("\n".join(mistakes))
+        return self
+
+    def _absent_parts(self) -> Iterator[str]:
+        """Keys about parts that other keys take away, or that layers do not have each."""
+        if self.norm.kind == "none":
+            if self.norm.embedding:
+                yield "norm.embedding has no effect: norm.kind none normalises nothing; take false"
+            if not self.norm.first:
+                yield "norm.first has no effect: norm.kind none normalises nothing; take true"
+        if self.d_ff == 0 and self.ffn_dropout:
+            yield f"ffn_dropout {self.ffn_dropout} has no effect: with d_ff 0 there is no feed-forward network; take 0"
+        if self.d_ff == 0 and self.parallel:
+            yield "parallel has no effect: with d_ff 0 a layer has one sublayer; take false"
+        if not self.residual and self.parallel:
+            yield "parallel sublayers are added to what they read, which residual false does not do"
+        if not self.residual and self.norm.place == "output":
+            yield "norm.place output is inside the residual connection, of which residual false has none; take post"
+        if self.share_layers and not self.norm.first:
+            yield "norm.first gives the first layer a norm less, but share_layers gives all the same weights"
+        if not self.causal_mask and self.shape != "decoder":
+            yield f"causal_mask is for shape decoder, not for shape {self.shape}"
+        if self.ngram_embedding is not None and self.shape != "decoder":
+            yield f"ngram_embedding is for shape decoder, not for shape {self.shape}"
+
+    def _rotary_mistakes(self, position: RotaryPosition, full_layers: tuple[int, ...]) -> Iterator[str]:
+        turned = int((self.head_width or self.d_model // self.n_heads) * position.share)
+        if turned % 2 or not turned:
+            cause = f"n_heads {self.n_heads}" if self.head_width is None else f"head_width {self.head_width}"
+            cause = f"position.share {position.share}" if position.share < 1 else cause
+            yield f"{cause} gives {turned} rotated components a head; rotary positions come in pairs"
+        if self.score not in ("dot", "scaled-dot"):
+            yield f"score {self.score} transforms rotated queries and keys; take dot or scaled-dot"
+        if position.window_theta is not None and not full_layers:
+            yield "position.window_theta is for patterns with full_layers; take position.theta"
+        if isinstance(position.scaling, YarnScaling) and position.theta <= 1:
+            yield f"position.theta {position.theta:g} is not above 1, so wavelengths do not grow as yarn scales them"

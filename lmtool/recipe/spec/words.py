@@ -1,0 +1,166 @@
+"""Models of words without order, and of counts."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from lmtool.recipe.spec.base import Fraction
+from lmtool.recipe.spec.model import ModelSpec, Reads, vector_mistakes
+from lmtool.recipe.spec.recurrent import Features
+
+
+class NGram(ModelSpec):
+    """N-gram counts, by default smoothed by interpolated modified Kneser-Ney (Chen and Goodman 1999)."""
+
+    kind: Literal["ngram"]
+    order: Annotated[int, Field(ge=1, le=5)] = 5
+    """Order of the model: n-grams of the predicted token and order - 1 before it."""
+    smoothing: Literal["kneser-ney", "add-k", "none"] = "kneser-ney"
+    """Kneser-Ney, add-k (Lidstone 1920; Laplace's with k 1), or none: relative frequencies, which are 0 for n-grams
+    never counted."""
+    k: PositiveFloat = 1.0
+    """With add-k: what is added to each count."""
+    context: PositiveInt = 1024
+    """Tokens of a row."""
+    vocab_size: PositiveInt | None = None
+    """The tokenizer's size by default."""
+
+    @property
+    def d_model(self) -> int:
+        """Width of the state at a position: the number of context ids."""
+        return max(1, self.order - 1)
+
+    @property
+    def counts(self) -> bool:
+        return True
+
+
+class SkipGram(ModelSpec):
+    """Skip-gram: a centre and a context vector for each word (word2vec, Mikolov et al. 2013)."""
+
+    kind: Literal["skipgram"]
+    d_model: PositiveInt = 100
+    """Width of the vectors."""
+    context: PositiveInt = 256
+    """Tokens of the window of text that an example is cut from."""
+    vocab_size: PositiveInt | None = None
+    """Words; the tokenizer's size by default."""
+
+    @property
+    def reads(self) -> Reads:
+        return "words"
+
+
+class Glove(ModelSpec):
+    """GloVe: word vectors whose products are logarithms of co-occurrence counts (Pennington et al. 2014)."""
+
+    kind: Literal["glove"]
+    d_model: PositiveInt = 100
+    """Width of the vectors."""
+    context: PositiveInt = 256
+    """Counts in a training row; in evaluation, tokens of the window of text that pairs are taken from."""
+    vocab_size: PositiveInt | None = None
+    """Words; the tokenizer's size by default."""
+
+    @property
+    def reads(self) -> Reads:
+        return "words"
+
+
+class Ppmi(ModelSpec):
+    """Co-occurrence counts as positive pointwise mutual information, and its truncated SVD (Levy et al. 2015)."""
+
+    kind: Literal["ppmi"]
+    d_model: PositiveInt = 100
+    """Width of the vectors, the rank of the SVD."""
+    window: PositiveInt = 5
+    """Words on each side of a word that count as its context."""
+    context: PositiveInt = 256
+    """Tokens of a row."""
+    vocab_size: PositiveInt | None = None
+    """Words; the tokenizer's size by default."""
+
+    @property
+    def counts(self) -> bool:
+        return True
+
+    @property
+    def reads(self) -> Reads:
+        return "words"
+
+
+class Averaging(ModelSpec):
+    """Deep averaging network (Iyyer et al. 2015): the mean of word vectors, and layers above it; ignores word order."""
+
+    kind: Literal["averaging"]
+    d_model: PositiveInt = 300
+    """Width of the vectors and of the layers."""
+    one_hot: bool = False
+    """One-hot words instead of vectors: a linear classifier of the words' relative frequencies."""
+    log_ratios: bool = False
+    """With one_hot: start from the log ratios of how often a word is in texts of a class and how often it would be
+    were it independent of the class, as in naive Bayes (after Wang and Manning 2012). A text is the set of its words,
+    or weighted by tf_idf; only with that are there numbers, which have no ratios: their weights start at 0."""
+    tf_idf: bool = False
+    """Weight the words of a text by (1 + log count) x inverse document frequency, scaled to length 1, instead of
+    equally (Salton and Buckley 1988)."""
+    ngrams: Annotated[int, Field(ge=1, le=8)] = 1
+    """Maximum order of the token n-grams that are features; 1 for single tokens only."""
+    buckets: PositiveInt = 262_144
+    """Hash buckets of n-grams of two and more tokens (Joulin et al. 2017)."""
+    n_layers: NonNegativeInt = 2
+    """Feed-forward layers above the mean."""
+    activation: Literal["relu", "tanh"] = "relu"
+    """Nonlinearity of the layers."""
+    word_dropout: Fraction = 0.3
+    """Word dropout: fraction of words dropped from the mean in training."""
+    dropout: Fraction = 0.0
+    """Dropout after each layer."""
+    context: PositiveInt = 512
+    """Tokens of the longest text."""
+    vocab_size: PositiveInt | None = None
+    """Rows of the embedding without those of n-grams; the tokenizer's size by default."""
+    embeddings: str | None = None
+    """Word vectors to begin with: a file in word2vec's text or binary format, GloVe's or fastText's .vec, or a run."""
+    freeze_embeddings: bool = False
+    """Keep the embeddings as they begin."""
+    features: Features | None = None
+    """States of another model as input, for objective classification; none by default."""
+
+    @property
+    def n_hashed(self) -> int:
+        """Rows of hashed n-grams, after those of tokens."""
+        return self.buckets if self.ngrams > 1 else 0
+
+    @property
+    def reads(self) -> Reads:
+        return "words"
+
+    @property
+    def longest_row(self) -> int:
+        longest = None if self.features is None else self.features.longest
+        return self.context if longest is None else min(self.context, longest)
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        mistakes = vector_mistakes(self.embeddings, self.freeze_embeddings)
+        if self.features is not None and not self.features.beside and self.embeddings is not None:
+            mistakes.append("embeddings have no effect: features.beside false takes their place")
+        if self.embeddings is not None and self.one_hot:
+            mistakes.append("embeddings are vectors, which one_hot words do not have")
+        if self.freeze_embeddings and self.ngrams > 1:
+            mistakes.append(
+                f"freeze_embeddings would freeze the vectors of n-grams too, which no file has; ngrams is {self.ngrams}"
+            )
+        given = [key for key in ("one_hot", "tf_idf") if getattr(self, key)] + ["ngrams"] * (self.ngrams > 1)
+        if self.features is not None and given:
+            mistakes.append(f"features are states of tokens, of which the mean is taken; {given[0]} is for counts")
+        if self.one_hot and self.n_layers:
+            mistakes.append(f"n_layers {self.n_layers} has no effect with one_hot words; take 0")
+        if self.log_ratios and not self.one_hot:
+            mistakes.append("log_ratios are weights of single words, not of vectors; set one_hot")
+        if self.log_ratios and self.word_dropout:
+            mistakes.append(f"word_dropout {self.word_dropout} is for means, which log_ratios do not compute; take 0")
+        if mistakes:
+            raise ValueError("\n".join(mistakes))
+        return self
