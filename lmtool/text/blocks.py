@@ -22,7 +22,7 @@ from lmtool.text.survey import cache_key
 from lmtool.text.tokenizer import Tokenizer
 
 AHEAD = 2
-"""BlockStores that are tokenized ahead of the last one in use."""
+"""Blocks that are tokenized ahead of the last one in use."""
 
 NICE = 5
 """Priority of the threads that tokenize, below that of training: it waits for them where it needs them."""
