@@ -32,8 +32,8 @@ class AdaptedLinear(JoinedLinear):
         self.rank, self.scale, self.dropout = spec.rank, spec.alpha / spec.rank, spec.dropout
         self._chosen = [width for width, has in zip(self.widths, adapted, strict=True) if has]
         # drawn on the CPU, so that a seed gives the same on every device; adapters of sharded weights are sharded later
-        place = torch.device("cpu") if linear.weight.is_meta else linear.weight.device
         drawn_RI = torch.randn(len(self._chosen) * spec.rank, linear.in_features) * linear.in_features**-0.5
+        place = drawn_RI.device if linear.weight.is_meta else linear.weight.device
         self.down_RI = nn.Parameter(drawn_RI.to(place, linear.weight.dtype))
         self.up_OR = nn.Parameter(linear.weight.new_zeros(sum(self._chosen), spec.rank, device=place))
 
