@@ -235,12 +235,14 @@ def test_a_file_that_changes_while_it_streams_ends_the_run(work: Work, folder: P
 
 
 def damage(file: Path) -> None:
-    """Bytes that are no text in line 12, without a change of size or time."""
+    """Bytes that are no text in line 12, without a change of size or time, also for who reads it right now."""
     found = file.stat()
     lines = file.read_bytes().split(b"\n")
     lines[11] = lines[11].replace(b"text", b"t\xff\xfft")
-    file.write_bytes(b"\n".join(lines))
-    os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
+    damaged = file.with_suffix(".damaged")
+    damaged.write_bytes(b"\n".join(lines))
+    os.utime(damaged, ns=(found.st_atime_ns, found.st_mtime_ns))
+    damaged.replace(file)
 
 
 def test_a_row_that_is_no_json_is_told_with_its_line(work: Work, folder: Path) -> None:
