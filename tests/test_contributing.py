@@ -135,6 +135,7 @@ def test_each_new_part_trains_and_decodes_as_the_forward_pass_does(copy: Path) -
     assert [line.rpartition("/")[2] for line in done.stdout.splitlines()] == [f"run-{n}" for n in range(len(PARTS))]
 
 
+@pytest.mark.slow
 def test_each_new_part_keeps_the_invariants_and_its_formula(copy: Path) -> None:
     """What all families are held to, and what is held of the examples alone."""
     tiny = copy / "tests" / "model" / "tiny.py"
