@@ -271,7 +271,8 @@ def test_shipped_recipes() -> None:
     expected = {
         "tiny": "mpt",
         "llama-tiny": "llama",
-        **dict.fromkeys(("gpt2-124m", "gpt2-355m", "gpt2-774m", "gpt2-1.5b", "shakespeare-char"), "gpt2"),
+        **dict.fromkeys(("gpt2-124m", "gpt2-355m", "gpt2-774m", "gpt2-1.5b"), "gpt2"),
+        "shakespeare-char": "qwen3",
     }
     for name, family in expected.items():
         recipe = yaml.safe_load(Path(f"recipes/{name}.yaml").read_text(encoding="utf-8"))
