@@ -173,7 +173,7 @@ class SavedState(FileModel):
     setup: dict[str, str | int | bool | None] = Field(default_factory=dict)
     recipe: dict[str, Any]
     pending: StepRecord | None = None
-    stream: StreamMark | None = None
+    stream: list[StreamMark] | None = None
 
 
 def saved_state(checkpoint: Checkpoint) -> SavedState:

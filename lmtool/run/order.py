@@ -156,6 +156,14 @@ class MixtureOrder:
             own_S[here] = block * np.array(self.quotas)[text_S[here]] + rank_P[place_S[here]]
         return text_S, own_S
 
+    def before(self, sample: int) -> list[int]:
+        """How many of the samples before this one are of each text."""
+        block, place = divmod(sample, self.BLOCK)
+        text_P, _ = self._block(block)
+        within = np.bincount(text_P[:place], minlength=len(self.weights))
+        found: list[int] = (block * np.array(self.quotas) + within).tolist()
+        return found
+
     def _block(self, block: int) -> tuple[IntArray, IntArray]:
         """The text at each place of a block, and how many places before it are of that text."""
         places_P = np.arange(self.BLOCK)

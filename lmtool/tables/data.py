@@ -125,7 +125,7 @@ class TableData:
                     digest.update(b"" if values is None else values.tobytes())
         return digest.hexdigest()
 
-    def flowing(self, world: World, compute: Compute, mark: StreamMark | None = None) -> AbstractContextManager[None]:
+    def flowing(self, world: World, compute: Compute, marks: Sequence[StreamMark] = ()) -> AbstractContextManager[None]:
         return nullcontext()
 
     def token_counts(self) -> NDArray[np.int64]:

@@ -74,12 +74,15 @@ class BlockStores:
         tokenizer: Tokenizer,
         folder: Path,
         *,
+        prefix: str,
         number: int,
         place: Place,
         makes: bool,
     ) -> None:
-        """part: of the head, that is trained on. number, place: of the block to begin with. makes: the stores."""
+        """part: of the head, that is trained on. prefix: of names in the folder, which has the blocks of other texts
+        too. number, place: of the block to begin with. makes: the stores."""
         self._text, self._part, self._tokenizer, self._folder = text, part, tokenizer, folder
+        self._prefix = prefix
         self._stores = {0: first}
         self._places = {number: place}
         self._wanted = number
@@ -135,7 +138,7 @@ class BlockStores:
             self._thread.join()
 
     def _path(self, number: int) -> Path:
-        return self._folder / f"{number:06d}"
+        return self._folder / f"{self._prefix}{number:06d}"
 
     def _make(self, number: int, place: Place) -> None:
         if sys.platform == "linux":  # where a thread has a priority of its own, which the threads it starts inherit

@@ -28,7 +28,7 @@ from lmtool.text.files import place
 from lmtool.text.joined import JoinedStore
 from lmtool.text.split import Everything, Part, choose_documents, cut_characters
 from lmtool.text.store import MANIFEST, EncodedChunk, StoreWriter, TokenStore, discard_progress
-from lmtool.text.streaming import StreamedText, TextHead
+from lmtool.text.streaming import StreamedText, TextHead, streams
 from lmtool.text.survey import Report, SurveyedText, cache_key, divide, read_corpus, size
 from lmtool.text.tokenizer import TOKENIZER, Tokenizer
 
@@ -54,7 +54,7 @@ class Prepared:
     train, valid: the token stores. texts: the parts for training and validation of the text, or of each text of a
     mixture, that they hold. parts: the training store of each of these. data: the data spec with `documents`, `split`
     and `stream` resolved. fingerprint: content address of both stores. seconds: time spent tokenizing, 0 when all was
-    in the cache. streamed: the text of which the stores hold the head only, and the part of it that is trained on.
+    in the cache. streamed: where the stores hold the heads only, the text of each, and the part that is trained on.
     """
 
     train: TokenStore
@@ -67,10 +67,9 @@ class Prepared:
     parts: tuple[TokenStore, ...]
 
     @property
-    def streamed(self) -> tuple[StreamedText, Part] | None:
-        (train, _), *_ = self.texts
-        corpus = train.text.corpus
-        return (corpus.whole, train.part) if isinstance(corpus, TextHead) else None
+    def streamed(self) -> tuple[tuple[StreamedText, Part], ...]:
+        found = [(train.text.corpus, train.part) for train, _ in self.texts]
+        return tuple((corpus.whole, part) for corpus, part in found if isinstance(corpus, TextHead))
 
 
 def scored(store: TokenStore, tokenizer: Tokenizer) -> tuple[int, int]:
@@ -181,11 +180,15 @@ def _valids(texts: Sequence[tuple[TextPart, TextPart]], data: Data) -> list[Text
 
 
 def _alone(data: Data) -> list[Data]:
-    """The data spec of each text of a mixture, which are divided alike; of other data only itself."""
+    """The data spec of each text of a mixture, which are divided and streamed alike; of other data only itself."""
     if not data.mixture:
         return [data]
-    split = "slice" if data.split == "slice" else "document"
-    return [data.model_copy(update={"mixture": {}, "train": (source,), "split": split}) for source in data.mixture]
+    alike: dict[str, object] = {
+        "mixture": {},
+        "split": "slice" if data.split == "slice" else "document",
+        "stream": streams(data),
+    }
+    return [data.model_copy(update={**alike, "train": (source,)}) for source in data.mixture]
 
 
 def _resolved(data: Data, of_texts: Sequence[Data]) -> Data:

@@ -193,8 +193,9 @@ class Block:
 
 
 def streams(data: Data) -> bool:
-    """Whether a text is streamed: as `data.stream` says, or where it is auto, if its files are large."""
-    if data.stream != "auto" or data.mixture or data.split == "slice":
+    """Whether a text is streamed, or all texts of a mixture: as `data.stream` says, or where it is auto, if the files
+    are large together."""
+    if data.stream != "auto" or data.split == "slice":
         return data.stream is True
     return _n_bytes(data.sources, data.column) >= LARGE
 

@@ -36,7 +36,7 @@ from lmtool.text.tokenizer import Tokenizer
 from lmtool.training.comparison import MOST_TOKENS, ROW, SECONDS, TextResults, counted, to_count
 from lmtool.training.pairs import CountedPairs
 from lmtool.training.schedule import Pace
-from lmtool.training.streamed import StreamedWindows, streaming
+from lmtool.training.streamed import StreamedMixture, StreamedWindows, streaming
 from lmtool.training.windows import ExampleSource, Mixture, Windows
 
 
@@ -87,10 +87,11 @@ class TrainingData(Protocol):
     @property
     def known_lines(self) -> KnownLines | None: ...
 
-    def flowing(self, world: World, compute: Compute, mark: StreamMark | None = None) -> AbstractContextManager[None]:
-        """A context in which `examples` are of all the data, where these are read while a model trains; from a mark.
+    def flowing(self, world: World, compute: Compute, marks: Sequence[StreamMark] = ()) -> AbstractContextManager[None]:
+        """A context in which `examples` are of all the data, where these are read while a model trains; from a mark in
+        each text, if there are any.
 
-        Raises CheckpointError when what follows the mark has changed.
+        Raises CheckpointError when what follows a mark has changed.
         """
 
     def token_counts(self) -> NDArray[np.int64]:
@@ -132,8 +133,8 @@ class TextData:
         self, prepared: Prepared, recipe: Recipe, pace: Pace | None = None, *, is_foreign: bool = False
     ) -> None:
         """is_foreign: the tokenizer was not trained on this text."""
-        self._blocks: BlockStores | None = None
-        self._mark: StreamMark | None = None
+        self._blocks: Sequence[BlockStores] = ()
+        self._marks: Sequence[StreamMark] = ()
         rows = prepared.tokenizer.embedding_rows(recipe.model.vocab_size)
         model = recipe.model.model_copy(update={"vocab_size": rows})
         self.recipe = recipe.model_copy(update={"model": model, "data": prepared.data})
@@ -157,7 +158,7 @@ class TextData:
     def known_lines(self) -> KnownLines | None:
         parts = self._prepared.texts
         n_lines = sum(one.text.survey.documents for parts in parts for one in parts)
-        if not isinstance(self.recipe.objective, Causal) or n_lines > MOST_LINES or self._prepared.streamed is not None:
+        if not isinstance(self.recipe.objective, Causal) or n_lines > MOST_LINES or self._prepared.streamed:
             return None
         if not all(train.text.shape.is_short for train, _ in parts):
             return None
@@ -166,16 +167,16 @@ class TextData:
     def with_recipe(self, recipe: Recipe, pace: Pace | None) -> "TextData":
         """The same text under a recipe that differs in its training and evaluation only, and its pace."""
         data = TextData(self._prepared, recipe, pace, is_foreign=self._is_foreign)
-        data._blocks, data._mark = self._blocks, self._mark
+        data._blocks, data._marks = self._blocks, self._marks
         return data
 
     @contextmanager
-    def flowing(self, world: World, compute: Compute, mark: StreamMark | None = None) -> Iterator[None]:
-        if self._prepared.streamed is None:
+    def flowing(self, world: World, compute: Compute, marks: Sequence[StreamMark] = ()) -> Iterator[None]:
+        if not self._prepared.streamed:
             yield
             return
-        with streaming(self._prepared, world, compute, mark) as self._blocks:
-            self._mark = mark
+        with streaming(self._prepared, world, compute, marks) as self._blocks:
+            self._marks = marks
             yield
 
     @cached_property
@@ -203,10 +204,11 @@ class TextData:
             text = ", ".join(
                 f"{100 * n / MixtureOrder.BLOCK:g} % {name}" for name, n in zip(data.mixture, quotas, strict=True)
             )
-        if self._prepared.streamed is not None:
-            whole, _ = self._prepared.streamed
-            files = f"{len(whole.head.files):,} files, " if whole.head.files else ""
-            text = f"streamed, {files}{whole.n_bytes / 1e6:,.3g} MB; at first {text}"
+        if self._prepared.streamed:
+            n_files = sum(len(whole.head.files) for whole, _ in self._prepared.streamed)
+            n_bytes = sum(whole.n_bytes for whole, _ in self._prepared.streamed)
+            files = f"{n_files:,} files, " if n_files else ""
+            text = f"streamed, {files}{n_bytes / 1e6:,.3g} MB; at first {text}"
         return (f"text: {text}, {len(self._train):,} tokens; validation: {held_out}, {len(self._valid):,} tokens",)
 
     @property
@@ -246,16 +248,8 @@ class TextData:
             self._pairs = Windows(self._valid, cut, self.recipe.seed, marks=marks)
         if self.recipe.data.mixture:
             return self._mixed(cut, marks)
-        if self._blocks is not None:
-            return StreamedWindows(
-                self._blocks,
-                cut,
-                self.recipe.seed,
-                batch_size=training.batch_size,
-                isolated=self.recipe.data.isolate_documents,
-                share=self._share,
-                mark=self._mark,
-            )
+        if self._blocks:
+            return self._streamed(0, cut, self.recipe.seed)
         windows = Windows(self._train, cut, self.recipe.seed, lanes, marks, self.recipe.data.isolate_documents)
         if isinstance(self.recipe.objective, WeightedCounts):
             is_word_V = self.token_counts() > 0
@@ -275,8 +269,24 @@ class TextData:
                     fix="give more text, leave it out of data.mixture, or set model.context lower",
                 )
         apart = self.recipe.data.isolate_documents
+        if self._blocks:
+            streams = [self._streamed(n, cut, hash_key(seed, "text", n)) for n in range(len(parts))]
+            return StreamedMixture(streams, list(mixture.values()), seed)
         texts = [Windows(part, cut, hash_key(seed, "text", n), None, marks, apart) for n, part in enumerate(parts)]
         return Mixture(texts, [part.n_documents for part in parts], list(mixture.values()), seed)
+
+    def _streamed(self, n: int, cut: Cut, seed: int) -> StreamedWindows:
+        """The windows of text n, from its mark on."""
+        whole, _ = self._prepared.streamed[n]
+        return StreamedWindows(
+            self._blocks[n],
+            cut,
+            seed,
+            batch_size=self.recipe.training.batch_size,
+            isolated=self.recipe.data.isolate_documents,
+            share=whole.share,
+            mark=self._marks[n] if self._marks else None,
+        )
 
     @property
     def n_valid(self) -> int:
@@ -290,12 +300,16 @@ class TextData:
         # objectives of word vectors need counts, which others do without
         counts = torch.from_numpy(self.token_counts()) if recipe.model.reads == "words" else None
         found = self.examples(build_objective(recipe, self.framing.tokenizer, counts)).per_epoch
-        return found if self._blocks is not None else max(1, round(found / self._share))
+        return found if self._blocks else max(1, round(found / self._share))
 
     @property
     def _share(self) -> float:
-        """The share of the text that the stores hold."""
-        return 1.0 if self._prepared.streamed is None else self._prepared.streamed[0].share
+        """The share of the text that the stores hold, in tokens."""
+        if not self._prepared.streamed:
+            return 1.0
+        held = [len(part) for part in self._prepared.parts]
+        whole = sum(n / text.share for n, (text, _) in zip(held, self._prepared.streamed, strict=True))
+        return sum(held) / whole
 
     def validate(self, lm: LanguageModel, objective: Objective, compute: Compute, world: World) -> Validation:
         wanted = self.recipe.evaluation.tokens
@@ -340,7 +354,7 @@ class TextData:
 
     def _ngram_bits(self) -> float | None:
         """Bits per byte of a 5-gram model of the training text; None for very long and streamed texts."""
-        if self._prepared.streamed is not None:
+        if self._prepared.streamed:
             return None
         prepared = to_count(self._prepared, self.recipe.seed)
         train, tokenizer = prepared.train, prepared.tokenizer

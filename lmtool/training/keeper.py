@@ -33,7 +33,7 @@ class TrainingState:
 
     stale: validations since the best one. micro_batch: rows at once, maybe halved when out of memory. setup: what else
     results depend on bitwise, besides recipe and data. recipe: all its values. pending: the record of the last step,
-    where its validation comes after the checkpoint. stream: the mark of a streamed text.
+    where its validation comes after the checkpoint. stream: the mark of each text that is streamed.
     """
 
     tokens: int = 0
@@ -46,7 +46,7 @@ class TrainingState:
     setup: dict[str, object] = field(default_factory=dict)
     recipe: dict[str, object] = field(default_factory=dict)
     pending: Record | None = None
-    stream: dict[str, object] | None = None
+    stream: list[dict[str, object]] | None = None
 
     @classmethod
     def read(cls, checkpoint: Checkpoint, noted: Validated | None) -> Self:

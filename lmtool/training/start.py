@@ -413,8 +413,8 @@ def resume(
             teacher = teacher_of(run) if recipe.distillation.teacher is not None else None
             data = _read_again(recipe, run, tokenizer, world, report)
             _agree(recipe, data.fingerprint, compute, world)
-            mark = None if state.stream is None else StreamMark.model_validate(state.stream)
-            stack.enter_context(data.flowing(world, compute, mark))
+            marks = [StreamMark.model_validate(mark) for mark in state.stream or ()]
+            stack.enter_context(data.flowing(world, compute, marks))
             if world.is_main:
                 damaged = run.start(
                     step=checkpoint.step,

@@ -1,8 +1,8 @@
-"""Training examples of a streamed text: windows that are shuffled within each of its blocks."""
+"""Training examples of streamed texts: windows that are shuffled within each block of a text."""
 
 from bisect import bisect_left
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -17,47 +17,55 @@ from lmtool.run.order import hash_key
 from lmtool.text.blocks import BlockFolder, BlockStores
 from lmtool.text.prepare import Prepared, default_cache
 from lmtool.text.streaming import Place
-from lmtool.training.windows import Windows
+from lmtool.training.windows import Mixture, Windows
 
 KEPT = 4
 """Batches for which a block is kept after its last example: other processes may be behind."""
 
 
 @contextmanager
-def streaming(prepared: Prepared, world: World, compute: Compute, mark: StreamMark | None) -> Iterator[BlockStores]:
-    """The blocks of a streamed text while a run trains on them, from its beginning or from a mark.
+def streaming(
+    prepared: Prepared, world: World, compute: Compute, marks: Sequence[StreamMark]
+) -> Iterator[list[BlockStores]]:
+    """The blocks of each streamed text while a run trains on them, from its beginning or from its mark.
 
-    Raises CheckpointError when the block of the mark has another text than it had.
+    Raises CheckpointError when the block of a mark has another text than it had, or marks are missing.
     """
-    assert prepared.streamed is not None
-    text, part = prepared.streamed
-    folder = BlockFolder(default_cache()) if world.is_main else None
-    try:
-        path = Path(world.from_main("" if folder is None else str(folder.path.absolute()), compute))
-        number, place = 0, Place()
-        if mark is not None:
-            number, place = mark.block, Place(mark.turn, mark.unit, mark.chunk)
-        blocks = BlockStores(
-            text,
-            part,
-            prepared.train,
-            prepared.tokenizer,
-            path,
-            number=number,
-            place=place,
-            makes=world.is_main,
+    if marks and len(marks) != len(prepared.streamed):
+        raise CheckpointError(
+            f"the run cannot be resumed: its checkpoint marks places in {len(marks)} of {len(prepared.streamed)} texts",
+            fix="resume from another checkpoint",
         )
-        with closing(blocks):
-            if mark is not None and blocks.store(number).content != mark.content:
+    with ExitStack() as stack:
+        folder = BlockFolder(default_cache()) if world.is_main else None
+        if folder is not None:
+            stack.callback(folder.close)
+        path = Path(world.from_main("" if folder is None else str(folder.path.absolute()), compute))
+        opened = []
+        for n, ((text, part), head) in enumerate(zip(prepared.streamed, prepared.parts, strict=True)):
+            number, place = 0, Place()
+            if marks:
+                number, place = marks[n].block, Place(marks[n].turn, marks[n].unit, marks[n].chunk)
+            blocks = BlockStores(
+                text,
+                part,
+                head,
+                prepared.tokenizer,
+                path,
+                prefix=f"{n}-",
+                number=number,
+                place=place,
+                makes=world.is_main,
+            )
+            opened.append(stack.enter_context(closing(blocks)))
+        for mark, blocks, (text, _) in zip(marks, opened, prepared.streamed, strict=bool(marks)):
+            if blocks.store(mark.block).content != mark.content:
                 raise CheckpointError(
-                    f"the run cannot be resumed: block {number:,} of its text has changed since it was trained on",
-                    where=text.where(place),
+                    f"the run cannot be resumed: block {mark.block:,} of its text has changed since it was trained on",
+                    where=text.where(Place(mark.turn, mark.unit, mark.chunk)),
                     fix="restore the old files, or start a new run",
                 )
-            yield blocks
-    finally:
-        if folder is not None:
-            folder.close()
+        yield opened
 
 
 class StreamedWindows:
@@ -111,11 +119,17 @@ class StreamedWindows:
             for document in windows.documents(own_S)
         ]
 
+    def follow(self, sample: int) -> None:
+        """Be where reading this sample would be: its block is open, and those long before it are dropped."""
+        while sample >= self._begins[-1]:
+            self._open()
+        self._drop(sample)
+
     def mark(self, sample: int) -> StreamMark:
         """The block of the sample before this one, the last one trained on; for the process that makes the blocks."""
         while sample > self._begins[-1]:
             self._open()
-        at = bisect_left(self._begins, sample) - 1
+        at = max(0, bisect_left(self._begins, sample) - 1)
         number = self._first + at
         turn, unit, chunk = self._blocks.place(number)
         return StreamMark(
@@ -127,6 +141,10 @@ class StreamedWindows:
             documents=self._documents[at],
             content=self._blocks.store(number).content,
         )
+
+    def marks(self, sample: int) -> list[StreamMark]:
+        """Its mark alone; a mixture has several."""
+        return [self.mark(sample)]
 
     def _of_blocks(self, sample_S: NDArray[np.int64]) -> Iterator[tuple[int, Windows, NDArray[np.int64]]]:
         """Consecutive samples by block: its index, its windows, and the numbers of the samples in it."""
@@ -156,3 +174,29 @@ class StreamedWindows:
             if self._begins[number - self._first + 1] <= sample - self._kept:
                 del self._opened[number]
                 self._blocks.drop(number)
+
+
+class StreamedMixture(Mixture):
+    """Examples of several streamed texts in proportion to their weights; see `Mixture`.
+
+    Documents are numbered in each text, as how many the others have is not known.
+    """
+
+    unit = "documents, as numbered in each text,"
+
+    def __init__(self, texts: Sequence[StreamedWindows], weights: Sequence[float], seed: int) -> None:
+        super().__init__(texts, [0] * len(texts), weights, seed)
+        self._streams = texts
+
+    def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
+        # also those of which this process has no sample for many steps, while the blocks that it would read are dropped
+        for text, own in zip(self._streams, self._order.before(int(sample_S.min())), strict=True):
+            text.follow(own)
+        return super().read(sample_S)
+
+    def documents(self, sample_S: NDArray[np.int64]) -> list[int]:
+        return sorted(set(super().documents(sample_S)))
+
+    def marks(self, sample: int) -> list[StreamMark]:
+        """That of each text before this sample of the mixture."""
+        return [text.mark(own) for text, own in zip(self._streams, self._order.before(sample), strict=True)]

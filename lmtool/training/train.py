@@ -38,7 +38,7 @@ from lmtool.training.keeper import RunKeeper, TrainingState
 from lmtool.training.length import with_steps
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.schedule import doubtful_rate
-from lmtool.training.streamed import StreamedWindows
+from lmtool.training.streamed import StreamedMixture, StreamedWindows
 from lmtool.training.teaching import distilled
 from lmtool.training.windows import ExampleSource
 
@@ -140,8 +140,9 @@ def train(
             if _saves(recipe, last) or reason == "interrupted":
                 moments = trainee.optimizers.state()
                 moments |= {} if step.carried is None else carried.to_tensors(step.carried)
-                if isinstance(examples, StreamedWindows) and keeper.keeps:
-                    state.stream = examples.mark(last * recipe.training.batch_size).model_dump()
+                if isinstance(examples, StreamedWindows | StreamedMixture) and keeper.keeps:
+                    marks = examples.marks(last * recipe.training.batch_size)
+                    state.stream = [mark.model_dump() for mark in marks]
                 yield from keeper.save(last, trainee.lm, moments, state)
             if validates:
                 yield from _validate(trainee, data, keeper, compute, world, step)

@@ -48,6 +48,12 @@ class ExampleSource(Protocol):
         """True when the rows of this step (from 0) do not continue those of the step before."""
 
 
+class WindowSource(ExampleSource, Protocol):
+    """A source of windows of one text. length: tokens of each."""
+
+    length: int
+
+
 @dataclass(frozen=True)
 class _Place:
     """The tokens of an example: spans of the store, start..stop, one after the other; for a pair also a second part."""
@@ -283,7 +289,7 @@ class Mixture:
     unit = "documents"
 
     def __init__(
-        self, texts: Sequence[Windows], n_documents: Sequence[int], weights: Sequence[float], seed: int
+        self, texts: Sequence[WindowSource], n_documents: Sequence[int], weights: Sequence[float], seed: int
     ) -> None:
         """n_documents: of each text."""
         self._texts = texts
@@ -303,7 +309,8 @@ class Mixture:
         found: dict[int, Example] = {}
         for number, text in enumerate(self._texts):
             (here,) = np.nonzero(text_S == number)
-            found |= zip(here.tolist(), text.read(own_S[here]), strict=True)
+            if len(here):
+                found |= zip(here.tolist(), text.read(own_S[here]), strict=True)
         return [found[place] for place in range(len(sample_S))]
 
     def documents(self, sample_S: NDArray[np.int64]) -> list[int]:
@@ -311,5 +318,6 @@ class Mixture:
         return [
             int(self._before[number]) + document
             for number, text in enumerate(self._texts)
+            if (text_S == number).any()
             for document in text.documents(own_S[text_S == number])
         ]

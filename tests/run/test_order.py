@@ -198,6 +198,8 @@ def test_a_mixture_reads_each_text_in_order_and_in_any_place() -> None:
         assert own_S[text_S == text].tolist() == list(range(int((text_S == text).sum())))
     some = np.array([4999, 0, 1234, 1234, 2000])
     assert [found.tolist() for found in order(some)] == [text_S[some].tolist(), own_S[some].tolist()]
+    for sample in (0, 1, 999, 1000, 3217):
+        assert order.before(sample) == np.bincount(text_S[:sample], minlength=3).tolist()
 
 
 def test_a_mixture_is_shuffled_by_seed_and_block() -> None:

@@ -1,17 +1,27 @@
 """Training on a mixture of texts."""
 
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 
+from lmtool.compute.device import resolve
 from lmtool.compute.processes import World
-from lmtool.errors import DataError, RecipeError, UsageError
+from lmtool.errors import CheckpointError, DataError, RecipeError, UsageError
 from lmtool.objective import build_objective
 from lmtool.recipe.load import Resolved, Setting, load
+from lmtool.run.files import StreamMark
+from lmtool.text import streaming
+from lmtool.text.blocks import AHEAD, BlockStores
 from lmtool.training import start
-from lmtool.training.data import read_text
-from tests.training.tiny import Work, after, documents, metrics, no_report
+from lmtool.training.data import TextData, read_text
+from lmtool.training.streamed import StreamedMixture, StreamedWindows
+from tests.training.tiny import Work, after, documents, lasting, metrics, no_report
+
+CPU = resolve("cpu", "float32")
 
 
 def mixed(work: Work, *overrides: str, web: float = 3, code: float = 1) -> Resolved:
@@ -101,3 +111,150 @@ def test_a_run_goes_on_with_a_mixture_and_then_with_one_text(work: Work) -> None
     flags = [Setting("data.train", [str(work.text)], "TEXT")]
     alone, _ = start.to_continue(str(work.run("mixed")), None, (), flags)
     assert alone.recipe.data.mixture == {}
+
+
+# Streamed
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units and blocks so small that a test passes several of each text."""
+    monkeypatch.setattr(streaming, "UNIT", 300)
+    monkeypatch.setattr(streaming, "BLOCK", 1200)
+
+
+@contextmanager
+def flowing(data: TextData, *marks: StreamMark) -> Iterator[StreamedMixture]:
+    with data.flowing(World(), CPU, marks):
+        examples = data.examples(build_objective(data.recipe, data.framing.tokenizer, None))
+        assert isinstance(examples, StreamedMixture)
+        yield examples
+
+
+def tokens(examples: StreamedMixture, start: int, stop: int) -> list[list[int]]:
+    """Of consecutive samples, read eight at a time."""
+    read = (examples.read(np.arange(first, min(stop, first + 8))) for first in range(start, stop, 8))
+    return [one.tokens.tolist() for batch in read for one in batch]
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_streamed_texts_have_their_shares(work: Work) -> None:
+    data = read_text(mixed(work, "data.stream=true").recipe, None, World(), no_report)
+    with flowing(data) as examples:
+        texts = [data.framing.tokenizer.decode(one) for one in tokens(examples, 0, 1000)]
+        blocks = [mark.block for mark in examples.marks(1000)]
+        numbers = examples.documents(np.arange(992, 1000))
+    assert sum(text.upper() == text for text in texts) == 250
+    assert sum(text.lower() == text for text in texts) == 750
+    assert min(blocks) > 2
+    assert numbers == sorted(set(numbers))
+    assert "streamed, 3 files, " in data.lines[0]
+    assert "75 % " in data.lines[0]
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("sample", [1, 8, 333, 1400])
+def test_a_sample_follows_from_the_seed_and_its_number(work: Work, sample: int) -> None:
+    """So reading from the marks of any sample goes on as if nothing had happened; a text may not have been read yet."""
+    data = read_text(mixed(work, "data.stream=true", web=1, code=9).recipe, None, World(), no_report)
+    with flowing(data) as examples:
+        tokens(examples, 0, sample)
+        marks = examples.marks(sample)
+        expected = tokens(examples, sample, sample + 80)
+    with flowing(data, *marks) as examples:
+        assert tokens(examples, sample, sample + 80) == expected
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_stopping_and_resuming_a_streamed_mixture_changes_no_bit(work: Work) -> None:
+    resolved = mixed(work, "data.stream=true", "training.steps=40")
+    pretrained(work, resolved, "whole")
+    pretrained(work, resolved, "cut", stop=after(27))
+    work.resume(name="cut")
+    assert lasting(work.run("cut"), 40) == lasting(work.run("whole"), 40)
+
+
+def joining(data: TextData, first: StreamedMixture, batch_size: int) -> StreamedMixture:
+    """The examples as a process reads them that does not make the blocks."""
+    streams = []
+    for n, (own, (text, part)) in enumerate(zip(first._streams, data._prepared.streamed, strict=True)):
+        stores = data._prepared.parts[n], data.framing.tokenizer, own._blocks._folder
+        blocks = BlockStores(text, part, *stores, prefix=f"{n}-", number=0, place=streaming.Place(), makes=False)
+        settings = {"batch_size": batch_size, "isolated": False, "share": text.share, "mark": None}
+        streams.append(StreamedWindows(blocks, own._cut, own._seed, **settings))
+    return StreamedMixture(streams, list(data.recipe.data.mixture.values()), data.recipe.seed)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_processes_read_the_same_and_keep_few_blocks(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of eight, each has a sample of the smaller text in a few steps only, between which blocks of it come and go."""
+    monkeypatch.setattr(streaming, "BLOCK", 150)
+    monkeypatch.setattr("lmtool.text.blocks.time.sleep", limited(2000))
+    n_ranks, n_steps = 8, 100
+    data = read_text(mixed(work, "data.stream=true").recipe, None, World(), no_report)
+    with flowing(data) as examples:
+        alone = tokens(examples, 0, n_ranks * n_steps)
+    with flowing(data) as first:
+        # they are in step here, so that one batch behind is enough
+        first._streams[0]._kept = first._streams[1]._kept = n_ranks
+        ranks = [first, *(joining(data, first, n_ranks) for _ in range(n_ranks - 1))]
+        both, most = [], 0
+        for step in range(n_steps):
+            for rank, own in enumerate(ranks):
+                both += tokens(own, n_ranks * step + rank, n_ranks * step + rank + 1)
+            most = max(most, len(list(first._streams[0]._blocks._folder.glob("[01]-*"))))
+        blocks = [mark.block for mark in first.marks(n_ranks * n_steps)]
+    assert both == alone
+    assert min(blocks) > 10
+    # of each text those ahead, in use, behind, and being written
+    assert most <= 2 * (AHEAD + 3)
+
+
+def limited(calls: int) -> Callable[[float], None]:
+    """Waits so often and then fails, as what is waited for does not come."""
+    left = iter(range(calls))
+
+    def sleep(seconds: float) -> None:
+        assert next(left, None) is not None, "waits for a block that is not made again"
+        threading.Event().wait(seconds)
+
+    return sleep
+
+
+def test_texts_are_streamed_where_they_are_large_together(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = mixed(work).recipe
+    sizes = [(work.folder / "web.txt").stat().st_size, (work.folder / "code" / "0.txt").stat().st_size * 2]
+    monkeypatch.setattr(streaming, "LARGE", sum(sizes) - 200)
+    assert max(sizes) < streaming.LARGE
+    assert read_text(recipe, None, World(), no_report).recipe.data.stream is True
+    monkeypatch.setattr(streaming, "LARGE", 2 * sum(sizes))
+    assert read_text(recipe, None, World(), no_report).recipe.data.stream is False
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_an_epoch_of_streams_is_estimated_from_their_heads(work: Work) -> None:
+    whole = read_text(mixed(work).recipe, None, World(), no_report).per_epoch
+    data = read_text(mixed(work, "data.stream=true").recipe, None, World(), no_report)
+    before = data.per_epoch
+    with flowing(data):
+        while_flowing = data.per_epoch
+    assert before == pytest.approx(whole, rel=0.4)
+    assert while_flowing == pytest.approx(before, rel=0.02)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_text_without_its_mark_is_refused(work: Work) -> None:
+    data = read_text(mixed(work, "data.stream=true").recipe, None, World(), no_report)
+    with flowing(data) as examples:
+        marks = examples.marks(8)
+    with pytest.raises(CheckpointError, match="1 of 2 texts"), flowing(data, marks[0]):
+        pass
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_changed_text_of_a_mixture_is_refused(work: Work) -> None:
+    pretrained(work, mixed(work, "data.stream=true", "training.steps=40"), "run", stop=after(27))
+    for path in (work.folder / "code").iterdir():
+        path.write_text(path.read_text().replace("E", "F"), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="changed since"):
+        work.resume()

@@ -78,7 +78,7 @@ def test_stopping_and_resuming_changes_no_bit(work: Work, folder: Path) -> None:
     pretrained(work, "whole", f"training.steps={steps}")
     pretrained(work, "cut", f"training.steps={steps}", stop=after(27))
     state = json.loads((work.run("cut") / "checkpoints/step-000027/state.json").read_text())
-    assert state["stream"]["block"] > 1
+    assert state["stream"][0]["block"] > 1
     work.resume(name="cut")
     assert lasting(work.run("cut"), steps) == lasting(work.run("whole"), steps)
 
@@ -326,9 +326,8 @@ def texts_of(data: TextData, examples: StreamedWindows, sample_S: NDArray[np.int
 def joining(data: TextData) -> StreamedWindows:
     """The examples as a process reads them that does not make the blocks."""
     first = examples_of(data)._blocks
-    assert data._prepared.streamed is not None
-    text, part = data._prepared.streamed
+    ((text, part),) = data._prepared.streamed
     stores = data._prepared.train, data.framing.tokenizer
-    found = BlockStores(text, part, *stores, first._folder, number=0, place=Place(), makes=False)
+    found = BlockStores(text, part, *stores, first._folder, prefix="0-", number=0, place=Place(), makes=False)
     cut = build_objective(data.recipe, data.framing.tokenizer, None).cut(data.recipe.model.context)
     return StreamedWindows(found, cut, data.recipe.seed, batch_size=8, isolated=False, share=text.share, mark=None)

@@ -133,8 +133,6 @@ class Data(Spec):
             mistakes.append("task_tests are for tasks, of which there are none")
         if self.mixture and (self.train or self.tasks):
             mistakes.append("mixture names the texts itself; omit train and tasks")
-        if self.stream is True and self.mixture:
-            mistakes.append("stream is for one text, and mixture has several; set it to false")
         if self.stream is True and self.split == "slice":
             mistakes.append("stream divides a text into documents, and split slice does not; set one of them otherwise")
         if mistakes:
