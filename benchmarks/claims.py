@@ -321,7 +321,7 @@ def classifiers(bench: Bench) -> str:
         run = on_entailment(bench, name)
         size = json.loads((run / "run.json").read_text())["summary"].rpartition(", ")[2].removesuffix(" parameters")
         rows.append([name, size, *cells, f"{figures(run)['accuracy']:.3f}", f"{seconds:.0f} s"])
-    head = ["model", "parameters", "500 reviews", "3,000 reviews", "4,000 pairs", "CPU time of 3,000 reviews"]
+    head = ["model", "trained parameters", "500 reviews", "3,000 reviews", "4,000 pairs", "CPU time of 3,000 reviews"]
     return table(head, rows)
 
 
