@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from lmtool.compute.cores import n_cores, threads_are_given
-from lmtool.compute.memory import machine_memory
+from lmtool.compute.memory import keep_freed_memory, machine_memory
 from lmtool.errors import ResourceError
 from lmtool.recipe.spec.base import DeviceName, PrecisionName
 
@@ -25,6 +25,7 @@ def limit_threads() -> None:
 
 
 limit_threads()  # when torch is imported, so that programs may choose another number later
+keep_freed_memory()
 
 
 @dataclass(frozen=True)

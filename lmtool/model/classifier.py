@@ -16,8 +16,9 @@ from lmtool.model.bidirectional import BidirectionalModel
 from lmtool.model.features import ScalarMix
 from lmtool.model.language_model import LanguageModel, Output, Wrapper
 from lmtool.model.layers.dropout import drop
+from lmtool.model.layers.norms import build_norm
 from lmtool.model.layers.observing import Attending
-from lmtool.model.layers.parts import activate, build_norm
+from lmtool.model.layers.parts import activate
 from lmtool.model.recurrent import RecurrentDecoder
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Model

@@ -436,8 +436,8 @@ def test_a_chat_template_writes_questions_and_answers(folder: Path) -> None:
     chat_templates.publish(folder / "tokens", "gemma")
     recipe = folder / "chat.yaml"
     recipe.write_text(
-        "model: {kind: transformer, n_layers: 1, d_model: 16, n_heads: 2, context: 64}\nobjective: {kind: seq2seq}\n"
-        "training: {steps: 1, epochs: 12, batch_size: 10, device: cpu}\noptimizer: {kind: adamw, lr: 0.02}\n"
+        "model: {kind: transformer, n_layers: 1, d_model: 48, n_heads: 4, context: 64}\nobjective: {kind: seq2seq}\n"
+        "training: {steps: 1, epochs: 20, batch_size: 10, device: cpu}\noptimizer: {kind: adamw, lr: 0.02}\n"
         f"tokenizer: {{kind: file, path: '{folder}/tokens'}}\nevaluation: {{every: 20}}\n"
     )
     train = questions(folder / "train.jsonl", "conversations")

@@ -6,11 +6,13 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from lmtool.batch import Mask
 from lmtool.model.language_model import LayerState
 from lmtool.model.layers.attention import Attend, JoinedLinear, Mixed, Mixer
-from lmtool.model.layers.parts import FeedForward, build_norm
+from lmtool.model.layers.norms import build_norm
+from lmtool.model.layers.parts import FeedForward
 from lmtool.model.layers.positions import LearnedPositions, SinusoidalPositions
 from lmtool.model.layers.stack import Sublayer
 from lmtool.recipe.spec.transformer import Norm
@@ -33,6 +35,35 @@ def test_norms(kind: str, bias: bool, eps: float, scale: float) -> None:
     plain = reference.Norm(kind, parameters["weight"], parameters.get("bias"), eps)
     assert norm(x).detach().numpy() == pytest.approx(plain(x.numpy()), rel=1e-9)
     assert ("bias" in parameters) == (bias and kind == "layer")
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 7), (2, 3, 7)])
+@pytest.mark.parametrize("trained", [(True, True), (True, False), (False, True)])
+def test_gradients_of_rms_norm(shape: tuple[int, ...], trained: tuple[bool, bool]) -> None:
+    """Those of torch's own formula, whichever are wanted, also of inputs and gradients that are not contiguous."""
+    torch.manual_seed(0)
+    norm = build_norm(Norm.model_validate({"kind": "rms", "eps": 0.01}), 7, False).double()
+    nn.init.normal_(norm.weight)
+    x, grad = (torch.randn(*shape[:-1], 14, dtype=torch.float64)[..., ::2] for _ in range(2))
+    found = []
+    for forward in (norm, lambda x: F.rms_norm(x, (7,), norm.weight, 0.01)):
+        input_, norm.weight.grad = x.clone().requires_grad_(trained[0]), None
+        norm.weight.requires_grad_(trained[1])
+        y = forward(input_)
+        y.backward(grad)
+        found.append((y, input_.grad, norm.weight.grad))
+    for own, theirs in zip(*found, strict=True):
+        assert (own is None) == (theirs is None)
+        if own is not None:
+            torch.testing.assert_close(own, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_rms_norm_is_the_same_with_and_without_gradients() -> None:
+    norm = build_norm(Norm.model_validate({"kind": "rms"}), 48, False)
+    x = torch.randn(5, 48)
+    with torch.no_grad():
+        alone = norm(x)
+    assert torch.equal(norm(x), alone)
 
 
 @pytest.mark.parametrize(

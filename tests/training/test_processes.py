@@ -149,7 +149,7 @@ def test_one_process_tokenizes_for_both(group: Work) -> None:
     states = (
         verify(listed(group.run(name) / "checkpoints")[-1][1]).state() for name in ("streamed", "streamed by one")
     )
-    mark, other = (state["stream"] for state in states)
+    [mark], [other] = (state["stream"] for state in states)
     assert mark == other
     assert mark["turn"] > 1
 

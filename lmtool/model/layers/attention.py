@@ -551,15 +551,6 @@ class Heads(NamedTuple):
         return self.n * self.value_width
 
 
-class HeadNorm(nn.RMSNorm):
-    """RMSNorm of each part of its width: of single heads, or of all jointly (Dehghani et al. 2023; OLMo Team 2025)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        parts = x.to(self.weight.dtype).reshape(*x.shape[:-1], -1, *self.normalized_shape)
-        normed: Tensor = super().forward(parts)
-        return normed.view(x.shape).to(x.dtype)
-
-
 class SelfAttention(Attending, Mixer):
     """Multi-head self-attention (Vaswani et al. 2017), with grouped key-value heads (Ainslie et al. 2023)."""
 

@@ -13,30 +13,9 @@ from torch.nn import functional as F
 from lmtool.model.language_model import LayerState
 from lmtool.model.layers.attention import Adaptable, Attend, JoinedLinear, Mixed, Mixer
 from lmtool.model.layers.dropout import drop
+from lmtool.model.layers.norms import build_norm
 from lmtool.model.layers.positions import build_position
-from lmtool.recipe.spec.transformer import Norm, Transformer
-
-
-def build_norm(spec: Norm, width: int, bias: bool) -> nn.Module:
-    """LayerNorm with gamma and beta (Ba et al. 2016), RMSNorm with gamma (Zhang and Sennrich 2019), or neither."""
-    match spec.kind:
-        case "layer":
-            return nn.LayerNorm(width, eps=spec.eps, bias=bias)
-        case "rms":
-            return OffsetRMSNorm(width, eps=spec.eps) if spec.unit_offset else nn.RMSNorm(width, eps=spec.eps)
-        case "none":
-            return nn.Identity()
-
-
-class OffsetRMSNorm(nn.RMSNorm):
-    """RMSNorm whose gain is 1 + w (Gemma Team 2024)."""
-
-    def reset_parameters(self) -> None:
-        nn.init.zeros_(self.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.normalized_shape, 1 + self.weight, self.eps)
-
+from lmtool.recipe.spec.transformer import Transformer
 
 GATES = {"swiglu": "silu", "geglu": "gelu-tanh", "geglu-exact": "gelu"}
 """The nonlinearity of the gate, for gated activations."""

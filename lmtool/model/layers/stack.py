@@ -13,10 +13,11 @@ from torch.utils.checkpoint import checkpoint
 
 from lmtool.batch import Mask
 from lmtool.model.language_model import KeyValue, LayerState, Memory, Output, Parts, summed, topped
-from lmtool.model.layers.attention import Attend, CrossAttention, HeadNorm, Heads, Mixed, Mixer, SelfAttention
+from lmtool.model.layers.attention import Attend, CrossAttention, Heads, Mixed, Mixer, SelfAttention
 from lmtool.model.layers.dropout import drop
+from lmtool.model.layers.norms import HeadNorm, build_norm
 from lmtool.model.layers.observing import attending
-from lmtool.model.layers.parts import FeedForward, build_norm, initialise
+from lmtool.model.layers.parts import FeedForward, initialise
 from lmtool.model.layers.positions import build_attention_position, build_window_position
 from lmtool.model.layers.scores import Score, build_score
 from lmtool.recipe.spec.transformer import DenseFeedForward, NormPlace, Transformer, WindowPattern
