@@ -2,15 +2,20 @@
 
     python benchmarks/training.py [TEXT] [--layers 6 --width 384 --heads 6 --context 128 --batch 32]
 
-Every contender trains its own copy of one GPT-2 with AdamW on the same batches. They take turns of a few steps each, so
-that other load on the machine affects all alike; figures are medians over turns. Transformers runs in a plain loop with
-its fastest settings: fused AdamW, fused GELU, and the faster of eager and SDPA attention.
+Every contender trains its own copy of one GPT-2 with AdamW on the same batches, in a process of its own. They take
+turns of a few steps each, so that other load on the machine affects all alike; figures are medians over turns.
+Transformers runs in a plain loop with its fastest settings: fused AdamW, fused GELU, and the faster of eager and SDPA
+attention; once more with lmtool's way to allocate memory, which a plain loop does not have.
 """
 
 import argparse
+import json
+import os
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -118,7 +123,7 @@ def same_weights(source: LanguageModel, config: GPT2Config, attention: str) -> G
     return model.train()
 
 
-def main() -> None:
+def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", nargs="?", type=Path)
     parser.add_argument("--layers", type=int, default=6)
@@ -129,7 +134,15 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--steps", type=int, default=4, help="steps in a turn")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    given = parser.parse_args()
+    parser.add_argument(
+        "--take-turns", metavar="NAME", help="be one of the contenders: a turn for each line that is read"
+    )
+    return parser.parse_args()
+
+
+def contender(given: argparse.Namespace) -> Iterator[float]:
+    """Losses of the contender that the options name, per step."""
+    library, precision, *attention = given.take_turns.split()
     tokens = Tokens(given.text.read_text("utf-8") if given.text else invented_text(1_000_000))
     spec = Transformer(
         kind="transformer",
@@ -145,6 +158,12 @@ def main() -> None:
         optimizer=AdamW(lr=1e-3),
         schedule=Constant(kind="constant"),
     )
+    examples = Windows(tokens, CausalObjective(Causal(), -1, False).cut(given.context), seed=1)  # type: ignore[arg-type]
+    compute = resolve(given.device, precision)
+    torch.manual_seed(1)
+    model = build(spec, tokens.vocab_size).to(compute.device)
+    if library == "lmtool":
+        return ours(model, examples, recipe, compute)
     config = GPT2Config(
         vocab_size=tokens.vocab_size,
         n_positions=given.context,
@@ -158,46 +177,71 @@ def main() -> None:
         bos_token_id=None,
         eos_token_id=None,
     )
-    cut = CausalObjective(Causal(), -1, False).cut(given.context)
-    examples = Windows(tokens, cut, seed=1)  # type: ignore[arg-type]  # read like a store
-    fast, exact = resolve(given.device, "auto"), resolve(given.device, "float32")
+    return theirs(same_weights(model, config, attention[0]).to(compute.device), examples, recipe, compute)
 
-    def fresh(compute: Compute) -> LanguageModel:
-        torch.manual_seed(1)
-        return build(spec, tokens.vocab_size).to(compute.device)
 
-    def hf(compute: Compute, attention: str) -> Iterator[float]:
-        return theirs(same_weights(fresh(compute), config, attention).to(compute.device), examples, recipe, compute)
+def take_turns(given: argparse.Namespace) -> None:
+    """Print the seconds and losses of a turn for each line of standard input; the first is a warm-up of two steps."""
+    steps = contender(given)
+    for turn, _ in enumerate(sys.stdin):
+        began = time.perf_counter()
+        losses = [next(steps) for _ in range(given.steps if turn else 2)]
+        print(json.dumps({"seconds": time.perf_counter() - began, "losses": losses}), flush=True)
 
-    contenders: dict[str, Callable[[], Iterator[float]]] = {
-        f"lmtool {fast.precision}": lambda: ours(fresh(fast), examples, recipe, fast),
-        "lmtool float32": lambda: ours(fresh(exact), examples, recipe, exact),
-    }
-    for compute in (fast, exact):
-        for attention in ("eager", "sdpa"):
-            contenders[f"transformers {compute.precision} {attention}"] = lambda c=compute, a=attention: hf(c, a)
-    running = {name: start() for name, start in contenders.items()}
-    losses: dict[str, list[float]] = {name: [next(steps), next(steps)] for name, steps in running.items()}
-    speeds: dict[str, list[float]] = {name: [] for name in running}
+
+class Contender:
+    """A process that trains when it is asked to."""
+
+    def __init__(self, name: str, keeps_memory: bool) -> None:
+        self.name, self.keeps_memory = name, keeps_memory
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, *sys.argv[1:], "--take-turns", name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | ({} if keeps_memory else {"GLIBC_TUNABLES": ""}),  # set: lmtool changes nothing
+        )
+        self.seconds: list[float] = []
+        self.losses: list[float] = []
+        self.turn()
+        self.seconds.clear()
+
+    def turn(self) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(file=self.process.stdin, flush=True)
+        done = json.loads(self.process.stdout.readline())
+        self.seconds.append(done["seconds"])
+        self.losses += done["losses"]
+
+
+def main() -> None:
+    given = options()
+    if given.take_turns:
+        return take_turns(given)
+    fast = resolve(given.device, "auto")
+    own = [Contender(f"lmtool {precision}", True) for precision in (fast.precision, "float32")]
+    peers = [
+        Contender(f"transformers {precision} {attention}", False)
+        for precision in (fast.precision, "float32")
+        for attention in ("eager", "sdpa")
+    ]
+    contenders = [*own, *peers, Contender(f"transformers {fast.precision} sdpa", True)]
     for _ in range(given.turns):
-        for name, steps in running.items():
-            began = time.perf_counter()
-            losses[name] += [next(steps) for _ in range(given.steps)]
-            seconds = time.perf_counter() - began
-            speeds[name].append(given.steps * given.batch * given.context / seconds)
-    medians = {name: statistics.median(turns) for name, turns in speeds.items()}
-    count = sum(parameter.numel() for parameter in fresh(exact).parameters())
-    print(
-        f"{given.layers} layers x {given.width}, T {given.context}, B {given.batch}: "
-        f"{count:,} parameters; {fast.describe()}"
-    )
+        for each in contenders:
+            each.turn()
+    print(f"{given.layers} layers x {given.width}, T {given.context}, B {given.batch}; {fast.describe()}")
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {given.turns} turns of {given.steps} steps")
-    for name, speed in medians.items():
-        print(f"{name:30} {speed:9,.0f} tokens/s   loss {losses[name][0]:.4f} -> {losses[name][-1]:.4f}")
-    best = medians[f"lmtool {fast.precision}"]
+    speeds = [given.steps * given.batch * given.context / statistics.median(each.seconds) for each in contenders]
+    for each, speed in zip(contenders, speeds, strict=True):
+        memory = "freed memory kept" if each.keeps_memory else ""
+        print(f"{each.name:30} {memory:18} {speed:9,.0f} tokens/s   loss {each.losses[0]:.4f} -> {each.losses[-1]:.4f}")
+        each.process.kill()
     for precision in (fast.precision, "float32"):
-        peer = max(speed for name, speed in medians.items() if name.startswith(f"transformers {precision}"))
-        print(f"lmtool {fast.precision} / transformers {precision}: {best / peer:.2f}")
+        best = max(
+            speed for each, speed in zip(contenders, speeds, strict=True) if each in peers and precision in each.name
+        )
+        print(f"lmtool {fast.precision} / transformers {precision}: {speeds[0] / best:.2f}")
 
 
 if __name__ == "__main__":
