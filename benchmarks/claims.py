@@ -111,9 +111,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def mean(values: Sequence[float]) -> str:
+def mean(values: Sequence[float], digits: int = 3) -> str:
     """Mean and standard deviation over seeds."""
-    return f"{fmean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
+    return f"{fmean(values):.{digits}f}" + (f" ± {stdev(values):.{digits}f}" if len(values) > 1 else "")
+
+
+SEEDS = 3
 
 
 def positions(bench: Bench) -> str:
@@ -128,15 +131,17 @@ def positions(bench: Bench) -> str:
     small = ["model.context=128", "training.batch_size=16", bench.steps(600)]
     # of `tiny`, but learning rates and embeddings that favour no kind of positions
     rates = ["optimizer={kind: muon, lr: 0.01, adamw: {lr: 5e-3, beta2: 0.99, weight_decay: 0}}", "model.init={}"]
+    text, valid = str(DATA / "stories.txt"), DATA / "stories.valid.txt"
     rows = []
     for kind, position in kinds.items():
-        settings = [*small, *rates, f"model.position={position}", "data.documents=whole"]
-        run = bench.train("pretrain", kind, str(DATA / "stories.txt"), "--recipe", "tiny", settings=settings)
-        found = [
-            bench.evaluate(f"{kind}-{n}", run, DATA / "stories.valid.txt", "--context", str(n))["bits_per_byte"]
-            for n in contexts
-        ]
-        rows.append([f"`{kind}`", *(f"{bits:.3f}" for bits in found)])
+        found: dict[int, list[float]] = {n: [] for n in contexts}
+        for seed in bench.seeds(SEEDS):
+            settings = [*small, *rates, f"model.position={position}", "data.documents=whole", f"seed={seed}"]
+            run = bench.train("pretrain", f"{kind}-{seed}", text, "--recipe", "tiny", settings=settings)
+            for n, bits in found.items():
+                measured = bench.evaluate(f"{kind}-{seed}-{n}", run, valid, "--context", str(n))
+                bits.append(measured["bits_per_byte"])
+        rows.append([f"`{kind}`", *map(mean, found.values())])
     return table(["position", "64", "128, as trained", *map(str, contexts[2:])], rows)
 
 
@@ -147,21 +152,24 @@ def attention(bench: Bench) -> str:
     recipes = {"none": "seq2seq", "Luong": "seq2seq-luong"}
     rows = []
     for name, recipe in recipes.items():
-        run = bench.train(
-            "finetune",
-            recipe,
-            str(DATA / "translation.tsv"),
-            "--test",
-            str(by_length(bench, 3, 30)),
-            "--recipe",
-            recipe,
-            settings=[*small, bench.steps(1200)],
-        )
-        found = [figures(run)]
-        for low, high in buckets:
-            found.append(bench.evaluate(f"{recipe}-{low}-{high}", run, by_length(bench, low, high)))
-        rows.append([name, *(f"{measured['loss']:.2f}, {measured['bleu']:.1f}" for measured in found)])
-    return table(["attention", "all", *(f"{low}-{high} words" for low, high in buckets)], rows)
+        found: list[list[dict[str, Any]]] = []
+        for seed in bench.seeds(SEEDS):
+            run = bench.train(
+                "finetune",
+                f"{recipe}-{seed}",
+                str(DATA / "translation.tsv"),
+                "--test",
+                str(by_length(bench, 3, 30)),
+                "--recipe",
+                recipe,
+                settings=[*small, bench.steps(1200), f"seed={seed}"],
+            )
+            parts = [bench.evaluate(f"{recipe}-{seed}-{a}-{b}", run, by_length(bench, a, b)) for a, b in buckets]
+            found.append([figures(run), *parts])
+        for measure in ("loss", "bleu"):
+            cells = [mean([each[measure] for each in column], 2) for column in zip(*found, strict=True)]
+            rows.append([name, measure, *cells])
+    return table(["attention", "", "all", *(f"{low}-{high} words" for low, high in buckets)], rows)
 
 
 def by_length(bench: Bench, low: int, high: int) -> Path:
@@ -232,8 +240,8 @@ def sample(bench: Bench, n: int, seed: int) -> Path:
     return part
 
 
-SIZES = {50: (40, 2), 150: (25, 2), 500: (12, 2), 1500: (6, 2), 3000: (4, 2)}
-"""By number of reviews: epochs, and number of seeds, each with a sample of its own."""
+EPOCHS = {50: 40, 150: 25, 500: 12, 1500: 6, 3000: 4}
+"""By number of reviews; each seed has a sample of its own."""
 
 
 def classifier(bench: Bench, name: str, part: str, data: Path, test: str, seed: int, epochs: float) -> Path:
@@ -250,21 +258,22 @@ def classifier(bench: Bench, name: str, part: str, data: Path, test: str, seed: 
 
 
 def on_reviews(bench: Bench, name: str, n: int, seed: int) -> Path:
-    return classifier(bench, name, f"{n}-{seed}", sample(bench, n, seed), "reviews.test.csv", seed, SIZES[n][0])
+    return classifier(bench, name, f"{n}-{seed}", sample(bench, n, seed), "reviews.test.csv", seed, EPOCHS[n])
 
 
-def on_entailment(bench: Bench, name: str) -> Path:
-    return classifier(bench, name, "entailment", DATA / "entailment.csv", "entailment.test.csv", 1, 4)
+def on_entailment(bench: Bench, name: str, seed: int) -> Path:
+    part = f"entailment-{seed}"
+    return classifier(bench, name, part, DATA / "entailment.csv", "entailment.test.csv", seed, 4)
 
 
 def pretraining(bench: Bench) -> str:
     """Pretraining and fine-tuning beats training from scratch on the same labelled rows."""
     rows = []
-    for n, (epochs, seeds) in SIZES.items():
+    for n, epochs in EPOCHS.items():
         cells = [f"{n:,}"]
         for name in ("encoder", "decoder"):
             scratch, pre = [], []
-            for seed in bench.seeds(seeds):
+            for seed in bench.seeds(SEEDS):
                 run = on_reviews(bench, name, n, seed)
                 pre.append(figures(run)["accuracy"])
                 again, data = f"{name}-{n}-{seed}-scratch", sample(bench, n, seed)
@@ -313,14 +322,12 @@ def classifiers(bench: Bench) -> str:
     """Encoders beat decoders, which beat features of an ELMo; a mean of word vectors is strong for its cost."""
     rows = []
     for name in ("encoder", "decoder", "elmo", "dan"):
-        cells, seconds = [], 0.0
-        for n in (500, 3000):
-            runs = [on_reviews(bench, name, n, seed) for seed in bench.seeds(SIZES[n][1])]
-            cells.append(mean([figures(run)["accuracy"] for run in runs]))
-            seconds = bench.spent[runs[0].name]
-        run = on_entailment(bench, name)
-        size = json.loads((run / "run.json").read_text())["summary"].rpartition(", ")[2].removesuffix(" parameters")
-        rows.append([name, size, *cells, f"{figures(run)['accuracy']:.3f}", f"{seconds:.0f} s"])
+        tables = [partial(on_reviews, n=500), partial(on_reviews, n=3000), on_entailment]
+        runs = [[of(bench, name, seed=seed) for seed in bench.seeds(SEEDS)] for of in tables]
+        accuracies = [mean([figures(run)["accuracy"] for run in each]) for each in runs]
+        first = runs[1][0]
+        size = json.loads((first / "run.json").read_text())["summary"].rpartition(", ")[2].removesuffix(" parameters")
+        rows.append([name, size, *accuracies, f"{bench.spent[first.name]:.0f} s"])
     head = ["model", "trained parameters", "500 reviews", "3,000 reviews", "4,000 pairs", "CPU time of 3,000 reviews"]
     return table(head, rows)
 
