@@ -17,7 +17,7 @@ _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
 
 if not any(name in os.environ for name in _WAITING):
     # spins of libgomp, milliseconds of the others; read when torch is imported: docs/decisions/014-bounded-spinning.md
-    os.environ |= {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "1"}
+    os.environ |= {"GOMP_SPINCOUNT": "3000", "KMP_BLOCKTIME": "1"}
 
 _HOMES = {
     "load": "lmtool.api",

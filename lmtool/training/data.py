@@ -238,9 +238,14 @@ class TextData:
         for ngrams in ngrams_of(lm):
             ngrams.count(torch.from_numpy(self._train.sample(MOST_COUNTED)))
 
-    def examples(self, objective: Objective) -> ExampleSource:
-        training = self.recipe.training
+    def windows(self, objective: Objective) -> Windows:
+        """Windows of the training text; of a stream those of its head, of a mixture those of its first text."""
+        training, tokenizer = self.recipe.training, self.framing.tokenizer
         lanes = training.batch_size if training.carry_state else None
+        cut, marks = objective.cut(self.recipe.model.context), (tokenizer.bos_id, tokenizer.eos_id)
+        return Windows(self._train, cut, self.recipe.seed, lanes, marks, self.recipe.data.isolate_documents)
+
+    def examples(self, objective: Objective) -> ExampleSource:
         cut = objective.cut(self.recipe.model.context)
         marks = self.framing.tokenizer.bos_id, self.framing.tokenizer.eos_id
         if cut.unit == "pair":
@@ -250,7 +255,7 @@ class TextData:
             return self._mixed(cut, marks)
         if self._blocks:
             return self._streamed(0, cut, self.recipe.seed)
-        windows = Windows(self._train, cut, self.recipe.seed, lanes, marks, self.recipe.data.isolate_documents)
+        windows = self.windows(objective)
         if isinstance(self.recipe.objective, WeightedCounts):
             is_word_V = self.token_counts() > 0
             is_word_V[list(self.framing.tokenizer.special_ids)] = False

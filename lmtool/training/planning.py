@@ -18,8 +18,8 @@ from lmtool.errors import RecipeError, UsageError
 from lmtool.model import build
 from lmtool.model.anatomy import anatomy
 from lmtool.model.size import BEYOND, held_in_training, size_of
-from lmtool.objective import Objective, Vocabulary
-from lmtool.objective import build as build_objective
+from lmtool.objective import Objective, Vocabulary, build_objective
+from lmtool.objective import build as objective_of
 from lmtool.recipe.load import Resolved
 from lmtool.recipe.pretraining import DefaultRecipe
 from lmtool.recipe.spec.objective import HeadSpec, Masked, ReplacedTokens, Seq2Seq, SkipGramWindow
@@ -182,7 +182,7 @@ def forecast(
     else:
         on_gpu, precision, memory, device = True, KINDS[kind].precision, KINDS[kind].memory, kind
         precision = precision if training.precision == "auto" else training.precision
-    work = _Work(recipe, vocab_size)
+    work = _Work(recipe, vocab_size, data)
     held = held_in_training(recipe, vocab_size)
     share = training.batch_size // n_devices
     rows = min(training.rows_at_once(n_devices), share)
@@ -239,10 +239,10 @@ def forecast(
 
 
 class _Work:
-    """A recipe's model and rows, with invented tokens."""
+    """A recipe's model and rows: of the text, if there is one, where time is measured, and else of invented tokens."""
 
-    def __init__(self, recipe: Recipe, vocab_size: int) -> None:
-        self.recipe, self.vocab_size = recipe, vocab_size
+    def __init__(self, recipe: Recipe, vocab_size: int, data: TextData | None) -> None:
+        self.recipe, self.vocab_size, self.data = recipe, vocab_size, data
         self.spec: Model = recipe.model
         self.is_traced = self.spec.reads != "words"
         self.is_for_tables = isinstance(recipe.objective, HeadSpec | Seq2Seq)
@@ -254,7 +254,7 @@ class _Work:
         special = tuple(range(n_special))
         pad, bos, eos, mask, sep, cls = (*special, *[0] * 6)[:6]
         vocabulary = Vocabulary(self.vocab_size, pad, bos, eos, mask, sep, cls, (bos,), special[6:], frozenset(special))
-        return build_objective(self.recipe, vocabulary)
+        return objective_of(self.recipe, vocabulary)
 
     def examples(self, objective: Objective, seed: int = 0) -> Windows:
         cut = objective.cut(self.spec.context)
@@ -316,7 +316,11 @@ class _Work:
 
     def seconds(self, compute: Compute, n_rows: int) -> float:
         """Seconds of a step of `n_rows` rows on this machine, the median of some."""
-        objective = self.objective
+        if self.data is None:
+            objective, examples = self.objective, self.examples(self.objective)
+        else:
+            objective = build_objective(self.recipe, self.data.framing.tokenizer)
+            examples = self.data.windows(objective)
         torch.manual_seed(0)
         lm = build(self.spec, self.vocab_size).to(compute.device)
         for parameter in objective.idle(lm):
@@ -326,7 +330,7 @@ class _Work:
         recipe = recipe.model_copy(update={"training": changed})
         optimizers = Optimizers(recipe.optimizer, lm, compute, recipe.tuning)
         seconds: list[float] = []
-        for step in fit(lm, objective, optimizers, self.examples(objective), recipe, compute, World()):
+        for step in fit(lm, objective, optimizers, examples, recipe, compute, World()):
             seconds.append(step.seconds)
             if len(seconds) >= LEAST_PROBE and sum(seconds) > SECONDS:
                 break

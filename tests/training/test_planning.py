@@ -1,5 +1,6 @@
 """What a recipe takes: operations as torch counts them, and arithmetic on figures that are known."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,15 +8,20 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from lmtool.compute.processes import World
 from lmtool.errors import UsageError
-from lmtool.model import build
+from lmtool.model import LanguageModel, build
 from lmtool.objective import Objective, Vocabulary
 from lmtool.objective import build as build_objective
 from lmtool.objective.base import Example
-from lmtool.recipe.load import load
+from lmtool.recipe.load import Setting, load
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.training import planning
+from lmtool.training.data import read_text
+from lmtool.training.fit import fit
+from lmtool.training.optimizer import Optimizers
 from lmtool.training.planning import KINDS, Forecast, forecast
+from lmtool.training.windows import Windows
 
 T, V = 24, 300
 TINY = [f"model.context={T}", "model.d_model=16", f"model.vocab_size={V}", "training.batch_size=4"]
@@ -129,6 +135,26 @@ def test_steps_are_measured_here() -> None:
     assert found.basis.startswith("measured")
     assert found.step_seconds is not None
     assert 0 < found.step_seconds < 60
+
+
+def test_steps_are_measured_on_rows_of_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of its documents, where a row is two of them: shorter than the context."""
+    text = tmp_path / "names.txt"
+    text.write_text("".join(f"{name}\n" for name in ["ada", "grace", "alan", "john"] * 50))
+    settings = [*TINY, *HEADS, "model.vocab_size=null", "data.documents=line", "tokenizer.kind=char"]
+    recipe = load("bert-tiny", settings, [Setting("data.train", [str(text)], "TEXT")]).recipe
+    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
+    data = read_text(recipe, None, World(), lambda *_: None)
+    widths = []
+
+    def recorded(lm: LanguageModel, objective: Objective, optimizers: Optimizers, examples: Windows, *rest: Any) -> Any:
+        widths.extend(len(example.tokens) for example in examples.read(np.arange(20)))
+        return fit(lm, objective, optimizers, examples, *rest)
+
+    monkeypatch.setattr(planning, "fit", recorded)
+    assert forecast(data.recipe, data).basis == "measured"
+    assert max(widths) < T
+    assert len(widths) == 20
 
 
 @pytest.mark.parametrize("name", ["skipgram", "glove", "dan", "tagger", "elmo-tiny", "electra-tiny", "seq2seq"])
