@@ -9,7 +9,7 @@ TEXT ?= data/stories.txt
 PROMPT ?= One
 VALID ?= $(if $(filter data/stories.txt,$(TEXT)),data/stories.valid.txt,$(TEXT))
 
-.PHONY: help quickstart test test-slow test-browser test-real test-gpu test-faults fuzz check data pictures course bench clean
+.PHONY: help quickstart test test-slow test-browser test-real test-gpu test-faults test-crossings fuzz check data pictures course bench clean
 
 help:
 	@echo 'make quickstart   install, then train on $(TEXT), write some text, measure; TEXT=my.txt trains on yours'
@@ -20,6 +20,7 @@ help:
 	@echo 'make test-gpu     the tests that need a CUDA device'
 	@echo 'make fuzz         10,000 damaged files for every reader, in at most an hour; FUZZ="--only gguf --seed 1" chooses'
 	@echo 'make test-faults  kills, damage, full disks and other faults, for about twenty-five minutes; docs/trust.md'
+	@echo 'make test-crossings  runs with each pair of features at once, for half an hour; CROSSINGS="--seed 2" chooses'
 	@echo 'make check        the same as make test'
 	@echo 'make data         write the bundled texts again'
 	@echo 'make pictures     train some small models, and draw the pictures of the documentation again'
@@ -54,6 +55,9 @@ fuzz: $(VENV)/.dev
 
 test-faults: $(VENV)/.dev
 	$(BIN)/python -m tests.faults --page docs/trust.md
+
+test-crossings: $(VENV)/.dev
+	$(BIN)/python -W ignore -m tests.crossings $(CROSSINGS)
 
 data: $(VENV)/.made
 	$(BIN)/python data/make/bundle.py

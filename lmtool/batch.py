@@ -58,6 +58,11 @@ class Batch:
     spans_B2: Tensor | None = None
 
     @property
+    def n_computed(self) -> int:
+        """Number of tokens that a model computes: of rows and sources, padding included."""
+        return self.tokens_BT.numel() + (0 if self.source_BS is None else self.source_BS.numel())
+
+    @property
     def n_targets(self) -> int:
         """Number of positions with a loss."""
         return 0 if self.targets_BT is None else int((self.targets_BT != IGNORE).sum())

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from lmtool.inference.attention import attention
 from lmtool.inference.gradients import gradients
 from lmtool.inference.load import load_run
-from lmtool.report.charts import Line, heat_map, line_chart, standalone
+from lmtool.report.charts import Line, LineChart, heat_map, standalone
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "build" / "pictures"
@@ -80,7 +80,7 @@ def write(name: str, picture: str, folder: Path = PICTURES) -> None:
 
 def pictures_of(page: Path) -> list[str]:
     """The pictures of a page that lmtool wrote, in their order."""
-    return re.findall(r'<svg class="picture.*?</svg>', page.read_text(encoding="utf-8"), re.DOTALL)
+    return re.findall(r'<svg class="picture(?! narrow).*?</svg>', page.read_text(encoding="utf-8"), re.DOTALL)
 
 
 def on_page(name: str) -> str:
@@ -114,7 +114,7 @@ def gradients_of_recurrent_models(name: str) -> str:
         last = points[0][1]
         lines.append(Line(title, [(k, log10(norm / last)) for k, norm in points], colour))
     label = "Norm of the loss's gradient in earlier states, of an Elman network and an LSTM"
-    return line_chart(lines, x="steps back", y="log10 of the relative norm", label=label)
+    return LineChart(lines, x="steps back", y="log10 of the relative norm", label=label).svg()
 
 
 def run(name: str) -> str:

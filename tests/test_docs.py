@@ -107,7 +107,7 @@ def test_commands_exist(page):
 
 @pytest.mark.parametrize(
     "command",
-    ["lmtool pretrian x.txt", "lmtool eval last x.txt --strid 3", "lmtool plan", "lmtool runs", "make cofee"],
+    ["lmtool pretrian x.txt", "lmtool eval last x.txt --strid 3", "lmtool eval", "lmtool runs", "make cofee"],
 )
 def test_a_wrong_command_is_found(command):
     with pytest.raises(Exception, match=r"no command|[Nn]o such|[Mm]issing"):

@@ -13,11 +13,15 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from typer.testing import CliRunner
 
 from lmtool import Greedy, load
 from lmtool.batch import Batch
+from lmtool.cli import app
 from lmtool.inference.load import load_run
 from lmtool.interop.importing import imported
+from lmtool.tables.predict import classify
+from tests.interop.test_heads import executed
 
 pytestmark = pytest.mark.real
 
@@ -87,6 +91,22 @@ def test_minilm_reads_the_same_ids(minilm: Path) -> None:
     own = load_run(str(imported(str(minilm))), device="cpu").tokenizer
     for text in (*ODD, *(text for pair in PARAPHRASES for text in pair)):
         assert own.encode(text) == tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def test_minilm_is_tuned_exported_and_opened(minilm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The classifier of the first page: by the code on its card, it predicts as the run does."""
+    monkeypatch.setenv("LMTOOL_RUNS", str(tmp_path / "runs"))
+    lines = (Path(__file__).parents[1] / "data" / "reviews.csv").read_text().splitlines()
+    (tmp_path / "few.csv").write_text("\n".join(lines[:41]))
+    tuned = ("finetune", str(tmp_path / "few.csv"), "--from", str(minilm), "--epochs", "1", "-o", str(tmp_path / "run"))
+    for command in (tuned, ("export", str(tmp_path / "run"), str(tmp_path / "out"))):
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 0, result.output
+    texts = [text for pair in PARAPHRASES for text in pair]
+    wanted = classify(load_run(str(tmp_path / "run"), device="cpu"), [(text,) for text in texts])
+    assert classify(load_run(str(imported(str(tmp_path / "out"))), device="cpu"), [(text,) for text in texts]) == wanted
+    found = executed(tmp_path / "out", texts=texts)["probabilities"]
+    np.testing.assert_allclose(found, [[*one.probabilities.values()] for one in wanted], atol=1e-4)
 
 
 def test_smollm2_computes_the_same_logits(smollm2: Path, smollm2_peer: Any) -> None:

@@ -3,6 +3,7 @@
 Results go to stdout, all else to stderr. docs/cli.md states what other programs may rely on.
 """
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -59,9 +60,9 @@ COMMANDS: list[tuple[str, Callable[..., None], str]] = [
         "plan",
         plan,
         examples(
-            "lmtool plan tiny",
+            "lmtool plan book.txt --recipe tiny",
+            "lmtool plan reviews.csv --from last",
             "lmtool plan gpt2-124m --devices 8 --device-kind h100 -s training.tokens=10000000000",
-            "lmtool plan default --text book.txt",
         ),
     ),
     (
@@ -199,8 +200,13 @@ def _show_version(asked: bool) -> None:
         raise typer.Exit
 
 
+SHARED = ("pretrain", "finetune", "resume", "predict", "eval", "embed")
+"""Commands whose work several processes share; they would repeat that of others, and write the same files."""
+
+
 @app.callback()
 def options(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
@@ -209,7 +215,17 @@ def options(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", metavar="", help="Show a traceback on errors.")] = False,
 ) -> None:
-    """Options of all commands, already read by `main`."""
+    """Options of all commands, already read by `main`.
+
+    Raises UsageError where torchrun has started a command that is for one process.
+    """
+    size, command = os.environ.get("WORLD_SIZE", ""), context.invoked_subcommand
+    if command not in SHARED and "LOCAL_RANK" in os.environ and size.isdecimal() and int(size[:9]) > 1:
+        raise UsageError(
+            f"lmtool {command} is for one process, and the environment names {size:.20}",
+            where="WORLD_SIZE",
+            fix=f"run it without torchrun, or unset WORLD_SIZE; processes share the work of {', '.join(SHARED)}",
+        )
 
 
 def main() -> None:
@@ -218,6 +234,7 @@ def main() -> None:
     leave_on_signals()
     prepare_streams()
     try:
+        _refuse_unencodable(sys.argv[1:])
         code = app(standalone_mode=False)
     except Exception as error:
         if debug and not isinstance(error, MISTYPED):
@@ -236,6 +253,17 @@ LONGEST_LINE = 600
 def _shortened(line: str) -> str:
     """The line without its middle, if it is very long."""
     return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE // 2]} ... {line[-LONGEST_LINE // 2 :]}"
+
+
+def _refuse_unencodable(arguments: list[str]) -> None:
+    """Raise UsageError for half a pair of surrogates, which no shell passes, and no file name and no text holds."""
+    for argument in arguments:
+        try:
+            os.fsencode(argument)
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                "an argument holds a lone surrogate, which is no character", where=argument, fix="leave it out"
+            ) from error
 
 
 def _take_debug(argv: list[str]) -> bool:
@@ -277,4 +305,6 @@ def _explain_usage(error: Any) -> UsageError:
     """The error as one of ours; empty when the help was shown instead of a missing command."""
     message = error.format_message()
     command = error.ctx.command_path if error.ctx else "lmtool"
+    if message.startswith("No such command") and os.path.isfile(sys.argv[1]):
+        return UsageError(f"a file is no command: {sys.argv[1]}", fix=f"train on it: lmtool pretrain {sys.argv[1]}")
     return UsageError(message, fix=f"see {command} --help" if message else "")

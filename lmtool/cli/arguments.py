@@ -1,12 +1,16 @@
 """Arguments that several commands share."""
 
+import inspect
+from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 if TYPE_CHECKING:
     from lmtool.recipe.load import Setting
+    from lmtool.recipe.spec.text import Data
 
 DEFAULT_RECIPE = "default"
 TEXT_HELP = "Files, folders or globs (.txt .jsonl .csv .parquet, also .gz or .zst), or hf:NAME."
@@ -84,9 +88,76 @@ NumBeams = Annotated[
 ]
 
 
-def teacher_setting(reference: str) -> "Setting":
-    """The setting of `--teacher`; a published model is imported. Raises CheckpointError where it cannot be."""
-    from lmtool.interop.reference import run_of
+def _of_data(metavar: str, text: str, *names: str) -> Any:
+    return typer.Option(*names, metavar=metavar, help=text, show_default=False, rich_help_panel="Data")
+
+
+Labels = Annotated[
+    Literal["auto", "class", "multi", "number", "tags", "answers"],
+    typer.Option(
+        help="One class per row, any number of labels (a;b), a number, a tag for each word, or answers in a "
+        "context; inferred from the table.",
+        rich_help_panel="Data",
+    ),
+]
+
+READING: dict[str, Any] = {
+    "text_columns": Annotated[list[str] | None, _of_data("NAME", "A text column. May be repeated.")],
+    "label_column": Annotated[str | None, _of_data("NAME", "The label column.")],
+    "source_column": Annotated[str | None, _of_data("NAME", "The column of source texts.")],
+    "target_column": Annotated[str | None, _of_data("NAME", "The column of target texts.")],
+    "input_column": Annotated[str | None, _of_data("NAME", "The column of inputs, which follow the source.")],
+    "messages_column": Annotated[str | None, _of_data("NAME", "The column of conversations, for decoders.")],
+    "encoding": Annotated[str | None, _of_data("NAME", "Encoding of tables; UTF-8 where the text is valid so.")],
+    "delimiter": Annotated[str | None, _of_data("C", "The field delimiter; inferred from the table.")],
+    "skip_bad_rows": Annotated[bool, _of_data("", "Skip bad rows and count them.", "--skip-bad-rows")],
+}
+"""The options of reading tables, by the keys of `Data` that they set."""
+
+
+def reads_tables(*keys: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of READING, or those of some keys, in place of its argument `reading`.
+
+    `reading` gets what is set of them, as settings.
+    """
+    names = {key: key.removesuffix("s") if key == "text_columns" else key for key in keys or READING}
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def with_options(**given: Any) -> None:
+            from lmtool.recipe.load import Setting
+
+            values = [(key, f"--{name.replace('_', '-')}", given.pop(name)) for key, name in names.items()]
+            stated = [one for one in values if one[2] not in (None, False, [])]
+            command(**given, reading=[Setting(f"data.{key}", value, flag) for key, flag, value in stated])
+
+        parameters: list[inspect.Parameter] = []
+        for parameter in inspect.signature(command).parameters.values():
+            if parameter.name != "reading":
+                parameters.append(parameter)
+                continue
+            for key, name in names.items():
+                default = False if key == "skip_bad_rows" else None
+                option = parameter.replace(name=name, default=default, annotation=READING[key])
+                parameters.append(option)
+        with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        with_options.__annotations__ = {one.name: one.annotation for one in parameters}
+        return with_options
+
+    return decorate
+
+
+def label_settings(labels: str) -> "list[Setting]":
+    """The setting of `--labels`; none where it is left to the table."""
     from lmtool.recipe.load import Setting
 
-    return Setting("distillation.teacher", run_of(reference), "--teacher")
+    if kind := {"tags": "tagging", "answers": "question-answering"}.get(labels):
+        return [Setting("objective.kind", kind, "--labels")]
+    return [] if labels == "auto" else [Setting("objective.task", labels, "--labels")]
+
+
+def as_data(reading: "Sequence[Setting]") -> "Data":
+    """The settings of `reads_tables` as a value."""
+    from lmtool.recipe.spec.text import Data
+
+    return Data.model_validate({one.key.removeprefix("data."): one.value for one in reading})

@@ -23,7 +23,7 @@ HELP = """\
 /system TEXT   set the system message; without TEXT remove it
 /save FILE     save the conversation for lmtool finetune, as JSON lines in a new file
 /help          list the commands
-/exit          end, as Ctrl-D does
+/exit          end, as /quit, /bye and Ctrl-D do
 Begin a message with a space if it begins with /. Ctrl-C stops an answer."""
 
 
@@ -111,7 +111,7 @@ def _obey(line: str, conversation: "Conversation") -> bool:
     if rest and command not in ("/save", "/system"):
         command = line
     match command:
-        case "/exit":
+        case "/exit" | "/quit" | "/bye":
             return False
         case "/help":
             _tell(*HELP.splitlines())

@@ -1,11 +1,12 @@
 """`lmtool check`: verify a run, or look for what ruins training in a table or a text."""
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmtool.cli.arguments import Column, Json, Overrides, Quiet
+from lmtool.cli.arguments import Column, Json, Labels, Overrides, Quiet, label_settings, reads_tables
 from lmtool.printable import plain
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ MOST = 20
 HELP = "A run, a table, texts, or a folder of tokens."
 
 
+@reads_tables()
 def check(
     names: Annotated[list[str] | None, typer.Argument(metavar="RUN|TABLE|TEXT", help=HELP, show_default=False)] = None,
     valid: Annotated[
@@ -30,6 +32,8 @@ def check(
         typer.Option(metavar="RUN", help="Is the text in the language of this run's or file's tokenizer?"),
     ] = None,
     column: Column = None,
+    reading: "Sequence[Setting]" = (),
+    labels: Labels = "auto",
     overrides: Overrides = None,
     with_cache: Annotated[bool, typer.Option("--cache", metavar="", help="Verify the cache of tokens too.")] = False,
     strict: Annotated[bool, typer.Option("--strict", metavar="", help="Any finding is an error, exit code 3.")] = False,
@@ -41,23 +45,27 @@ def check(
     Duplicates, rows or text that are held out and trained on, labels that contradict each other, cut texts.
     """
     from lmtool.errors import UsageError
-    from lmtool.recipe.load import Setting
+    from lmtool.interop.reference import HUB, run_of
+    from lmtool.recipe.load import Setting, settings_of
 
     if not names and not with_cache:
         raise UsageError("nothing to check", fix="name a run, a table or a text; or --cache")
+    if names and len(names) == 1 and not names[0].startswith(HUB):  # there a name is of a dataset
+        names = [run_of(names[0])]
+    given = (
+        ("data.train", names, "TEXT"),
+        ("data.valid", valid, "--valid"),
+        ("data.test", test, "--test"),
+        ("data.column", column, "--column"),
+    )
     flags = [
-        Setting(key, value, flag)
-        for key, value, flag in (
-            ("data.train", names, "TEXT"),
-            ("data.valid", valid, "--valid"),
-            ("data.test", test, "--test"),
-            ("data.column", column, "--column"),
-        )
-        if value is not None
+        *reading,
+        *label_settings(labels),
+        *(Setting(key, value, flag) for key, value, flag in given if value is not None),
     ]
     found = []
     if names:
-        found.append(_look(names, flags, overrides or [], tokenizer, quiet))
+        found.append(_look(names, settings_of(overrides or (), flags), tokenizer, quiet))
     if with_cache:
         from lmtool.text.prepare import default_cache
         from lmtool.training.checking import check_cache
@@ -69,19 +77,18 @@ def check(
         checked.refuse(strict=strict)
 
 
-def _look(
-    names: list[str], flags: "list[Setting]", overrides: list[str], tokenizer: str | None, quiet: bool
-) -> "Checked":
+def _look(names: list[str], settings: "list[Setting]", tokenizer: str | None, quiet: bool) -> "Checked":
     from pathlib import Path
 
     from lmtool.cli.progress import Display
     from lmtool.recipe.load import load
     from lmtool.text.prepare import default_cache
     from lmtool.training import checking
+    from lmtool.training.start import named_kind
 
-    recipe = load("linear", overrides, flags).recipe
+    recipe = load("linear", [setting for setting in settings if setting.key != "objective.kind"]).recipe
     data, seed, cache = recipe.data, recipe.seed, default_cache()
-    is_text = any(flag.key == "data.column" for flag in flags)
+    is_text = any(setting.key == "data.column" for setting in settings)
     with Display(shown=True, quiet=quiet) as display:
         match checking.subject_of(names, data, is_text=is_text):
             case "run":
@@ -89,7 +96,7 @@ def _look(
             case "tokens":
                 return checking.check_tokens(Path(names[0]))
             case "table":
-                return checking.check_labelled(data, None, seed, *_tokenizer(tokenizer))
+                return checking.check_labelled(recipe, named_kind(settings), *_tokenizer(tokenizer))
         return checking.check_text(data, seed, *_tokenizer(tokenizer), cache=cache, report=display.report)
 
 
@@ -97,15 +104,17 @@ def _tokenizer(name: str | None) -> "tuple[Tokenizer | None, float | None]":
     """A tokenizer, and the bytes that its tokens had in the text of its run, where these are known."""
     from pathlib import Path
 
-    from lmtool.run.find import find
+    from lmtool.interop.reference import tokenizer_path
+    from lmtool.run.directory import Run
+    from lmtool.run.places import INFO
     from lmtool.text.tokenizer import Tokenizer
 
     if name is None:
         return None, None
-    if Path(name).is_file():
-        return Tokenizer.load(name), None
-    run = find(name).run
-    return Tokenizer.load(run.tokenizer_path), run.info.data.bytes_per_token if run.info.data else None
+    path = Path(tokenizer_path(name))
+    folder = path if path.is_dir() else path.parent
+    data = Run.open(folder).info.data if (folder / INFO).exists() else None
+    return Tokenizer.load(path), None if data is None else data.bytes_per_token
 
 
 def _show(checked: "Checked", as_json: bool) -> None:
@@ -119,6 +128,7 @@ def _show(checked: "Checked", as_json: bool) -> None:
     if len(checked.damage) > MOST:
         typer.echo(f"damaged  {len(checked.damage) - MOST:,} more; --json lists all")
     for notice in checked.notices:
-        typer.echo(plain(f"found    {notice.kind}: {notice}"))
+        is_named = notice.text.startswith(notice.kind.split()[0])
+        typer.echo(plain(f"found    {'' if is_named else f'{notice.kind}: '}{notice}"))
     if not checked.damage and not checked.notices:
         typer.echo("nothing found")

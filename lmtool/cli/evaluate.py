@@ -1,5 +1,7 @@
 """`lmtool eval`: evaluate a model on text, or on labelled tables."""
 
+import os
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,15 +17,21 @@ from lmtool.cli.arguments import (
     RunName,
     TaskName,
     TypedText,
+    as_data,
+    reads_tables,
 )
 
 if TYPE_CHECKING:
+    from lmtool.inference.load import Loaded
     from lmtool.inference.perplexity import Measured
+    from lmtool.recipe.load import Setting
     from lmtool.tables.prompting import Prompted
     from lmtool.tables.results import Results
     from lmtool.tables.suite import Suite
+    from lmtool.text.table import Skipped
 
 
+@reads_tables()
 def evaluate(
     run: RunName,
     text: Annotated[
@@ -83,9 +91,7 @@ def evaluate(
             "--calibrate", metavar="", help="With --prompt: divide by the probabilities for prompts without content."
         ),
     ] = False,
-    label_column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="With --prompt: the column of the label.", show_default=False)
-    ] = None,
+    reading: "Sequence[Setting]" = (),
     device: Device = "auto",
     precision: Precision = "float32",
     as_json: Json = False,
@@ -105,30 +111,36 @@ def evaluate(
     from lmtool.errors import UsageError
     from lmtool.inference.load import load_packed
     from lmtool.inference.perplexity import measure
-    from lmtool.interop.reference import run_of
+    from lmtool.interop.reference import is_published, run_of
     from lmtool.tables.predict import answers_tables, measure_tables
     from lmtool.tables.prompting import measure_prompts
     from lmtool.tables.suite import measure_folder, runs_in, tables_in
+    from lmtool.text.table import Skipped
     from lmtool.text.typed import table_files, text_files
 
     if not text and not given:
-        raise UsageError("there is nothing to evaluate", fix="name a file, - for standard input, or --text TEXT")
-    if prompt is None and (answers or shots or train or calibrate or label_column):
+        fix = "name a file, - for standard input, or --text TEXT"
+        if os.path.isfile(run) and not is_published(run):
+            fix = f"name the run before it: lmtool eval last {run}"
+        raise UsageError("there is nothing to evaluate", fix=fix)
+    if prompt is None and (answers or shots or train or calibrate):
         raise UsageError("answers, shots and calibration are of prompts", fix='add --prompt "... {text} ..."')
     run, baseline = run_of(run), None if baseline is None else run_of(baseline)
+    asked, skipped = as_data(reading), Skipped()
     if prompt is not None:
         if given or not text:
             raise UsageError("prompts are made of the rows of a table", fix="name a table, or - for standard input")
         model = load_packed(run, device=device, precision=precision)
         other = None if baseline is None else load_packed(baseline, device=device, precision=precision)
-        with Display(shown=is_main(), quiet=quiet) as display, table_files(text) as sources:
+        with Display(shown=is_main(), quiet=quiet) as display, table_files(text, asked.encoding) as sources:
             for number, source in enumerate(sources):
-                asked = measure_prompts(
+                found = measure_prompts(
                     model,
                     source,
                     prompt.replace("\\n", "\n"),
                     answers.split(",") if answers else (),
-                    label_column=label_column,
+                    reading=asked,
+                    skipped=skipped,
                     train=train,
                     shots=shots,
                     seed=seed,
@@ -139,7 +151,8 @@ def evaluate(
                 if is_main() and not number:
                     describe(model, quiet)
                 if is_main():
-                    _tell(asked, as_json)
+                    _tell(found, as_json)
+        _tell_skipped(skipped)
         return
     runs = runs_in(run)
     if runs or answers_tables(run):
@@ -151,7 +164,10 @@ def evaluate(
                 folder,
                 runs or {"": run},
                 lambda name: load_packed(name, device=device, precision=precision).with_beams(num_beams),
+                asked,
+                skipped,
             )
+            _tell_skipped(skipped)
             if is_main():
                 _tell(suite, as_json)
             for results in suite.results.values():
@@ -166,12 +182,22 @@ def evaluate(
         model = load_packed(run, device=device, precision=precision).with_beams(num_beams)
         if is_main():
             describe(model, quiet)
-        with table_files(text or ()) as sources:
-            for results in measure_tables(model, sources, task):
+        with table_files(text or (), asked.encoding) as sources:
+            each = measure_tables(model, sources, task, asked, skipped)
+            for source, results in zip(text or (), each, strict=True):
                 if is_main():
+                    _keep(model, [source], results.record())
                     _tell(results, as_json)
+                    _tell_skipped(skipped)
+                    skipped.kinds.clear()
                 _refuse_undefined(results.loss, run)
         return
+    if reading:
+        raise UsageError(
+            f"{reading[0].flag} is for tables, and this run is evaluated on texts",
+            where=run,
+            fix="omit it (--column names the column of texts), or make prompts of the rows of a table: --prompt",
+        )
     with Display(shown=is_main(), quiet=quiet) as display, text_files(text or (), given or ()) as sources:
         measured = measure(
             run,
@@ -186,8 +212,19 @@ def evaluate(
         )
     if is_main():
         describe(measured.loaded, quiet)
+        if not given and context is None and stride is None:
+            figures = {k: v for k, v in measured.perplexity.record().items() if k not in ("context", "stride")}
+            _keep(measured.loaded, text or [], figures | {"step": measured.loaded.step})
         _tell(measured, as_json)
     _refuse_undefined(measured.perplexity.loss, run)
+
+
+def _tell_skipped(skipped: "Skipped") -> None:
+    from lmtool.compute.processes import is_main
+    from lmtool.printable import plain
+
+    if skipped.count and is_main():
+        typer.echo(plain(f"warning: {skipped}"), err=True)
 
 
 def _tell(found: "Measured | Prompted | Results | Suite", as_json: bool) -> None:
@@ -199,6 +236,18 @@ def _tell(found: "Measured | Prompted | Results | Suite", as_json: bool) -> None
 
     for line in [json.dumps(finite(found.record()), allow_nan=False)] if as_json else found.lines():
         typer.echo(plain(line))
+
+
+def _keep(loaded: "Loaded", sources: list[str], figures: Mapping[str, object]) -> None:
+    """Keep figures in the run, for `lmtool runs`, unless they are of standard input."""
+    from lmtool.run.evaluations import keep_evaluation
+    from lmtool.text.typed import STDIN
+
+    data = loaded.recipe.data
+    named = [text.partition(":")[2] for text in data.tasks]
+    named += [text.rpartition(":")[0] for text in named if ":" in text]
+    if STDIN not in sources:
+        keep_evaluation(loaded.run_path, sources, [*data.sources, *data.valid, *named], figures)
 
 
 def _refuse_undefined(loss: float, run: str) -> None:

@@ -2,19 +2,28 @@
 
 import os
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from lmtool.cli.arguments import START_OR_RESUME_HELP, Overrides, Quiet, teacher_setting
+from lmtool.cli.arguments import START_OR_RESUME_HELP, Labels, Overrides, Quiet, label_settings, reads_tables
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from lmtool.recipe.load import Setting
+    from lmtool.training.events import Event
 
 _data, _training, _evaluation, _output = (
     partial(typer.Option, rich_help_panel=panel) for panel in ("Data", "Training", "Evaluation", "Output")
 )
 
 
+@reads_tables()
 def finetune(
     table: Annotated[
         str | None,
@@ -38,21 +47,7 @@ def finetune(
         typer.Option("--recipe", "-r", metavar="NAME", help="Train from scratch with this recipe.", show_default=False),
     ] = None,
     overrides: Overrides = None,
-    text_column: Annotated[
-        list[str] | None,
-        _data(metavar="NAME", help="A text column. May be repeated.", show_default=False),
-    ] = None,
-    label_column: Annotated[str | None, _data(metavar="NAME", help="The label column.", show_default=False)] = None,
-    source_column: Annotated[
-        str | None, _data(metavar="NAME", help="The column of source texts.", show_default=False)
-    ] = None,
-    target_column: Annotated[
-        str | None, _data(metavar="NAME", help="The column of target texts.", show_default=False)
-    ] = None,
-    messages_column: Annotated[
-        str | None,
-        _data(metavar="NAME", help="The column of conversations, for decoders.", show_default=False),
-    ] = None,
+    reading: "Sequence[Setting]" = (),
     task: Annotated[
         list[str] | None,
         _data(
@@ -65,13 +60,7 @@ def finetune(
         list[str] | None,
         _data(metavar="NAME:FILE", help="Like --test, for one of the tasks. May be repeated.", show_default=False),
     ] = None,
-    labels: Annotated[
-        Literal["auto", "class", "multi", "number", "tags", "answers"],
-        _data(
-            help="One class per row, any number of labels (a;b), a number, a tag for each word, or answers in a "
-            "context; inferred from the table."
-        ),
-    ] = "auto",
+    labels: Labels = "auto",
     valid: Annotated[
         str | None,
         _data(metavar="FILE", help="Validation table, to choose the best checkpoint; else part of TABLE is held out."),
@@ -81,6 +70,10 @@ def finetune(
     ] = None,
     epochs: Annotated[
         float | None, _training(metavar="N", help="Epochs, passes over the table.", show_default=False)
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        _training(metavar="N", help="Train so many steps that the run takes N minutes here.", show_default=False),
     ] = None,
     metric: Annotated[
         Literal["loss", "accuracy", "macro-f1", "correlation", "f1", "exact"] | None,
@@ -118,15 +111,6 @@ def finetune(
     seeds: Annotated[
         int, _training(metavar="N", min=1, help="Train N runs with different seeds, and report mean and deviation.")
     ] = 1,
-    encoding: Annotated[
-        str | None,
-        _data(metavar="NAME", help="Encoding of .csv and .tsv files; UTF-8 by default.", show_default=False),
-    ] = None,
-    delimiter: Annotated[
-        str | None,
-        _data(metavar="C", help="The field delimiter; inferred from the table.", show_default=False),
-    ] = None,
-    skip_bad_rows: Annotated[bool, _data("--skip-bad-rows", metavar="", help="Skip bad rows and count them.")] = False,
     output: Annotated[
         Path | None,
         _output("--output", "-o", metavar="DIR", help="Run directory; a new one in runs/ by default."),
@@ -157,30 +141,22 @@ def finetune(
         ("data.train", table and [table], "TABLE"),
         ("data.valid", valid and [valid], "--valid"),
         ("data.test", test, "--test"),
-        ("data.text_columns", text_column, "--text-column"),
-        ("data.label_column", label_column, "--label-column"),
-        ("data.source_column", source_column, "--source-column"),
-        ("data.target_column", target_column, "--target-column"),
-        ("data.messages_column", messages_column, "--messages-column"),
         ("data.tasks", task, "--task"),
         ("data.task_tests", task_test, "--task-test"),
-        ("data.encoding", encoding, "--encoding"),
-        ("data.delimiter", delimiter, "--delimiter"),
-        ("data.skip_bad_rows", skip_bad_rows or None, "--skip-bad-rows"),
-        ("objective.kind", {"tags": "tagging", "answers": "question-answering"}.get(labels), "--labels"),
-        ("objective.task", labels if labels in ("class", "multi", "number") else None, "--labels"),
         ("training.epochs", epochs, "--epochs"),
+        ("training.minutes", minutes, "--minutes"),
         ("evaluation.metric", metric, "--metric"),
         ("evaluation.patience", patience, "--patience"),
         ("objective.class_weights", class_weights, "--class-weights"),
         ("tuning.freeze", freeze, "--freeze"),
         ("tuning.lora.rank", lora_rank, "--lora-rank"),
+        ("distillation.teacher", teacher, "--teacher"),
     ]
-    flags = [Setting(key, value, flag) for key, value, flag in given if value is not None]
-    if teacher is not None:
-        flags.append(teacher_setting(teacher))
-    if not table and not task:
-        raise UsageError("no table to train on", fix="name one: lmtool finetune TABLE")
+    flags = [
+        *reading,
+        *label_settings(labels),
+        *(Setting(key, value, flag) for key, value, flag in given if value is not None),
+    ]
     if table and task:
         raise UsageError("--task is used instead of TABLE", fix="give only one of them")
     if recipe is not None and source is not None:
@@ -194,12 +170,14 @@ def finetune(
     from lmtool.cli.training import follow
     from lmtool.compute.processes import is_main
     from lmtool.inference.merging import merge as make_merged
-    from lmtool.interop.reference import run_of
+    from lmtool.interop.reference import run_of, with_runs
     from lmtool.printable import plain
     from lmtool.tables.results import spread
     from lmtool.training.start import plan_finetuning
 
     plan = plan_finetuning(None if source is None else run_of(source), scratch, overrides or (), flags)
+    known = None if plan.base is None else plan.base.recipe
+    plan = replace(plan, resolved=with_runs(plan.resolved, known))
     if merge and plan.resolved.recipe.tuning.lora is None:
         raise UsageError("--merge is for adapters, and there are none", fix="add --lora-rank 8, or omit --merge")
     if plan.choice and is_main() and not quiet:
@@ -209,7 +187,9 @@ def finetune(
     for seed in range(first, first + seeds):
         folder = output / f"seed-{seed}" if output is not None and seeds > 1 else output
         run, results = follow(
-            partial(plan.with_seed(seed).run, output=folder, retry=start_or_resume), quiet, brief=seeds > 1
+            partial(_with_form, partial(plan.with_seed(seed).run, output=folder, retry=start_or_resume)),
+            quiet,
+            brief=seeds > 1,
         )
         if run is not None:
             measured.append(results)
@@ -219,3 +199,14 @@ def finetune(
                 typer.echo(plain(str(made)))
     for line in spread(measured) if seeds > 1 else []:
         typer.echo(plain(line))
+
+
+def _with_form(start: "Callable[..., Iterator[Event]]", **session: Any) -> "Iterator[Event]":
+    """The events of a session, and before its first step the form in which the run can be exported."""
+    from lmtool.interop.forms import export_line
+    from lmtool.training.events import Noted, Started
+
+    for event in start(**session):
+        yield event
+        if isinstance(event, Started):
+            yield Noted(export_line(event.recipe, event.tokenizer))

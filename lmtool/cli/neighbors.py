@@ -1,16 +1,21 @@
 """`lmtool neighbors`: the nearest neighbours of a word."""
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lmtool.cli.arguments import Column, Device, HtmlFile, Json, Quiet, RunName
+from lmtool.cli.arguments import Column, Device, HtmlFile, Json, Quiet, RunName, as_data, reads_tables
 from lmtool.cli.output import check_new, describe, show_lines
 from lmtool.errors import UsageError
 from lmtool.printable import plain
 
+if TYPE_CHECKING:
+    from lmtool.recipe.load import Setting
 
+
+@reads_tables("encoding", "delimiter", "skip_bad_rows")
 def neighbors(
     run: RunName,
     word: Annotated[
@@ -62,6 +67,7 @@ def neighbors(
         typer.Option("--map", help="Draw the word and its neighbours in the plane.", show_default=False),
     ] = None,
     output: HtmlFile = None,
+    reading: "Sequence[Setting]" = (),
     device: Device = "auto",
     as_json: Json = False,
     quiet: Quiet = False,
@@ -88,6 +94,8 @@ def neighbors(
         raise UsageError("--in and --among are for a WORD", fix="give one, or omit them")
     if (text is None) != (not among) or (text is None and (layer is not None or column is not None)):
         raise UsageError("--in, --among, --layer and --column belong together", fix="give at least --in and --among")
+    if reading and similarity is None:
+        raise UsageError(f"{reading[0].flag} is for the table of --similarity", fix="omit it")
     check_new(output)
     reference = run_of(run)
     if similarity is not None:
@@ -95,10 +103,12 @@ def neighbors(
 
         if method is not None or output is not None:
             raise UsageError("--similarity has no map", fix="omit --map and -o")
-        measured = measure_similarity(reference, similarity, device=device)
+        measured = measure_similarity(reference, similarity, device=device, reading=as_data(reading))
         describe(measured.loaded, quiet)
         for line in [json.dumps(measured.record())] if as_json else measured.lines():
             typer.echo(plain(line))
+        if measured.skipped.count:
+            typer.echo(plain(f"warning: {measured.skipped}"), err=True)
         return
     if analogy is not None:
         found = find_analogy(reference, analogy, k, device=device)

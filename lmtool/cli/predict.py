@@ -1,13 +1,28 @@
 """`lmtool predict`: predictions of a fine-tuned model for the rows of a table."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmtool.cli.arguments import Device, NumBeams, Precision, Quiet, RunName, TaskName, TypedText
+from lmtool.cli.arguments import (
+    Device,
+    NumBeams,
+    Precision,
+    Quiet,
+    RunName,
+    TaskName,
+    TypedText,
+    as_data,
+    reads_tables,
+)
+
+if TYPE_CHECKING:
+    from lmtool.recipe.load import Setting
 
 
+@reads_tables()
 def predict(
     run: RunName,
     table: Annotated[
@@ -34,9 +49,7 @@ def predict(
             help="Put an apostrophe before fields that a spreadsheet would read as formulas.",
         ),
     ] = False,
-    skip_bad_rows: Annotated[
-        bool, typer.Option("--skip-bad-rows", metavar="", help="Skip bad rows and count them.")
-    ] = False,
+    reading: "Sequence[Setting]" = (),
     device: Device = "auto",
     precision: Precision = "float32",
     quiet: Quiet = False,
@@ -52,13 +65,13 @@ def predict(
     from lmtool.printable import plain
     from lmtool.tables.predict import predict as answers
     from lmtool.tables.predict import texts_of_a_row
-    from lmtool.text.table import Skipped, table_lines, write_table
+    from lmtool.text.table import table_lines, write_table
     from lmtool.text.typed import table_of_texts
 
     loaded = load_packed(run_of(run), device=device, precision=precision)
-    skipped = Skipped() if skip_bad_rows else None
-    with table_of_texts(table, given or [], *texts_of_a_row(loaded)) as source:
-        found = answers(loaded.with_beams(num_beams), source, skipped=skipped, task=task)
+    asked, trained = as_data(reading), loaded.recipe.data
+    with table_of_texts(table, given or [], *texts_of_a_row(loaded, asked), trained, asked) as source:
+        found = answers(loaded.with_beams(num_beams), source, task, asked)
         if not is_main():
             # its share of the rows must be computed as well
             for _ in found.rows:
@@ -69,6 +82,6 @@ def predict(
                 typer.echo(line, nl=False)
         else:
             write_table(output, found.table, found.added, found.rows, guard_formulas=guard_formulas)
-    if skipped is not None and skipped.count:
-        typer.echo(plain(f"warning: {skipped}"), err=True)
+    if found.skipped is not None and found.skipped.count:
+        typer.echo(plain(f"warning: {found.skipped}"), err=True)
     describe(loaded, quiet)

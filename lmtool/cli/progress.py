@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lmtool.inference.evaluation import Validation
     from lmtool.recipe.spec.text import TokenizerFile, TokenizerSpec
     from lmtool.text.tokenizer import Tokenizer
-    from lmtool.training.events import AlreadyFinished, Ended, Event, Plan, Sampled
+    from lmtool.training.events import AlreadyFinished, Ended, Event, Plan, Sampled, Timed
     from lmtool.training.fit import Step
 
 LINE_SECONDS = 10
@@ -42,7 +42,10 @@ class Display:
         self._task: TaskID | None = None
         self._began = self._last_line = time.monotonic()
         self._steps = 0
-        self._seconds: list[float] = []
+        self._recent: list[tuple[float, int]] = []
+        self._stepping, self._n_done = 0.0, 0
+        self._stage, self._stage_began = "", 0.0
+        self._has_sampled = False
 
     def __enter__(self) -> "Display":
         if not self._quiet and sys.stderr.isatty():
@@ -57,14 +60,17 @@ class Display:
 
     def report(self, stage: str, done: int, total: int) -> None:
         """Show the progress of work other than training: its stage, and how much is done."""
+        now = time.monotonic()
+        if stage != self._stage:
+            self._stage, self._stage_began = stage, now
         if self._console is not None:
             if self._bar is None:
                 self._open_bar(_working_bar(self._console))
             self._update(description=stage, completed=done, total=total or None)
             return
-        now = time.monotonic()
         if now - self._last_line > LINE_SECONDS:
-            self._say(f"{stage}: {100 * done / total:.0f} %" if total else f"{stage}: {done:,} characters")
+            left = f", {_clock((now - self._stage_began) * (total - done) / done)} left" if 0 < done < total else ""
+            self._say(f"{stage}: {100 * done / total:.0f} %{left}" if total else f"{stage}: {done:,} characters")
             self._last_line = now
 
     def show(self, event: "Event") -> None:
@@ -81,12 +87,17 @@ class Display:
                 self._warn(*_already_finished(event))
             case events.Noted():
                 self._say(event.text)
+            case events.Timed():
+                self._say(*_timed(event))
             case events.Plan():
                 self._say(*_plan(event))
                 self._begin(event)
             case events.Stepped():
                 self._step(event.step, event.validation, event.is_best)
             case events.Sampled():
+                if not self._has_sampled:
+                    self._say("samples, one to a line: the prompt, |, what the model writes; ↵ is a line break")
+                self._has_sampled = True
                 self._say(_sampled(event))
             case events.Warned():
                 self._warn(f"warning: {event.text}")
@@ -140,11 +151,14 @@ class Display:
 
     def _step(self, step: "Step", validation: "Validation | None", is_best: bool) -> None:
         # The mean of the last steps, since they vary. The very first, which includes warm-up, is dropped.
-        warm = len(self._seconds) > 1
-        self._seconds = [*self._seconds[-19:], step.seconds] if warm else [step.seconds] * (len(self._seconds) + 1)
-        seconds = sum(self._seconds) / len(self._seconds)
-        speed = f"{step.tokens / seconds:,.0f} {self._counted}s/s"
-        left = f"{_clock((self._steps - step.step) * seconds)} left"
+        last = step.seconds, step.computed
+        self._recent = [*self._recent[-19:], last] if len(self._recent) > 1 else [last] * (len(self._recent) + 1)
+        seconds, tokens = map(sum, zip(*self._recent, strict=True))
+        speed = f"{tokens / seconds:,.0f} {self._counted}s/s"
+        # validations and checkpoints will take as long as they did so far
+        self._stepping, self._n_done = self._stepping + step.seconds, self._n_done + 1
+        beside = max(0.0, time.monotonic() - self._began - self._stepping) / self._n_done
+        left = f"{_clock((self._steps - step.step) * (seconds / len(self._recent) + beside))} left"
         self._update(completed=step.step, loss=f"loss {step.loss:.3f}", speed=speed, left=left)
         valid = "" if validation is None else f"  {_valid(validation)}" + (" (best)" if is_best else "")
         now = time.monotonic()
@@ -169,11 +183,10 @@ def _training_bar(console: "Console") -> "Progress":
 
 
 def _working_bar(console: "Console") -> "Progress":
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), console=console, transient=True
-    )
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True)
 
 
 def _already_finished(event: "AlreadyFinished") -> list[str]:
@@ -210,12 +223,23 @@ def scaled(number: float, unit: str) -> str:
 
 def _plan(plan: "Plan") -> list[str]:
     memory = f"memory: weights, gradients and moments {scaled(plan.held, 'B')}; lmtool plan tells more"
+    passes = f"{plan.epochs:{'.1f' if plan.epochs >= 1 else '.2g'}} passes"
     return [
         f"model: {plan.parameters:,} parameters{_learning(plan)}; {plan.device}",
         *([memory] if plan.held else []),
         f"plan: steps {plan.first_step + 1:,} to {plan.steps:,}, {count(plan.batch_units, plan.unit)} each, "
-        f"{plan.epochs:.1f} passes over the {'table' if plan.unit == 'row' else 'text'}",
+        f"{passes} over the {'table' if plan.unit == 'row' else 'text'}",
     ]
+
+
+def _timed(timed: "Timed") -> list[str]:
+    padding = ", padding included" if timed.unit == "token" else ""
+    lines = [f"time: about {_clock(timed.seconds)} here, at {timed.speed:,.0f} {timed.unit}s/s{padding}"]
+    if timed.patience is not None:
+        lines[0] += f"; less where patience ({count(timed.patience, 'validation')}) ends it"
+    if timed.whole_pass is not None:
+        lines.append(f"less than one pass over the data is planned; --minutes {timed.whole_pass:g} reads all of it")
+    return lines
 
 
 def _learning(plan: "Plan") -> str:
@@ -230,11 +254,13 @@ def _sampled(event: "Sampled") -> str:
 
 
 def _ended(event: "Ended", seconds: float) -> str:
+    from lmtool.recipe.grammar import either
+
     best = ""
     if event.best_value is not None:
         best = f"; best valid {event.metric} {event.best_value:.4f} at step {event.best_step}"
-    if event.is_overfitted:
-        best += "; trained on the same text for too long: more text, more model.dropout or fewer passes would help"
+    if event.remedies:
+        best += f"; trained on the same text for too long: {either([*event.remedies])} would help"
     match event.reason:
         case "finished":
             return f"finished at step {event.step} after {_clock(seconds)}{best}"

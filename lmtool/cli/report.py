@@ -13,7 +13,7 @@ WATCH_SECONDS = 5
 
 
 def report(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN", help=RUN_HELP)],
+    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN", help=RUN_HELP, show_default="last")] = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page.")] = Path("report.html"),
     watch: Annotated[
         bool, typer.Option("--watch", metavar="", help="Write it again every few seconds, until all runs have ended.")
@@ -32,7 +32,7 @@ def report(
     from lmtool.run.directory import Run
     from lmtool.run.find import find
 
-    paths = list(dict.fromkeys(find(run_of(run)).run.path for run in runs))
+    paths = list(dict.fromkeys(find(run_of(run)).run.path for run in runs or ["last"]))
 
     def written() -> bool:
         """Write the page; whether a run goes on."""

@@ -1,6 +1,7 @@
 """`lmtool runs`: list runs, show one, compare or remove some, or merge the adapters of one."""
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,6 +9,7 @@ import typer
 
 from lmtool.cli.arguments import Json, RunName
 from lmtool.cli.help import Command, Group, examples
+from lmtool.cli.progress import count
 from lmtool.printable import plain
 
 if TYPE_CHECKING:
@@ -57,19 +59,20 @@ def list_runs(json: Json = False) -> None:
 
 @app.command("show", cls=Command, epilog=examples("lmtool runs show last", "lmtool runs show last --json"))
 def show_run(
-    run: RunName,
+    run: RunName = "last",
     json: Json = False,
 ) -> None:
     """Show one run: its sessions, checkpoints and losses, drawn over the steps."""
     from lmtool.interop.reference import run_of
     from lmtool.run.find import find
-    from lmtool.run.listing import summarise
+    from lmtool.run.listing import figures_on_tests, summarise
 
     found = find(run_of(run)).run
     summary = summarise(found.path)
     if json:
         _print_json(_as_dict(summary) | found.info.model_dump(exclude={"checksum"}, exclude_unset=True))
         return
+    tests = {} if summary.problem else figures_on_tests(found)
     facts = [
         ("name", summary.name),
         ("path", summary.path),
@@ -78,6 +81,7 @@ def show_run(
         ("model", summary.model),
         ("step", str(summary.step)),
         ("result", _result(summary)),
+        *(("test", _figures(figures, source.removesuffix("test").strip())) for source, figures in tests.items()),
         ("valid loss", _loss(summary.valid_loss)),
         ("lowest valid loss", _loss(summary.best_valid_loss)),
         ("size", _size(summary.bytes)),
@@ -113,12 +117,13 @@ def _draw_losses(run: "Run") -> None:
     from lmtool.report.history import number
     from lmtool.report.terminal import plot
 
-    records = list(run.metrics.read())
-    lines = []
-    for name, key in (("training loss", "loss"), ("validation loss", "valid_loss")):
-        points = [(float(r["step"]), value) for r in records if (value := number(r.get(key))) is not None]
-        if len(points) > 1:
-            lines.append((name, points))
+    drawn: dict[str, list[tuple[float, float]]] = {"loss": [], "valid_loss": []}
+    for record in run.metrics.read():
+        for key, points in drawn.items():
+            if (value := number(record.get(key))) is not None:
+                points.append((float(record["step"]), value))
+    named = zip(("training loss", "validation loss"), drawn.values(), strict=True)
+    lines = [(name, points) for name, points in named if len(points) > 1]
     console = Console(highlight=False)
     is_plain = not console.is_terminal or console.no_color or console.is_dumb_terminal
     width = min(console.width, 100)
@@ -137,22 +142,21 @@ def compare_runs(
     """Compare runs: best loss, bits per byte, tokens, time and speed, and what differs in their recipes."""
     from lmtool.errors import UsageError
     from lmtool.interop.reference import run_of
-    from lmtool.report.history import History, differences
+    from lmtool.report.history import History, differences, doubts, figures
     from lmtool.run.find import find
 
     if len(runs) < 2:
         raise UsageError("one run has nothing to be compared with", where=runs[0], fix="name another one beside it")
     histories = [History.of(find(run_of(run)).run) for run in runs]
-    different = differences(histories)
-    summaries = [history.summary() for history in histories]
+    different, notes = differences(histories), doubts(histories)
     if json:
-        found = [{"name": history.name} | summary for history, summary in zip(histories, summaries, strict=True)]
-        _print_json({"runs": found, "differences": different})
+        found = [{"name": history.name} | history.summary() for history in histories]
+        _print_json({"runs": found, "differences": different, "notes": notes})
         return
-    keys = dict.fromkeys(key for summary in summaries for key in summary)
-    rows = [[key.replace("_", " "), *(_compared(summary.get(key)) for summary in summaries)] for key in keys]
-    rows += [[key, *map(_compared, values)] for key, values in different.items()]
+    rows = [[name, *map(_compared, values)] for name, values in (figures(histories) | different).items()]
     _print_columns(["", *(history.name for history in histories)], rows)
+    for note in notes:
+        typer.echo(f"note\t{plain(note)}")
 
 
 def _compared(value: object) -> str:
@@ -192,7 +196,7 @@ def _print_columns(heading: list[str], rows: list[list[str]]) -> None:
 
 @app.command("merge", cls=Command, epilog=examples("lmtool runs merge last -o runs/merged"))
 def merge_run(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run with adapters, or a checkpoint of one, or `last`.")],
+    run: RunName,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="DIR", help="The run directory; a new one in runs/ by default."),
@@ -206,8 +210,9 @@ def merge_run(
 
     from lmtool.cli.output import warn
     from lmtool.inference.merging import merge
+    from lmtool.interop.reference import run_of
 
-    merged, warnings = merge(run, output, ["lmtool", *sys.argv[1:]])
+    merged, warnings = merge(run_of(run), output, ["lmtool", *sys.argv[1:]])
     warn(warnings)
     typer.echo(plain(str(merged)))
 
@@ -323,11 +328,20 @@ def _loss(loss: float | None) -> str:
 
 
 def _result(summary: "Summary") -> str:
-    """What counts for a run, with its name; a test set is named, validation is not."""
+    """What counts for a run, with its name, and how far so few rows tell; a test set is named, validation is not."""
     if summary.value is None:
         return "-"
     part = "test " if summary.part == "test" else ""
-    return f"{part}{summary.metric} {summary.value:.{2 if summary.metric == 'bleu' else 4}f}"
+    error = "" if summary.standard_error is None else f" ± {summary.standard_error:.2g}"
+    rows = f", {count(summary.rows, 'row')}" if summary.rows else ""
+    return f"{part}{summary.metric} {summary.value:.{2 if summary.metric == 'bleu' else 4}f}{error}{rows}"
+
+
+def _figures(figures: Mapping[str, object], source: str) -> str:
+    """The plain numbers of results. source: what they are of, if that is to be told."""
+    numbers = {name: value for name, value in figures.items() if name != "step" and isinstance(value, int | float)}
+    told = ", ".join(f"{name.replace('_', ' ')} {_compared(value)}" for name, value in numbers.items())
+    return f"{source}: {told}" if source else told
 
 
 def _time(stamp: str) -> str:

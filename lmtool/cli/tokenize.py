@@ -1,7 +1,6 @@
 """`lmtool tokenize`: train a tokenizer, and write text as a token store."""
 
 import json
-import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -34,7 +33,8 @@ def tokenize(
         int | None, typer.Option(metavar="N", help="Vocabulary size of the tokenizer to train.")
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Use this tokenizer.json, or that of a folder, a run or last.")
+        str | None,
+        typer.Option(metavar="RUN", help="Use this tokenizer.json, or that of a folder, a run, a model or last."),
     ] = None,
     show: Annotated[str | None, typer.Option(metavar="TEXT", help="Show the pieces and ids of this text.")] = None,
     html: Annotated[
@@ -52,7 +52,7 @@ def tokenize(
     """
     from lmtool.cli.output import check_new
     from lmtool.errors import UsageError
-    from lmtool.recipe.load import Setting, load
+    from lmtool.recipe.load import Resolved, Setting, load
     from lmtool.recipe.pretraining import DefaultRecipe
 
     if html is not None and show is None:
@@ -69,19 +69,23 @@ def tokenize(
         if value is not None
     ]
     if tokenizer is not None:
-        tokenizer = _tokenizer_file(tokenizer)
         flags += [Setting("tokenizer.kind", "file", "--tokenizer"), Setting("tokenizer.path", tokenizer, "--tokenizer")]
+    planned: Resolved | DefaultRecipe
     planned = (DefaultRecipe.of if recipe == DEFAULT_RECIPE else partial(load, recipe))(overrides or (), flags)
 
     from lmtool.cli.progress import Display
+    from lmtool.interop.reference import with_runs
+    from lmtool.recipe.spec.text import TokenizerFile
     from lmtool.text.prepare import default_cache, prepare
     from lmtool.text.survey import settle
     from lmtool.text.tokenizer import Tokenizer
 
-    if not text:
-        if tokenizer is None or show is None:
+    planned = with_runs(planned)
+    spec = planned.recipe.tokenizer
+    if not planned.recipe.data.sources:
+        if not isinstance(spec, TokenizerFile) or show is None:
             raise UsageError("no text to tokenize", fix="name a file, or use --tokenizer FILE --show TEXT")
-        _show(Tokenizer.load(tokenizer), show, as_json, html)
+        _show(Tokenizer.load(spec.path), show, as_json, html)
         return
     with Display(shown=True, quiet=quiet) as display:
         resolved = settle(planned, cache=default_cache(), report=display.report)[0].recipe
@@ -97,19 +101,6 @@ def tokenize(
         _show(prepared.tokenizer, show, as_json, html)
         return
     _summarise(prepared, resolved.tokenizer, output, as_json)
-
-
-def _tokenizer_file(name: str) -> str:
-    """The file or folder called `name`, else the tokenizer of the run of that name."""
-    from lmtool.errors import CheckpointError
-    from lmtool.run.find import find
-
-    if os.path.exists(name):
-        return name
-    try:
-        return str(find(name).run.tokenizer_path)
-    except CheckpointError:
-        return name
 
 
 def _show(tokenizer: "Tokenizer", text: str, as_json: bool, html: Path | None) -> None:

@@ -4,6 +4,7 @@
 by DistributedDataParallel (Li et al. 2020), over nccl between GPUs and gloo between CPUs.
 """
 
+import atexit
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lmtool.compute.device import Compute
+from lmtool.compute.watching import watch_signals
 from lmtool.errors import ResourceError, UsageError
 from lmtool.printable import plain
 
@@ -74,6 +76,10 @@ class World:
         tensor = torch.tensor(values, dtype=compute.sum_dtype, device=compute.device)
         return [float(value) for value in _all_reduced(tensor).tolist()]
 
+    def most(self, number: int, compute: Compute) -> int:
+        """The largest of the numbers of all processes."""
+        return int(max(self.sum([number * (rank == self.rank) for rank in range(self.size)], compute)))
+
     def share(self, n: int) -> range:
         """This process's share of n items."""
         return range(self.rank, n, self.size)
@@ -102,9 +108,9 @@ class World:
 
     def from_main(self, text: str, compute: Compute) -> str:
         """Broadcast the text of the main process."""
-        given = {0: np.frombuffer(text.encode(), dtype=np.uint8)} if self.is_main else {}
+        given = {0: np.frombuffer(text.encode(errors="surrogateescape"), dtype=np.uint8)} if self.is_main else {}
         (found,) = self.gather(given, 1, np.uint8, compute)
-        return found.tobytes().decode()
+        return found.tobytes().decode(errors="surrogateescape")
 
     def main_first(self, make: Callable[[], Made]) -> Made:
         """The result of `make`, called in the main process first, so that the others can use its cache."""
@@ -200,11 +206,19 @@ def _number(name: str, default: int) -> int:
 
 @contextmanager
 def joined(compute: Compute) -> Iterator[World]:
-    """Join the process group of torchrun, and leave it at the end; a single process without torchrun."""
+    """The processes of torchrun as one group, which they form the first time and leave when the program ends, since
+    they can meet at an address only once; a single process without torchrun."""
     size = world_size()
     if size == 1:
         yield World()
         return
+    if not dist.is_initialized():
+        _meet(compute, size)
+    with peers_may_end():
+        yield World(dist.get_rank(), dist.get_world_size())
+
+
+def _meet(compute: Compute, size: int) -> None:
     missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
     if missing or not 0 <= _number("RANK", 0) < size:
         what = f"{', '.join(missing)} not set" if missing else f"RANK is {os.environ['RANK']}"
@@ -223,10 +237,12 @@ def joined(compute: Compute) -> Iterator[World]:
             where=f"MASTER_ADDR:MASTER_PORT {plain(place)[:100]}",
             fix="choose a free port (torchrun --master-port), the same for all, and see that all are started",
         ) from error
-    try:
-        with peers_may_end():
-            yield World(dist.get_rank(), dist.get_world_size())
-    finally:
+    atexit.register(_leave)
+    watch_signals()
+
+
+def _leave() -> None:
+    if dist.is_initialized():
         dist.destroy_process_group()
 
 

@@ -10,6 +10,7 @@ Shapes: B rows, V vocabulary.
 
 from collections.abc import Collection, Sequence
 from dataclasses import fields
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -68,12 +69,28 @@ def logit_bias(logits_BV: Tensor, biases: LogitBias, texts: Sequence[Sequence[in
     texts: the ids of each row so far; not used for sequences of one id.
     """
     added_BV = torch.zeros_like(logits_BV)
-    for ids, bias in biases:
-        before = tuple(ids[:-1])
-        for i in range(len(logits_BV)):
-            if not before or (texts is not None and tuple(texts[i][-len(before) :]) == before):
-                added_BV[i, ids[-1]] += bias
+    for n, biased in _biased_after(biases).items():
+        if not n:
+            ids_N, bias_N = biased[()]
+            added_BV[:, ids_N.to(added_BV.device)] += bias_N.to(added_BV)
+            continue
+        for added_V, text in zip(added_BV, texts or (), strict=False):
+            if (here := biased.get(tuple(text[-n:]))) is not None:
+                added_V[here[0].to(added_V.device)] += here[1].to(added_V)
     return logits_BV + added_BV
+
+
+@lru_cache(maxsize=64)
+def _biased_after(biases: LogitBias) -> dict[int, dict[tuple[int, ...], tuple[Tensor, Tensor]]]:
+    """Ids and their biases after each sequence of preceding ids, by the length of these; of equal ones the sum."""
+    sums: dict[int, dict[tuple[int, ...], dict[int, float]]] = {}
+    for (*before, last), bias in biases:
+        after = sums.setdefault(len(before), {}).setdefault(tuple(before), {})
+        after[last] = after.get(last, 0.0) + bias
+    return {
+        n: {before: (torch.tensor([*own]), torch.tensor([*own.values()])) for before, own in after.items()}
+        for n, after in sums.items()
+    }
 
 
 def repetition_penalty(logits_BV: Tensor, penalty: float, texts: Sequence[Sequence[int]]) -> Tensor:

@@ -1,10 +1,11 @@
 """Reads prompts from the command line, a file or standard input."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lmtool.errors import DataError, ResourceError, UsageError
+from lmtool.errors import DataError, UsageError
+from lmtool.text.files import reading
+from lmtool.text.typed import standard_input
 
 
 def gather_prompts(given: Sequence[str], path: str | None) -> list[str]:
@@ -23,14 +24,9 @@ def read_prompts(path: str) -> list[str]:
     Raises DataError when the file is missing, empty or not UTF-8, and ResourceError when it is not readable.
     """
     where = "standard input" if path == "-" else path
-    try:
-        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-    except PermissionError:
-        raise ResourceError("the prompt file is not readable", where=where, fix="change its permissions") from None
-    except OSError as error:
-        raise DataError(
-            f"the prompt file cannot be read: {error.strerror}", where=where, fix="name a file, or - for standard input"
-        ) from None
+    with reading(Path(path)):
+        given = standard_input() if path == "-" else None
+        data = Path(path).read_bytes() if path != "-" else b"" if given is None else given.read()
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

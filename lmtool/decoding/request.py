@@ -174,7 +174,7 @@ class Strategy(ABC):
         """Take one step of each request, whose hypotheses are the rows of the logits, in order.
 
         Sets the live hypotheses of each request, none when it is done. Returns the parent index of each within its
-        request's previous hypotheses; and the events.
+        request's previous hypotheses; and the events. A step that raises has changed no request, but of beam search.
         """
 
     def _steered(self, scores_BV: Tensor, hypotheses: Sequence[Hypothesis]) -> Tensor:

@@ -3,8 +3,10 @@
 Shapes: B rows, T positions of a chunk, D model width, V vocabulary.
 """
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -14,6 +16,8 @@ from torch import Tensor
 from lmtool.decoding.reader import Prompt, Reader
 from lmtool.decoding.request import PromptToken, Request, Strategy, TokenEvent, read_probabilities
 from lmtool.model.language_model import DecodeState
+
+log = logging.getLogger("lmtool.decoding")
 
 
 @dataclass(eq=False)
@@ -40,16 +44,20 @@ class RunningBatch:
     which rows are joined and from which they are selected; they affect only the rounding of each other's sums.
 
     chunk: maximum tokens of prompts that are read in a step, or None for whole prompts. A source is always read at
-    once.
+    once. isolates: what fails of several requests is computed again of each alone, and only those that then fail end.
+
+    failures: the requests that ended so in the last step, and their errors.
     """
 
-    def __init__(self, reader: Reader, chunk: int | None = None) -> None:
+    def __init__(self, reader: Reader, chunk: int | None = None, *, isolates: bool = False) -> None:
         self._reader = reader
         self._chunk = chunk
+        self._isolates = isolates
         self._unread: list[Request] = []
         self._readings: list[_Reading] = []
         self._running: list[tuple[Request, list[int]]] = []  # with its rows, numbered through all of `_states`
         self._states: list[DecodeState] = []
+        self.failures: list[tuple[Request, Exception]] = []
 
     @property
     def requests(self) -> list[Request]:
@@ -73,29 +81,57 @@ class RunningBatch:
     def step(self) -> list[TokenEvent]:
         """Generate one token of each request that is read; then read on. Returns the events.
 
-        Raises NumericalError when logits are not finite, and UsageError when filters exclude all tokens.
+        Raises NumericalError when logits are not finite, UsageError when filters exclude all tokens, and what the model
+        raises; a batch that isolates only where memory is short for all together.
         """
         state = self._settled()
         self._begin_reading()
-        requests = [request for request, _ in self._running]
-        hiddens, self._states = [], []
+        running = [request for request, _ in self._running]
+        requests: list[Request] = []
+        logits: list[Tensor] = []
+        self._running, self._states, self.failures = [], [], []
         if state is not None:
-            last = [one.window.tokens[-1] for request in requests for one in request.hypotheses]
-            hidden_BD, state = self._reader.step(last, state)
-            hiddens.append(hidden_BD)
-            self._states.append(state)
-        for reading, hidden_BD, state in self._read():
-            rows = [reading.windows.index(one.window) for request in reading.requests for one in request.hypotheses]
-            if rows != list(range(state.n_rows)):
-                # samples of one prompt soon diverge, so they do not share a cache line
-                hidden_BD, state = hidden_BD[rows], state.pick(rows, apart=True)
-            hiddens.append(hidden_BD)
-            self._states.append(state)
-            requests += reading.requests
-        self._readings = [reading for reading in self._readings if reading.n_left]
-        if not requests:
-            return []
-        return self._generate(self._reader.logits(torch.cat(hiddens)), requests)
+            with self._isolated(running):
+                last = [one.window.tokens[-1] for request in running for one in request.hypotheses]
+                hidden_BD, state = self._reader.step(last, state)
+                logits.append(self._reader.logits(hidden_BD))
+                self._states.append(state)
+                requests += running
+        for reading, n in self._shares():
+            own, reading.requests = reading.requests, []
+            with self._isolated(own):
+                hidden_BTD, state = self._read(reading, n, own)
+                if not reading.n_left:
+                    hidden_BD = hidden_BTD[:, -1]
+                    rows = [reading.windows.index(one.window) for request in own for one in request.hypotheses]
+                    if rows != list(range(state.n_rows)):
+                        # samples of one prompt soon diverge, so they do not share a cache line
+                        hidden_BD, state = hidden_BD[rows], state.pick(rows, apart=True)
+                    logits.append(self._reader.logits(hidden_BD))
+                    self._states.append(state)
+                    requests += own
+                reading.requests = own
+        self._readings = [reading for reading in self._readings if reading.requests and reading.n_left]
+        return self._generate(torch.cat(logits), requests) if requests else []
+
+    @contextmanager
+    def _isolated(self, requests: Sequence[Request]) -> Iterator[None]:
+        """A context whose exceptions end a request that is alone; several are to be read again, each alone."""
+        try:
+            yield
+        except Exception as error:
+            is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+            if not self._isolates or (is_memory and len(requests) > 1):
+                raise
+            if len(requests) == 1:
+                (request,) = requests
+                request.hypotheses = ()
+                self.failures.append((request, error))
+                return
+            log.warning("computing %d requests apart", len(requests), exc_info=error)
+            for request in requests:
+                request.read = request.read if request.n_steps else []
+                self._readings.append(_Reading([request], _windows([request])))
 
     def _settled(self) -> DecodeState | None:
         """The state of the rows that still run, in order; texts that reached the context slide, to be read again."""
@@ -122,23 +158,20 @@ class RunningBatch:
     def _begin_reading(self) -> None:
         for _, equal in groupby(sorted(self._unread, key=_lengths), key=_lengths):
             requests = list(equal)
-            windows = dict.fromkeys(one.window for request in requests for one in request.hypotheses)
-            self._readings.append(_Reading(requests, list(windows)))
+            self._readings.append(_Reading(requests, _windows(requests)))
         self._unread = []
 
-    def _read(self) -> Iterator[tuple[_Reading, Tensor, DecodeState]]:
-        """Read on; yields what is complete, with the last hidden state (B, D) of each."""
-        for reading, n in self._shares():
-            state = self._reader.start(reading.windows) if reading.state is None else reading.state
-            begun, reading.n_read = reading.n_read, reading.n_read + n
-            tokens = [window.tokens[begun : reading.n_read] for window in reading.windows]
-            hidden_BTD, reading.state = self._reader.advance(tokens, state)
-            for request in reading.requests:
-                if request.wants_prompt and request.n_steps == 0:
-                    row = reading.windows.index(request.start)
-                    request.read += self._probabilities(hidden_BTD[row], request, begun)
-            if not reading.n_left:
-                yield reading, hidden_BTD[:, -1], reading.state
+    def _read(self, reading: _Reading, n: int, requests: Sequence[Request]) -> tuple[Tensor, DecodeState]:
+        """Read n more tokens of each window for these requests. Returns hidden states (B, T, D) and the new state."""
+        state = self._reader.start(reading.windows) if reading.state is None else reading.state
+        begun, reading.n_read = reading.n_read, reading.n_read + n
+        tokens = [window.tokens[begun : reading.n_read] for window in reading.windows]
+        hidden_BTD, reading.state = self._reader.advance(tokens, state)
+        for request in requests:
+            if request.wants_prompt and request.n_steps == 0:
+                row = reading.windows.index(request.start)
+                request.read += self._probabilities(hidden_BTD[row], request, begun)
+        return hidden_BTD, reading.state
 
     def _shares(self) -> list[tuple[_Reading, int]]:
         """How many tokens of which prompts are read in this step.
@@ -179,14 +212,30 @@ class RunningBatch:
             groups.setdefault(request.strategy, []).append(i)
         events: list[TokenEvent] = []
         parents: dict[int, list[int]] = {}
-        for strategy, chosen in groups.items():
+
+        def step(strategy: Strategy, chosen: Sequence[int]) -> None:
             rows = [starts[i] + j for i in chosen for j in range(len(requests[i].hypotheses))]
-            own_BV = logits_BV if len(groups) == 1 else logits_BV[rows]
+            own_BV = logits_BV if len(rows) == n_rows else logits_BV[rows]
             stepped, own = strategy.step(own_BV, [requests[i] for i in chosen])
-            events += own
+            events.extend(own)
             parents.update((i, [starts[i] + parent for parent in its]) for i, its in zip(chosen, stepped, strict=True))
+
+        for strategy, chosen in groups.items():
+            try:
+                step(strategy, chosen)
+            except Exception:
+                if not self._isolates:
+                    raise
+                for i in chosen:
+                    with self._isolated([requests[i]]):
+                        step(strategy, [i])
         self._running = [(request, parents[i]) for i, request in enumerate(requests) if request.hypotheses]
         return events
+
+
+def _windows(requests: Sequence[Request]) -> list[Prompt]:
+    """The distinct windows of requests."""
+    return list(dict.fromkeys(one.window for request in requests for one in request.hypotheses))
 
 
 def _lengths(request: Request) -> tuple[int, int]:

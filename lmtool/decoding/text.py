@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal, Self
 
 from lmtool.decoding.framing import Framing
@@ -232,29 +233,48 @@ class StopStrings:
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop = stop
+        self._begun = [0] * len(stop)  # how much of the beginning of each the text ends with
         self._held = ""
         self.stopped = False
 
     def push(self, text: str) -> str:
         """The text that is safe to show now. A possible beginning of a stop string is held back."""
-        self._held += text
-        found = [(start + len(stop), start) for stop in self._stop if (start := self._held.find(stop)) >= 0]
-        if found:
-            self.stopped = True
-            safe = min(found)[1]
+        held = self._held + text
+        safe = len(held)
+        for end, character in enumerate(text if self._stop else "", len(self._held) + 1):
+            self._begun = [_longer(*pair, character) for pair in zip(self._stop, self._begun, strict=True)]
+            whole = [n for n, stop in zip(self._begun, self._stop, strict=True) if n == len(stop)]
+            if whole:
+                self.stopped = True
+                safe = end - max(whole)
+                break
         else:
-            safe = len(self._held) - max((self._beginning(stop) for stop in self._stop), default=0)
-        shown, self._held = self._held[:safe], self._held[safe:]
-        return shown
+            safe -= max(self._begun, default=0)
+        self._held = held[safe:]
+        return held[:safe]
 
     def flush(self) -> str:
         """The held-back text if the text ended without a stop string, else nothing."""
         return "" if self.stopped else self._held
 
-    def _beginning(self, stop: str) -> int:
-        """Length of the longest prefix of `stop` that the held text ends with."""
-        longest = min(len(stop) - 1, len(self._held))
-        return next((k for k in range(longest, 0, -1) if self._held.endswith(stop[:k])), 0)
+
+def _longer(stop: str, n: int, character: str) -> int:
+    """How much of the beginning of a string a text ends with, which ended with n characters of it before one more."""
+    while n and (n == len(stop) or stop[n] != character):
+        n = _borders(stop)[n - 1]
+    return n + (stop[n] == character)
+
+
+@lru_cache(maxsize=1024)
+def _borders(stop: str) -> Sequence[int]:
+    """Of each beginning of a string, how much of it the beginning also ends with, not all (Knuth et al. 1977)."""
+    borders = [0]
+    for character in stop[1:]:
+        n = borders[-1]
+        while n and stop[n] != character:
+            n = borders[n - 1]
+        borders.append(n + (stop[n] == character))
+    return borders
 
 
 def _stream_after(framing: Framing, prompt: Prompt) -> StreamDecoder:

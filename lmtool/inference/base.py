@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from lmtool.errors import CheckpointError, RecipeError, UsageError
 from lmtool.printable import plain
 from lmtool.recipe.changes import changes, unchangeable
-from lmtool.recipe.load import load
+from lmtool.recipe.load import load_of_run
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.run.checkpoint import Checkpoint, verify
 from lmtool.run.directory import CHECKPOINTS, RECIPE, Run
@@ -120,7 +120,7 @@ def read_recipe(run: Run, checkpoint: Checkpoint) -> tuple[Recipe, list[str]]:
     """
     trained = recipe_of(checkpoint)
     try:
-        written = load(run.recipe_path).recipe
+        written = load_of_run(run.recipe_path)
     except (RecipeError, UsageError):
         what = "damaged" if run.recipe_path.is_file() else "missing"
         return trained, [f"{RECIPE} of {run.name} is {what}; the recipe in its checkpoint is used"]
@@ -142,7 +142,7 @@ def written_recipe(found: Found) -> tuple[Recipe, list[str]]:
     It is not compared with a checkpoint.
     """
     try:
-        return load(found.run.recipe_path).recipe, []
+        return load_of_run(found.run.recipe_path), []
     except (RecipeError, UsageError):
         return read_recipe(found.run, found.newest(optimizer=False)[0])
 

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from lmtool import durable
 from lmtool.batch import Batch, padded
-from lmtool.compute.processes import joined
+from lmtool.compute.processes import World, joined
 from lmtool.decoding.prompts import read_prompts
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.evaluation import evaluate
@@ -58,10 +58,10 @@ class Embedded:
 
 
 @dataclass(frozen=True)
-class _Text:
+class TextRow:
     """A text as model input. first, last: the span of its own tokens between the special ones.
 
-    words: the string of each word. pieces: for each word, the indices of its tokens in the row.
+    words: the string of each word, if they are wanted. pieces: for each word, the indices of its tokens in the row.
     """
 
     number: int
@@ -106,13 +106,8 @@ def save(path: Path, found: Iterable[Embedded]) -> None:
 
     .jsonl: `as_lines`. .npz: vectors (N, D), texts (N), the index of the text of each, and words (N) unless pooled.
     """
-    temporary = path.with_name(f"{durable.TEMPORARY}{path.name}")
-    with refusing_disk(path):
-        try:
-            durable.write_new(temporary, _arrays(found) if path.suffix == ".npz" else _encoded(as_lines(found)))
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+    with refusing_disk(path), durable.staged(path) as new:
+        durable.write_new(new, _arrays(found) if path.suffix == ".npz" else _encoded(as_lines(found)))
 
 
 def as_lines(found: Iterable[Embedded]) -> Iterator[str]:
@@ -154,26 +149,31 @@ def embed(
     Raises UsageError for a layer that does not exist, a text longer than the model's context, or one without tokens;
     DataError when there is no text.
     """
-    waiting = enumerate(texts)
+    waiting = (text_row(loaded, i, text, truncate=truncate, words=pool == "none") for i, text in enumerate(texts))
     read = False
     with joined(loaded.compute) as world:
-        while group := [_laid_out(loaded, number, text, truncate) for number, text in islice(waiting, TEXTS)]:
+        while group := list(islice(waiting, TEXTS)):
             read = True
-            lengths = [(len(text.tokens),) for text in group]
-            reader = partial(_read, loaded, group, layer, pool)
-            vectors = evaluate(
-                loaded.model, lengths, reader, loaded.compute, world, tokens=BATCH_TOKENS, dtype=np.float32
-            ).found
-            for text, own in zip(group, vectors, strict=True):
-                yield Embedded(text.number, text.words if pool == "none" else None, own)
+            yield from vectors_of(loaded, group, layer, pool, world)
     if not read:
         raise DataError("there is no text", fix="name a file with lines of text, or write some to standard input")
 
 
-def _laid_out(loaded: Loaded, number: int, text: str, truncate: bool) -> _Text:
-    """A text with the special tokens of the model's training."""
+def vectors_of(loaded: Loaded, rows: Sequence[TextRow], layer: int, pool: PoolName, world: World) -> Iterator[Embedded]:
+    """The vectors of texts that are tokenized; see `embed`."""
+    lengths = [(len(row.tokens),) for row in rows]
+    reader = partial(_read, loaded, rows, layer, pool)
+    vectors = evaluate(
+        loaded.model, lengths, reader, loaded.compute, world, tokens=BATCH_TOKENS, dtype=np.float32
+    ).found
+    for row, own in zip(rows, vectors, strict=True):
+        yield Embedded(row.number, row.words if pool == "none" else None, own)
+
+
+def text_row(loaded: Loaded, number: int, text: str, *, truncate: bool = False, words: bool = False) -> TextRow:
+    """A text with the special tokens of the model's training. Raises UsageError as `embed` does."""
     tokenizer = loaded.tokenizer
-    ids, places = tokenizer.encode_with_places(text)
+    ids, places = tokenizer.encode_with_places(text) if words else (tokenizer.encode(text), [])
     before, after = loaded.framing.before, loaded.framing.after
     room = (loaded.model.context or len(ids) + 2) - len(before) - len(after)
     if len(ids) > room:
@@ -185,7 +185,7 @@ def _laid_out(loaded: Loaded, number: int, text: str, truncate: bool) -> _Text:
         ids, places = ids[:room], places[:room]
     if not ids:
         raise UsageError(f"text {number + 1} has no tokens", fix="remove it")
-    spans = find_words(text)
+    spans = find_words(text) if words else []
     pieces: list[list[int]] = [[] for _ in spans]
     word = 0
     for token, (start, stop) in enumerate(places, len(before)):
@@ -197,7 +197,7 @@ def _laid_out(loaded: Loaded, number: int, text: str, truncate: bool) -> _Text:
                 break
             pieces[touched].append(token)
     kept = [i for i, own in enumerate(pieces) if own]
-    return _Text(
+    return TextRow(
         number,
         [*before, *ids, *after],
         len(before),
@@ -208,7 +208,7 @@ def _laid_out(loaded: Loaded, number: int, text: str, truncate: bool) -> _Text:
 
 
 def _read(
-    loaded: Loaded, texts: list[_Text], layer: int, pool: PoolName, chosen: list[int]
+    loaded: Loaded, texts: Sequence[TextRow], layer: int, pool: PoolName, chosen: list[int]
 ) -> tuple[None, list[Vectors]]:
     """The vectors of a batch of texts."""
     rows = [texts[i] for i in chosen]
@@ -227,7 +227,7 @@ def _read(
     return None, [_pooled(hidden_TD, row, pool).numpy() for hidden_TD, row in zip(hidden_BTD, rows, strict=True)]
 
 
-def _pooled(hidden_TD: Tensor, row: _Text, pool: PoolName) -> Tensor:
+def _pooled(hidden_TD: Tensor, row: TextRow, pool: PoolName) -> Tensor:
     own_TD = hidden_TD[row.first : row.last]
     match pool:
         case "none":

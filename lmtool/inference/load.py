@@ -115,15 +115,15 @@ def build_model(
     torch.manual_seed(hash_key(recipe.seed, "weights"))
     if shards is not None:
         with shards:
-            return _with_head(recipe, model.build(recipe.model, rows))
+            return with_head(recipe, model.build(recipe.model, rows))
     built = model.build(recipe.model, rows)
     reading = find_features(built)
     if reading is not None and features is not None:
         reading.attach(features)
-    return _with_head(recipe, built).to(compute.device)
+    return with_head(recipe, built).to(compute.device)
 
 
-def _with_head(recipe: Recipe, built: LanguageModel) -> LanguageModel:
+def with_head(recipe: Recipe, built: LanguageModel) -> LanguageModel:
     """A body, with the head of the recipe's objective if that has one."""
     match recipe.objective:
         case Classification() as spec:

@@ -1,24 +1,32 @@
 """Merging the adapters of a run into its weights."""
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from lmtool import durable
 from lmtool.errors import UsageError
 from lmtool.inference.base import open_base
 from lmtool.inference.load import weights_of
 from lmtool.recipe.dump import dump
-from lmtool.run.directory import RESULTS, SPLIT, Run, describe_environment
+from lmtool.records import encode
+from lmtool.run.directory import EVALUATIONS, FLOOR, LINES, SPLIT, Run, describe_environment, unused_folder
+from lmtool.run.evaluations import SavedEvaluations, evaluations_of
 from lmtool.run.files import saved_state
+from lmtool.run.places import remember
+from lmtool.text.disk import filling, refuse_used
 
 
 def merge(reference: str, output: Path | None, command: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
     """Make a run that predicts as another one does, but has no adapters and needs no base run.
 
-    It has the best checkpoint, or the given one. output: its directory; a new one under the runs directory when None.
-    command: as typed, for run.json.
+    It has the best checkpoint, or the given one, and what else is known of it; see `_keep`. An error, or a kill at any
+    moment, leaves no run.
+
+    output: its directory; a new one under the runs directory when None. command: as typed, for run.json.
     Returns the new run, and warnings about the other one.
-    Raises UsageError for a run without adapters, and CheckpointError when their base is missing.
+    Raises UsageError for a run without adapters and for a folder in use, CheckpointError when their base is missing or
+    the run is damaged.
     """
     adapted = open_base(reference)
     old, recipe, step = adapted.run, adapted.recipe, adapted.checkpoint.step
@@ -28,25 +36,64 @@ def merge(reference: str, output: Path | None, command: Sequence[str]) -> tuple[
             where=str(old.path),
             fix="name a run that was trained with tuning.lora",
         )
+    name = f"{old.info.recipe}-merged"
+    folder = output or unused_folder(name)
+    refuse_used(folder)
     plain = recipe.model_copy(update={"tuning": recipe.tuning.model_copy(update={"lora": None})})
-    weights, state = weights_of(adapted), saved_state(adapted.checkpoint)
-    run = Run.create(
-        output,
-        name=f"{old.info.recipe}-merged",
-        summary=old.info.summary,
-        recipe=dump(plain),
-        tokenizer=adapted.tokenizer.files(),
-        fingerprints=old.fingerprints,
-        base=adapted.record(),
-    )
-    with run:
-        run.start(step=step, command=command, environment=describe_environment("cpu"))
-        for name in (SPLIT, RESULTS):
-            if (old.path / name).exists():
-                shutil.copyfile(old.path / name, run.path / name)
-        changed = {"stale": 0, "pending": None, "recipe": plain.model_dump(mode="json")}
-        kept = state.model_copy(update=changed).model_dump(exclude_unset=True)
-        run.save(step, weights, {}, kept, best_step=step, keep_last=1)
-        run.end("finished")
-        run.drop_optimizers()
-    return run.path, adapted.warnings
+    weights, state = weights_of(adapted), saved_state(adapted.checkpoint).model_dump(exclude_unset=True)
+    state |= {"stale": 0, "pending": None, "recipe": plain.model_dump(mode="json"), **_best(old, step)}
+    info = old.info.model_dump(include={"teacher", "data"})
+    with filling(folder) as place:
+        run = Run.create(
+            place,
+            name=name,
+            summary=old.info.summary,
+            recipe=dump(plain),
+            tokenizer=adapted.tokenizer.files(),
+            fingerprints=old.fingerprints,
+            base=adapted.record(),
+            teacher=info["teacher"],
+            data=info["data"],
+        )
+        with run:
+            _keep(old, run, step)
+            run.start(step=step, command=command, environment=describe_environment("cpu"))
+            _keep_figures(old, run, step)
+            run.save(step, weights, {}, state, best_step=step, keep_last=1)
+            run.end("finished")
+            run.drop_optimizers()
+    remember(folder)
+    return folder, adapted.warnings
+
+
+def _keep(old: Run, new: Run, step: int) -> None:
+    """Copy what a run knows of its data, and its logs up to a step.
+
+    Not report.html and validated.json, which are about its other checkpoints too.
+    """
+    for log, copy in ((old.metrics, new.metrics), (old.samples, new.samples)):
+        if log.path.exists():
+            durable.write_new(copy.path, log.until(step))
+    for name, content in ((SPLIT, old.saved_split), (FLOOR, old.saved_floors)):
+        if content is not None:
+            durable.write_new(new.path / name, [encode(content.model_dump(exclude_unset=True))])
+    if (lines := old.known_lines) is not None:
+        durable.write_new(new.path / LINES, [lines.to_bytes()])
+
+
+def _keep_figures(old: Run, new: Run, step: int) -> None:
+    """Copy what was measured of the checkpoint of a step."""
+    results = old.all_results
+    if results and all(figures.get("step") == step for figures in results.values()):
+        new.write_results(results.get("", {"tasks": results}))
+    if evaluations := [found for found in evaluations_of(old) if found.step == step]:
+        content = SavedEvaluations(evaluations).model_dump(exclude_unset=True)
+        durable.write_new(new.path / EVALUATIONS, [encode(content)])
+
+
+def _best(run: Run, step: int) -> dict[str, Any]:
+    """What of the best validation a state at a step has; none yet where another step is the best."""
+    noted = run.validated
+    if noted is not None and noted.best_step == step:
+        return noted.model_dump(include={"best_step", "best_value", "best_loss"})
+    return {"best_step": None, "best_value": None, "best_loss": None}

@@ -98,8 +98,9 @@ def score_answers(
     answers: Sequence[str],
     places: Sequence[str],
     report: Report = not_reported,
+    world: World = World(),  # noqa: B008 - it is frozen
 ) -> ScoredAnswers:
-    """log p(answer | prompt) of each answer to each prompt, without an end token.
+    """log p(answer | prompt) of each answer to each prompt, without an end token, by all processes together.
 
     The answer follows the prompt after the whitespace at its end, or after a space where there is none. It is the
     target where a model has sources; where it was trained on removed spans, the span removed at the end of the prompt.
@@ -127,7 +128,7 @@ def score_answers(
                 where=f"{place}: {length:,} tokens with an answer",
                 fix="shorten the prompt or the texts, take fewer --shots, or a model with a longer context",
             )
-    found = iter(_logprobs(loaded, flat, report))
+    found = iter(_logprobs(loaded, flat, report, world))
     total_PA = np.zeros((len(prompts), len(answers)))
     tokens_PA = np.zeros((len(prompts), len(answers)), dtype=np.int64)
     for p, rows in enumerate(made):
@@ -209,7 +210,10 @@ def _check(loaded: Loaded, length: int) -> None:
 
 
 def _logprobs(
-    loaded: Loaded, rows: Sequence[_Row], report: Report = not_reported
+    loaded: Loaded,
+    rows: Sequence[_Row],
+    report: Report = not_reported,
+    world: World = World(),  # noqa: B008 - it is frozen
 ) -> list[np.ndarray[tuple[int], np.dtype[np.float32]]]:
     """The log-probabilities of the scored tokens of each row."""
     pad = loaded.tokenizer.pad_id
@@ -232,4 +236,4 @@ def _logprobs(
         return None, found
 
     lengths = [(len(row.tokens),) if row.source is None else (len(row.tokens), len(row.source)) for row in rows]
-    return evaluate(loaded.model, lengths, read, loaded.compute, World(), dtype=np.float32, report=report).found
+    return evaluate(loaded.model, lengths, read, loaded.compute, world, dtype=np.float32, report=report).found

@@ -17,13 +17,13 @@ from lmtool.errors import UsageError
 from lmtool.inference.base import Base, base_of, open_base
 from lmtool.inference.load import trained_model
 from lmtool.interop.card import PLACEHOLDER, adapter_card
-from lmtool.interop.exporting import Exportable, TypeName, as_type, expressed, filling, refuse_used, to_json
+from lmtool.interop.exporting import Exportable, TypeName, as_type, expressed, to_json
 from lmtool.interop.families.layouts import Transposed, Weight
 from lmtool.interop.reference import HUB, parse_hub
 from lmtool.model.lora import AdaptedLinear
-from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.training import Lora
 from lmtool.run import tensors
+from lmtool.text.disk import filling, refuse_used
 
 WRAPPED = "base_model.model."
 """What PEFT puts before the names of the model that it wraps."""
@@ -93,6 +93,12 @@ def _expressed_alike(adapted: Base, base: Base) -> Exportable:
             where=str(adapted.run.path),
             fix="export all of its weights, without --adapters",
         )
+    if exportable.beside:
+        raise UsageError(
+            "PEFT adapts the classes of Transformers, and none has this head",
+            where=exportable.beside,
+            fix="export all of its weights, without --adapters",
+        )
     return exportable
 
 
@@ -128,7 +134,7 @@ def _head(exportable: Exportable) -> Iterator[tuple[str, Tensor]]:
 
 
 def _head_weights(exportable: Exportable) -> Sequence[Weight]:
-    if not isinstance(exportable.recipe.objective, Classification):
+    if not exportable.has_head:
         return ()
     return [weight for weight in exportable.weights() if not weight.ours.startswith("body.")]
 
@@ -144,8 +150,9 @@ def _published(base: Base) -> tuple[str | None, str | None]:
 
 def _task(exportable: Exportable) -> str | None:
     """PEFT's name of the task."""
-    if isinstance(exportable.recipe.objective, Classification):
-        return "SEQ_CLS"
+    if exportable.has_head:
+        tasks = {"classification": "SEQ_CLS", "tagging": "TOKEN_CLS", "question-answering": "QUESTION_ANS"}
+        return tasks[exportable.recipe.objective.kind]
     reads = exportable.model.reads
     return {"past": "CAUSAL_LM", "source": "SEQ_2_SEQ_LM"}.get(reads)
 
@@ -154,7 +161,7 @@ def _keys(exportable: Exportable, spec: Lora, found: Mapping[str, Adapter], head
     """The keys of adapter_config.json about layers: all have the recipe's rank but those that join several of ours."""
     weights = exportable.weights()
     theirs = [*(name for one in weights for name in one.theirs)]
-    theirs += exportable.family.constants(exportable.model, exportable.recipe.objective)
+    theirs += exportable.constants()
     modules = {name.rpartition(".")[0] for name in theirs}
     layouts = {name.removesuffix(".weight"): one.layout for one in weights for name in one.theirs}
     ranks: dict[str, int] = {}

@@ -1,31 +1,37 @@
 """The model card of an exported model: what it is, how it was made, and what was measured."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 
 from lmtool import __version__
 from lmtool.inference.base import Base
+from lmtool.interop.forms import Form
+from lmtool.interop.notes import HEAD
+from lmtool.interop.usage import auto_class, usage
 from lmtool.printable import plain
 from lmtool.recipe.dump import dump
-from lmtool.recipe.spec.objective import Classification, Embedding, Masked
 from lmtool.recipe.spec.recipe import Recipe
 
 PLACEHOLDER = "BASE"
 """Stands for the path of a base model that is not on the Hub."""
 
-PIPELINES = {"classification": "text-classification", "masked": "fill-mask", "embedding": "feature-extraction"}
+PIPELINES = {
+    "classification": "text-classification",
+    "tagging": "token-classification",
+    "question-answering": "question-answering",
+    "masked": "fill-mask",
+    "embedding": "feature-extraction",
+}
 
 
-def model_card(base: Base, architecture: str) -> str:
+def model_card(base: Base, form: Form) -> str:
     """README.md with the metadata that the Hugging Face Hub reads."""
-    auto = auto_class(base.recipe)
-    code = [
-        f"from transformers import {auto}, AutoTokenizer",
-        "",
-        'tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")',
-        f'model = {auto}.from_pretrained("DIRECTORY")  # {architecture}',
-    ]
-    return _card(base, ["library_name: transformers"], code, [])
+    pipeline, notes = _pipeline(form.recipe), []
+    if form.beside:
+        pipeline = PIPELINES["embedding"]  # that of the task would make a new head
+        notes = [f"`{HEAD}` is its head, which no class of Transformers has: {form.beside}.", ""]
+    return _card(base, ["library_name: transformers", f"pipeline_tag: {pipeline}"], usage(form), notes)
 
 
 def adapter_card(base: Base, published: str | None, of: Base, labels: Mapping[str, str] | None) -> str:
@@ -44,7 +50,7 @@ def adapter_card(base: Base, published: str | None, of: Base, labels: Mapping[st
         f'base = {auto}.from_pretrained("{published or PLACEHOLDER}"{more})',
         'model = PeftModel.from_pretrained(base, "DIRECTORY")',
     ]
-    metadata = ["library_name: peft"]
+    metadata = ["library_name: peft", f"pipeline_tag: {_pipeline(base.recipe)}"]
     notes = [f"`{PLACEHOLDER}` is the base model: {plain(of.run.name)}, as `lmtool export` writes it.", ""]
     if published is not None:
         metadata.append(f"base_model: {published}")
@@ -52,15 +58,25 @@ def adapter_card(base: Base, published: str | None, of: Base, labels: Mapping[st
     return _card(base, metadata, code, notes)
 
 
+def without_folders(text: str) -> str:
+    """A text in which absolute paths are names of files: a card is read by others."""
+    return re.sub(r"""(^|[\s"':])/(?:[^/"'\n]+/)+""", r"\1", text)
+
+
+def _pipeline(recipe: Recipe) -> str:
+    """The Hub's name of the task."""
+    return (
+        "text2text-generation"
+        if recipe.model.reads == "source"
+        else PIPELINES.get(recipe.objective.kind, "text-generation")
+    )
+
+
 def _card(base: Base, metadata: Sequence[str], code: Sequence[str], notes: Sequence[str]) -> str:
     run, recipe = base.run, base.recipe
-    pipeline = PIPELINES.get(recipe.objective.kind, "text-generation")
-    if recipe.model.reads == "source":
-        pipeline = "text2text-generation"
     lines = [
         "---",
         *metadata,
-        f"pipeline_tag: {pipeline}",
         "tags: [lmtool]",
         "---",
         "",
@@ -79,30 +95,18 @@ def _card(base: Base, metadata: Sequence[str], code: Sequence[str], notes: Seque
         "## Recipe",
         "",
         "```yaml",
-        dump(recipe).rstrip(),
+        without_folders(dump(recipe).rstrip()),
         "```",
         "",
     ]
     return "\n".join(lines)
 
 
-def auto_class(recipe: Recipe) -> str:
-    """Transformers' class that opens a model of this recipe for its task."""
-    match recipe.objective:
-        case Classification():
-            return "AutoModelForSequenceClassification"
-        case Masked():
-            return "AutoModelForMaskedLM"
-        case Embedding():
-            return "AutoModel"
-    return "AutoModelForSeq2SeqLM" if recipe.model.reads == "source" else "AutoModelForCausalLM"
-
-
 def _origin(base: Base) -> list[str]:
     run = base.run
     if run.origin is not None:
         revision = f", revision {run.origin.revision}" if run.origin.revision else ""
-        return [f"The weights were imported from {plain(run.origin.reference)}{revision}.", ""]
+        return [f"The weights were imported from {plain(without_folders(run.origin.reference))}{revision}.", ""]
     if (before := run.info.base) is not None:
         return [f"It was initialized from {plain(before.checkpoint)} of {plain(before.run)}.", ""]
     return []

@@ -2,13 +2,9 @@
 
 import json
 import os
-import secrets
-import shutil
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,19 +19,19 @@ from lmtool.errors import UsageError
 from lmtool.inference.base import Base, open_base
 from lmtool.inference.load import weights_of
 from lmtool.interop.card import model_card
-from lmtool.interop.families import EVERY
-from lmtool.interop.families.config import Inexpressible
-from lmtool.interop.families.family import Family, Published
-from lmtool.interop.families.layouts import Weight
+from lmtool.interop.families.config import Config
+from lmtool.interop.families.tasks import write_labels
+from lmtool.interop.forms import Form, form_of
 from lmtool.interop.gguf.files import Quantization, write_gguf
-from lmtool.interop.reference import MODULES
+from lmtool.interop.notes import HEAD, write_note
+from lmtool.interop.reference import CONFIG, MODULES
 from lmtool.interop.sources import POOLING
-from lmtool.recipe.spec.objective import Classification, Embedding, QuestionAnswering, Tagging
+from lmtool.recipe.spec.objective import Embedding, HeadSpec, QuestionAnswering
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.transformer import Transformer
 from lmtool.run import tensors
-from lmtool.text.chat import PLAIN, own_template
-from lmtool.text.disk import refusing_disk
+from lmtool.text.chat import PAIRS, ChatFormat, own_template, standing_alone
+from lmtool.text.disk import filling, refuse_used, refusing_disk
 from lmtool.text.tokenizer import TOKENIZER, TOKENIZER_CONFIG, Tokenizer
 
 TypeName = Literal["float32", "bfloat16", "float16"]
@@ -57,56 +53,55 @@ OWN_ROLES = {
 ROLES = tuple(f"{role}_token" for role in OWN_ROLES)
 
 
-@dataclass(frozen=True)
-class Exportable:
+@dataclass(frozen=True, kw_only=True)
+class Exportable(Form):
     """A run in the terms of a published family.
 
-    recipe: without adapters. config: of config.json, with the ids of special tokens.
+    config: of config.json, with the ids of special tokens.
     """
 
     base: Base
-    recipe: Recipe
-    family: Family
-    published: Published
     config: dict[str, Any]
 
-    def weights(self) -> list[Weight]:
-        """How the family's tensors are made of the run's."""
-        return self.family.weights(self.model, self.recipe.objective)
+    @cached_property
+    def _own(self) -> Mapping[str, Tensor]:
+        return weights_of(self.base)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """All tensors in the family's names."""
-        own = weights_of(self.base)
         for weight in self.weights():
-            yield from zip(weight.theirs, weight.layout.split(own[weight.ours]), strict=True)
-        yield from self.family.constants(self.model, self.recipe.objective).items()
+            yield from zip(weight.theirs, weight.layout.split(self._own[weight.ours]), strict=True)
+        yield from self.constants().items()
 
-    @property
-    def model(self) -> Transformer:
-        assert isinstance(self.recipe.model, Transformer)
-        return self.recipe.model
+    def head(self) -> Iterator[tuple[str, Tensor]]:
+        """The tensors of a head beside its body, in our names."""
+        if self.beside:
+            yield from ((name, self._own[name]) for name in self._own if not name.startswith("body."))
 
     @property
     def generates(self) -> bool:
         """Whether it writes text."""
-        return self.model.reads != "both" and not isinstance(self.recipe.objective, Classification)
+        return self.model.reads != "both" and not self.has_head
 
-    def tokenizer_files(self) -> dict[str, bytes]:
-        """The tokenizer's files, whose template frames a text as in training."""
+    def tokenizer_files(self, *, as_source: bool = True) -> dict[str, bytes]:
+        """The tokenizer's files, whose template frames a text as in training.
+
+        as_source: of a decoder that answers, as a prompt, which is else for the chat template alone.
+        """
         tokenizer, recipe = self.base.tokenizer, self.recipe
         named = tokenizer.published
-        whole, chat = tokenizer.to_json(), own_template(tokenizer)
-        if named is None:
-            named = {f"{role}_token": name for role, name in OWN_ROLES.items()}
-            framing = Framing.of(recipe, tokenizer)
+        whole, framing = tokenizer.to_json(), Framing.of(recipe, tokenizer)
+        if named is None or (self.has_head and not _frames_alike(framing)):
             inner = Inner.from_str(whole)
-            if (template := _template(framing, recipe, inner)) is not None:
+            if (template := _template(framing, recipe, inner, as_source)) is not None:
                 inner.post_processor = template
             whole = inner.to_str(pretty=True)
-            if framing.answers and framing.reads == "past":
-                chat = PLAIN
-        tokens = {role: name.get("content") if isinstance(name, dict) else name for role, name in named.items()}
-        roles = {role: tokens[role] for role in ROLES if tokens.get(role) is not None}
+        if named is None:
+            named = {f"{role}_token": name for role, name in OWN_ROLES.items()}
+        present = {role: named[role] for role in ROLES if named.get(role) is not None}
+        roles: dict[str, str] = {
+            k: token["content"] if isinstance(token, dict) else token for k, token in present.items()
+        }
         settings = {**roles, "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         settings["model_max_length"] = self.model.longest_row
         settings["model_input_names"] = [
@@ -117,6 +112,7 @@ class Exportable:
             TOKENIZER_CONFIG: to_json(settings),
             "special_tokens_map.json": to_json(roles),
         }
+        chat = _chat_template(framing, {role: roles[role] for role in ("bos_token", "eos_token") if role in roles})
         return files if chat is None else files | {CHAT: chat.encode()}
 
 
@@ -131,18 +127,22 @@ def express(reference: str) -> Exportable:
 
 def expressed(base: Base, preferred: str | None) -> Exportable:
     """The same of an open checkpoint. preferred: the `model_type` to try first, such as that of an imported model."""
-    recipe = base.recipe.model_copy(update={"tuning": base.recipe.tuning.model_copy(update={"lora": None})})
-    if isinstance(recipe.objective, Tagging | QuestionAnswering):
-        raise UsageError(
-            f"a head for {recipe.objective.kind} is not exported",
-            where="objective.kind",
-            fix="export the run that it was fine-tuned from",
-        )
-    if isinstance(recipe.model, Transformer):
-        rows = base.tokenizer.embedding_rows(recipe.model.vocab_size)
-        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab_size": rows})})
-    family, published = _family(base, recipe, preferred)
-    return Exportable(base, recipe, family, published, published.config | _token_ids(base.tokenizer, recipe))
+    form = form_of(_decided(base), base.tokenizer, preferred)
+    names = {name for weight in form.weights() for name in weight.theirs}
+    described = form.family.describe(Config(form.published.config, CONFIG), names)
+    config = form.published.config | _token_ids(base.tokenizer, form.recipe) | write_note(form.recipe, described)
+    if form.beside and (labels := getattr(form.recipe.objective, "labels", ())):
+        config |= write_labels(labels)
+    return Exportable(form.recipe, form.family, form.published, form.beside, base=base, config=config)
+
+
+def _decided(base: Base) -> Recipe:
+    """The recipe, with what the validation rows of the run have decided."""
+    spec = base.recipe.objective
+    if not isinstance(spec, QuestionAnswering) or spec.null_threshold is not None:
+        return base.recipe
+    decided = base.run.all_results.get("", {}).get("null_threshold")
+    return base.recipe.model_copy(update={"objective": spec.model_copy(update={"null_threshold": decided})})
 
 
 def export(reference: str, folder: Path, *, dtype: TypeName = "float32", shard: int = SHARD) -> Exportable:
@@ -156,13 +156,16 @@ def export(reference: str, folder: Path, *, dtype: TypeName = "float32", shard: 
     exportable.config["dtype"] = dtype
     weights = {name: as_type(name, tensor, dtype) for name, tensor in exportable.tensors()}
     files = {"config.json": to_json(exportable.config), **exportable.tokenizer_files()}
-    files["README.md"] = model_card(exportable.base, exportable.published.architecture).encode()
+    files["README.md"] = model_card(exportable.base, exportable).encode()
     if exportable.generates:
         files["generation_config.json"] = to_json(_generation(exportable))
     if isinstance(exportable.recipe.objective, Embedding):
         files |= _modules(exportable.recipe.objective, exportable.model)
+    head = {name: as_type(name, tensor, dtype).contiguous() for name, tensor in exportable.head()}
     with filling(folder) as place:
         _write_weights(place, weights, shard)
+        if head:
+            durable.write_new(place / HEAD, tensors.serialise(head, {"format": "pt"}))
         for name, content in files.items():
             (place / name).parent.mkdir(exist_ok=True)
             durable.write_new(place / name, [content])
@@ -184,33 +187,6 @@ def _modules(spec: Embedding, model: Transformer) -> dict[str, bytes]:
     }
 
 
-def refuse_used(folder: Path) -> None:
-    """Raise UsageError for a path that is no new or empty folder."""
-    with refusing_disk(folder):
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UsageError("the output folder is not empty", where=str(folder), fix="name a new one")
-
-
-@contextmanager
-def filling(folder: Path) -> Iterator[Path]:
-    """A hidden folder to write to, which becomes `folder` at the end; after an error nothing stays behind.
-
-    Raises ResourceError for all errors of the operating system.
-    """
-    folder = Path(os.path.realpath(folder))
-    temporary = folder.with_name(f"{durable.TEMPORARY}{folder.name}-{secrets.token_hex(4)}")
-    with refusing_disk(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary.mkdir()
-        try:
-            yield temporary
-            durable.sync_directory(temporary)
-            temporary.rename(folder)
-            durable.sync_directory(folder.parent)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-
-
 def as_type(name: str, tensor: Tensor, dtype: TypeName) -> Tensor:
     """A tensor in another type. Raises UsageError when its values are too large for it."""
     converted = tensor.to(getattr(torch, dtype))
@@ -227,7 +203,13 @@ def export_gguf(reference: str, file: Path, quantization: Quantization) -> Expor
     if os.path.lexists(file):
         raise UsageError("the file exists already", where=str(file), fix="name another")
     exportable = express(reference)
-    written = exportable.tokenizer_files()
+    if exportable.has_head:
+        raise UsageError(
+            f"a GGUF file holds a language model, and this one has a head for {exportable.recipe.objective.kind}",
+            where="objective.kind",
+            fix="export it as a directory, by a name that does not end in .gguf",
+        )
+    written = exportable.tokenizer_files(as_source=False)
     settings = json.loads(written[TOKENIZER_CONFIG])
     if (chat := written.get(CHAT)) is not None:
         settings["chat_template"] = chat.decode()
@@ -248,42 +230,6 @@ def _given(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _family(base: Base, recipe: Recipe, preferred: str | None) -> tuple[Family, Published]:
-    """The first family that can express the recipe."""
-    if not isinstance(recipe.model, Transformer):
-        raise UsageError(
-            f"no published family is a {recipe.model.title}",
-            where="model.kind",
-            fix="Transformers can be exported: docs/interop.md lists them",
-        )
-    obstacles: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
-    for family in sorted(EVERY, key=lambda family: family.model_type != preferred):
-        try:
-            published = family.publish(recipe.model, recipe.objective)
-            if published.config.get("pad_token_id") not in (None, base.tokenizer.pad_id):
-                raise Inexpressible("model.position.offset", "it follows from the id of the padding token there")
-            return family, published
-        except Inexpressible as error:
-            if error.key != "model.shape":
-                obstacles[error.key].append((family.model_type, error.why))
-    raise UsageError(
-        f"no published family can express this {recipe.model.title}",
-        where=_listed(obstacles),
-        fix="docs/interop.md lists what can be exported; the keys named here stand in the way",
-    )
-
-
-def _listed(obstacles: Mapping[str, list[tuple[str, str]]]) -> str:
-    """Keys that stand in the way, with the families and what they agree on as the reason; the fewest families first."""
-    told = []
-    for key, found in sorted(obstacles.items(), key=lambda item: len(item[1])):
-        names = ", ".join(name for name, _ in found)
-        values = {why.partition(", where ")[0] for _, why in found}
-        why = found[0][1] if len(found) == 1 else ", ".join(values) if len(values) == 1 else ""
-        told.append(f"{names}: {key}" + f" ({why})" * bool(why))
-    return "; ".join(told)[:400] or "model.shape"
-
-
 def _token_ids(tokenizer: Tokenizer, recipe: Recipe) -> dict[str, Any]:
     ids = {"pad_token_id": tokenizer.pad_id, "bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
     if recipe.model.reads == "source":
@@ -295,23 +241,46 @@ def _generation(exportable: Exportable) -> dict[str, Any]:
     """generation_config.json: what starts and ends a text."""
     tokenizer = exportable.base.tokenizer
     ids: dict[str, Any] = _token_ids(tokenizer, exportable.recipe)
-    if len(tokenizer.roles.ends) > 1:
-        ids["eos_token_id"] = sorted(tokenizer.roles.ends, key=lambda i: (i != tokenizer.eos_id, i))
+    ends = Framing.of(exportable.recipe, tokenizer).end_ids or tokenizer.roles.ends
+    if len(ends) > 1:
+        ids["eos_token_id"] = sorted(ends, key=lambda i: (i != tokenizer.eos_id, i))
     if len(tokenizer.roles.starts) > 1 and exportable.recipe.model.reads == "source":
         ids["forced_bos_token_id"] = tokenizer.roles.starts[1]
     return ids
 
 
-def _template(framing: Framing, recipe: Recipe, inner: Inner) -> TemplateProcessing | None:
+def _frames_alike(framing: Framing) -> bool:
+    """Whether the template of a published tokenizer frames two texts as the model was trained."""
+    template = framing.tokenizer.roles.template
+    ends = framing.reads == "both" or framing.after
+    return bool(ends) and template == (framing.before, framing.between, framing.after)
+
+
+def _chat_template(framing: Framing, known: Mapping[str, str]) -> str | None:
+    """The template by which other programs prompt a model as it was trained. known: tokens that they give to it."""
+    if not (framing.answers and framing.reads == "past"):
+        return own_template(framing.tokenizer)
+    if framing.chat is not None:
+        return framing.chat.alone(known)
+    if framing.tokenizer.published is None:
+        return ChatFormat.of(framing.tokenizer).alone(known)
+    names = framing.tokenizer.name
+    tokens = {"opening": "".join(map(names, framing.around[0])), "eos_token": names(framing.tokenizer.eos_id)}
+    return standing_alone(PAIRS, tokens, known)
+
+
+def _template(framing: Framing, recipe: Recipe, inner: Inner, as_source: bool) -> TemplateProcessing | None:
     """The template of a tokenizer trained here: of rows of one text and of two, of prompts, or of sources.
 
     None where texts stay as they are.
     """
     before, between, after = framing.before, framing.between, framing.after
     if framing.answers:
-        before, between, after = framing.around[0], (), framing.around[1]
-    elif framing.reads == "past" and not isinstance(recipe.objective, Classification):
+        before, between, after = framing.around[0], (), framing.around[1] if as_source else ()
+    elif framing.reads == "past" and not isinstance(recipe.objective, HeadSpec):
         before, between, after = framing.opening, (), ()
+    elif framing.reads == "past" and isinstance(recipe.objective, QuestionAnswering):
+        after = after or (framing.tokenizer.eos_id,)  # where the row has been read
     if not (before or after):
         return None
     opened, closed = [*map(inner.id_to_token, before), "$A"], list(map(inner.id_to_token, after))

@@ -8,9 +8,9 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -19,25 +19,26 @@ from pydantic import ValidationError
 from tokenizers import Tokenizer as Inner
 from torch import Tensor
 
-from lmtool import durable
 from lmtool.errors import CheckpointError
+from lmtool.inference.load import with_head
 from lmtool.interop.families import FAMILIES
 from lmtool.interop.families.config import Config
 from lmtool.interop.families.family import Described, Family
 from lmtool.interop.families.layouts import Weight
+from lmtool.interop.forms import BODY
+from lmtool.interop.notes import read_note
 from lmtool.interop.reference import HUB, imports_folder, known_run, noted, parse_hub, pointer_of
 from lmtool.interop.sources import Source, digest, download, open_source
-from lmtool.model.classifier import Classifier
 from lmtool.model.size import outline
 from lmtool.printable import plain
 from lmtool.recipe.dump import dump
-from lmtool.recipe.spec.objective import Classification, Masked
+from lmtool.recipe.spec.objective import Masked
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.transformer import Transformer
-from lmtool.run.directory import Run, check_folder, new_folder
+from lmtool.run.directory import Run, check_folder, unused_folder
 from lmtool.run.places import INFO, remember
 from lmtool.run.tensors import Deferred
-from lmtool.text.disk import locked, refusing_disk, write_file
+from lmtool.text.disk import filling, locked, refuse_used, refusing_disk, write_file
 from lmtool.text.tokenizer import Tokenizer
 
 VERSION = 1
@@ -71,9 +72,11 @@ def import_run(reference: str, output: Path | None, report: Report) -> Path:
         path, commit = download(reference)
         with refusing_disk(imports_folder()):
             pointer_of(reference).unlink(missing_ok=True)  # what was downloaded may be newer
-    check_folder(output)
+    run = output or unused_folder(_name(reference))
+    refuse_used(run)
+    check_folder(run)
     source = open_source(path)
-    run = _write(source, reference, commit, output or new_folder(_name(reference)), _digests(source), report)
+    _write(source, reference, commit, run, _digests(source), report)
     remember(run)
     return run
 
@@ -91,8 +94,7 @@ def _cached(source: Source, reference: str, commit: str | None) -> Path:
     run = imports_folder() / f"{_name(reference)}-{key[:12]}"
     with locked(imports_folder() / "locks" / key):
         if not (run / INFO).exists():
-            with refusing_disk(run):
-                shutil.rmtree(run, ignore_errors=True)
+            shutil.rmtree(run, ignore_errors=True)
             _write(source, reference, commit, run, digests, lambda stage, done, total: None)
     return run
 
@@ -128,32 +130,24 @@ def _note(file: Path, line: str) -> None:
 
 def _write(
     source: Source, reference: str, commit: str | None, folder: Path, digests: Mapping[str, str], report: Report
-) -> Path:
-    """Write the run beside `folder`, then rename it: a failed import leaves nothing."""
+) -> None:
+    """Write the run hidden beside `folder`, then rename it: a failed import leaves nothing."""
     family, described = describe(source)
     tokenizer = _tokenizer(source, described)
     recipe = _recipe(source, described, tokenizer, reference)
-    weights = _deferred(source, family, recipe, report)
-    temporary = folder.with_name(f"{durable.TEMPORARY}{folder.name}-{secrets.token_hex(4)}")
-    try:
-        with Run.create(
-            temporary,
+    weights = _deferred(source, _weights(source, family, described, recipe), family, recipe, report)
+    with filling(folder) as new:
+        run = Run.create(
+            new,
             name=_name(reference),
             summary=_summary(recipe),
             recipe=dump(recipe),
             tokenizer=tokenizer.files(),
             fingerprints={"data": "", "tokenizer": tokenizer.fingerprint},
             origin={"reference": reference, "revision": commit, "model_type": family.model_type, "sha256": digests},
-        ) as run:
-            state = {"recipe": recipe.model_dump(mode="json")}
-            run.save(0, weights, {}, state, best_step=None, keep_last=1)
-        with refusing_disk(folder):
-            temporary.rename(folder)
-            durable.sync_directory(folder.absolute().parent)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    return folder
+        )
+        with run:
+            run.save(0, weights, {}, {"recipe": recipe.model_dump(mode="json")}, best_step=None, keep_last=1)
 
 
 def describe(source: Source) -> tuple[Family, Described]:
@@ -168,8 +162,9 @@ def describe(source: Source) -> tuple[Family, Described]:
         )
     family = FAMILIES[kind]
     described = family.describe(config, _prefixed(family, source.names()).keys())
+    described = read_note(config, described, has_head=bool(source.head_names()))
     config.check_all_read()
-    if embedding := source.embedding():
+    if (embedding := source.embedding()) and not described.beside:
         described.objective.clear()
         described.objective.update(embedding)
     if length := source.context():
@@ -234,7 +229,7 @@ def _recipe(source: Source, described: Described, tokenizer: Tokenizer, referenc
                 "model": {"kind": "transformer", **described.model},
                 "objective": described.objective,
                 "tokenizer": {"kind": "file", "path": "tokenizer.json"},
-                "data": {"split": "document"},
+                "data": {"split": "document", **described.data},
                 "training": {"steps": 1, "batch_size": 8},
             }
         )
@@ -248,16 +243,25 @@ def _recipe(source: Source, described: Described, tokenizer: Tokenizer, referenc
         ) from error
 
 
-def _deferred(source: Source, family: Family, recipe: Recipe, report: Report) -> dict[str, Deferred]:
+def _weights(source: Source, family: Family, described: Described, recipe: Recipe) -> list[Weight]:
+    """How the tensors of the run are made of the published ones. Raises CheckpointError for layers without tensors."""
+    assert isinstance(recipe.model, Transformer)
+    if recipe.model.n_layers > len(source.names()):
+        raise _unfit(source, f"{recipe.model.n_layers} layers, but {len(source.names())} tensors")
+    if not described.beside:
+        return family.weights(recipe.model, recipe.objective)
+    body = (replace(one, ours=f"body.{one.ours}") for one in family.weights(recipe.model, BODY))
+    return [*body, *(Weight(name, (name,)) for name in source.head_names())]
+
+
+def _deferred(
+    source: Source, weights: Sequence[Weight], family: Family, recipe: Recipe, report: Report
+) -> dict[str, Deferred]:
     """The weights of the run, each read when it is written.
 
     Raises CheckpointError when tensors are missing, left over, or of other shapes.
     """
-    assert isinstance(recipe.model, Transformer)
-    there = _prefixed(family, source.names())
-    if recipe.model.n_layers > len(there):
-        raise _unfit(source, f"{recipe.model.n_layers} layers, but {len(there)} tensors")
-    weights = family.weights(recipe.model, recipe.objective)
+    there = {**_prefixed(family, source.names()), **{name: name for name in source.head_names()}}
     own = _outline(recipe)
     missing = [name for weight in weights for name in weight.theirs if name not in there]
     if missing:
@@ -270,8 +274,10 @@ def _deferred(source: Source, family: Family, recipe: Recipe, report: Report) ->
         is_copy = name.endswith("weight") and source.shape(there[name]) == source.shape(there[embedding])
         if is_copy and not torch.equal(source.read(there[name]), source.read(there[embedding])):
             raise _unfit(source, f"{plain(name)[:100]} differs from the embedding that it is tied to")
-    if {weight.ours for weight in weights} != own.keys():
-        raise AssertionError(f"{family.model_type}: {own.keys() ^ {weight.ours for weight in weights}}")
+    if odd := own.keys() ^ {weight.ours for weight in weights}:
+        if not source.head_names():
+            raise AssertionError(f"{family.model_type}: {odd}")
+        raise _unfit(source, f"{plain(min(odd))[:100]} is missing in its head, or has no place in it")
     total = sum(4 * own[weight.ours].numel() for weight in weights)
     done = 0
 
@@ -302,10 +308,8 @@ def _outline(recipe: Recipe) -> dict[str, Tensor]:
     assert isinstance(recipe.model, Transformer)
     assert recipe.model.vocab_size is not None
     lm = outline(recipe.model, recipe.model.vocab_size)
-    if isinstance(recipe.objective, Classification):
-        with torch.device("meta"):
-            lm = Classifier(lm, recipe.objective, recipe.model)
-    return lm.state_dict()
+    with torch.device("meta"):
+        return with_head(recipe, lm).state_dict()
 
 
 def _summary(recipe: Recipe) -> str:

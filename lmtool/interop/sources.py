@@ -12,19 +12,20 @@ from typing import Any, Protocol
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from lmtool import durable
 from lmtool.errors import CheckpointError, ResourceError
 from lmtool.interop.gguf.files import open_gguf
+from lmtool.interop.notes import HEAD
 from lmtool.interop.reference import CONFIG, MODULES, parse_hub
 from lmtool.interop.tokenization.reading import PublishedTokenizer, read_tokenizer
 from lmtool.printable import plain
+from lmtool.text.tokenizer import LARGEST_FILE
 
 GENERATION = "generation_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-LARGEST_JSON = 64 * 2**20
-"""Bytes of the longest file of settings that is read."""
 
 _READ = (
-    *(CONFIG, GENERATION, MODULES, WEIGHTS, INDEX, "model-*.safetensors", "sentence_bert_config.json"),
+    *(CONFIG, GENERATION, MODULES, WEIGHTS, INDEX, HEAD, "model-*.safetensors", "sentence_bert_config.json"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
     *("merges.txt", "vocab.txt", "spiece.model", "tokenizer.model", "source.spm", "target.spm"),
     *("chat_template.jinja", "chat_template.json", "1_Pooling/config.json"),
@@ -62,6 +63,9 @@ class Source(Protocol):
 
     def names(self) -> Sequence[str]:
         """Names of the tensors."""
+
+    def head_names(self) -> Sequence[str]:
+        """Names of those of a head beside the body, which `names` are not."""
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor."""
@@ -106,8 +110,15 @@ class HuggingFaceDirectory:
         self.generation = read_json(path / GENERATION) if GENERATION in here else {}
         self._pooling = self._find_pooling(here)
         self._shards = self._find_shards(here)
-        used = [name for name in here if name in _READ] + sorted({*self._shards.values()} - {WEIGHTS})
+        self._head = dict.fromkeys(self._open(HEAD).keys(), HEAD) if HEAD in here else {}
+        weights = {*self._shards.values(), HEAD}
+        used = [name for name in here if name in _READ] + sorted(weights - {WEIGHTS, HEAD})
         self.files = [path / name for name in used] + ([] if self._pooling is None else [self._pooling])
+        for file in self.files:
+            try:
+                durable.open_regular(file, None if file.name in weights else LARGEST_FILE).close()
+            except OSError as error:
+                raise self._damaged(str(file.relative_to(path)), error) from error
 
     def _find_shards(self, here: Sequence[str]) -> dict[str, str]:
         """The file of each tensor."""
@@ -141,6 +152,7 @@ class HuggingFaceDirectory:
     def _open(self, file: str) -> Any:
         if file not in self._opened:
             try:
+                durable.open_regular(self.path / file).close()
                 self._opened[file] = safe_open(self.path / file, framework="pt")
             except (SafetensorError, OSError) as error:
                 raise self._damaged(file, error) from error
@@ -153,11 +165,17 @@ class HuggingFaceDirectory:
     def names(self) -> Sequence[str]:
         return list(self._shards)
 
+    def head_names(self) -> Sequence[str]:
+        return list(self._head)
+
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._open(self._shards[name]).get_slice(name).get_shape())
+        return tuple(self._open(self._file(name)).get_slice(name).get_shape())
+
+    def _file(self, name: str) -> str:
+        return self._shards.get(name) or self._head[name]
 
     def read(self, name: str) -> Tensor:
-        file = self._shards[name]
+        file = self._file(name)
         try:
             tensor: Tensor = self._open(file).get_tensor(name)
         except (SafetensorError, OSError) as error:
@@ -227,6 +245,9 @@ class GgufFile:
     def names(self) -> Sequence[str]:
         return list(self._model.names())
 
+    def head_names(self) -> Sequence[str]:
+        return ()
+
     def shape(self, name: str) -> tuple[int, ...]:
         shape: tuple[int, ...] = self._model.shape(name)
         return shape
@@ -248,9 +269,7 @@ class GgufFile:
 def read_json(path: Path, kind: type = dict) -> Any:
     """The object, or the list, in a JSON file. Raises CheckpointError."""
     try:
-        if path.stat().st_size > LARGEST_JSON:
-            raise ValueError
-        content = json.loads(path.read_bytes())
+        content = json.loads(durable.read(path))
     except OSError as error:
         raise CheckpointError(f"{path.name} cannot be read: {error.strerror}", where=str(path), fix=_FIX) from error
     except (ValueError, RecursionError):
@@ -263,7 +282,7 @@ def read_json(path: Path, kind: type = dict) -> Any:
 def digest(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal. Raises ResourceError."""
     try:
-        with path.open("rb") as file:
+        with durable.open_regular(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise ResourceError(f"cannot read: {error.strerror}", where=str(path), fix="check its permissions") from error

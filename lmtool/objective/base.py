@@ -104,11 +104,11 @@ class Vocabulary:
 class Objective(ABC):
     """A training objective; stateless, the same for all steps and processes.
 
-    unit: what a target is. metrics: names of further metrics of `score`. measures_in_one_pass: `measure` takes one pass
-    through the model whatever the batch, as `score` always does.
+    unit: what a model is trained on and measured in. metrics: names of further metrics of `score`.
+    measures_in_one_pass: `measure` takes one pass through the model whatever the batch, as `score` always does.
     """
 
-    unit: ClassVar[Literal["token", "pair", "row"]] = "token"
+    unit: ClassVar[Literal["token", "pair"]] = "token"
     measures_in_one_pass: ClassVar[bool] = True
 
     @property
@@ -152,6 +152,10 @@ class Objective(ABC):
     def count(self, batch: Batch) -> int:
         """Number of targets of a batch, as in `loss`, without computing it."""
         return batch.n_targets
+
+    def count_computed(self, batch: Batch) -> int:
+        """Number of units that a step computes, of which the speed is told: tokens, padding included, or pairs."""
+        return self.count(batch) if self.unit == "pair" else batch.n_computed
 
     def idle(self, model: LanguageModel) -> list[Parameter]:
         """Parameters that the loss does not depend on, such as a head for another objective; not trained."""

@@ -6,7 +6,6 @@ Shapes: B rows, T positions, C classes or labels.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -24,8 +23,6 @@ from lmtool.recipe.spec.objective import Classification
 
 class RowObjective(Objective):
     """Base of the objectives of heads, whose rows are those of a table."""
-
-    unit: ClassVar[Literal["token", "pair", "row"]] = "row"
 
     def cut(self, context: int) -> Cut:
         raise TypeError("rows of a table are not cut from a text")

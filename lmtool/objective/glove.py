@@ -29,7 +29,7 @@ class GloveObjective(Objective):
     pairs: for evaluation.
     """
 
-    unit: ClassVar[Literal["token", "pair", "row"]] = "pair"
+    unit: ClassVar[Literal["token", "pair"]] = "pair"
 
     spec: WeightedCounts
     pairs: SkipGramObjective

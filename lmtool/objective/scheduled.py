@@ -56,7 +56,7 @@ def mixed(model: LanguageModel, batch: Batch) -> Batch:
 
     A token is sampled only where the previous position has a target. A recurrent model samples step by step, given
     previously sampled tokens, as in the paper. A Transformer samples all tokens in one extra forward pass, given the
-    true tokens (Mihaylova and Martins 2019).
+    true tokens (Mihaylova and Martins 2019); always, since the processes that share it have to pass through it alike.
 
     Sampling is without dropout.
     """
@@ -67,7 +67,7 @@ def mixed(model: LanguageModel, batch: Batch) -> Batch:
     drawn_BT[:, 1:] &= batch.targets_BT[:, :-1] != IGNORE
     if batch.keep_BT is not None:
         drawn_BT &= batch.keep_BT
-    if not drawn_BT.any():
+    if model.recurrent and not drawn_BT.any():
         return batch
     was_training = model.training
     model.eval()

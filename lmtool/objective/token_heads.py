@@ -5,7 +5,6 @@ Shapes: B rows, T positions, W words, C tags.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -23,8 +22,6 @@ from lmtool.objective.cross_entropy import with_auxiliary
 @dataclass(frozen=True)
 class TaggingObjective(RowObjective):
     """-log p of the tags of a sentence, by a softmax for each word or by a CRF; the mean is over words."""
-
-    unit: ClassVar[Literal["token", "pair", "row"]] = "token"
 
     vocabulary: Vocabulary
 

@@ -8,7 +8,7 @@ from pydantic.fields import FieldInfo
 
 from lmtool.recipe.document import KeyPath, Mistake, Origin, dotted, escaped, plain, shown
 from lmtool.recipe.grammar import choices, did_you_mean, either, kind_of, nearest, owners, parts, suggestion
-from lmtool.recipe.spec.base import Spec
+from lmtool.recipe.spec.base import Spec, unfit
 from lmtool.recipe.spec.recipe import Recipe
 
 SUGGESTED = 20
@@ -28,6 +28,8 @@ class _Place(NamedTuple):
 
 def check(tree: dict[str, Any], locate: Locate) -> tuple[Recipe | None, list[Mistake]]:
     """The recipe that `tree` holds, or None and every mistake in it."""
+    if mistakes := [Mistake(locate(path), f"{dotted(path)}: {what}") for path, what in unfit(tree)]:
+        return None, mistakes
     try:
         return Recipe.model_validate(tree), []
     except ValidationError as invalid:
@@ -42,7 +44,7 @@ def check(tree: dict[str, Any], locate: Locate) -> tuple[Recipe | None, list[Mis
     slips = unknown[:SUGGESTED]
     meant = {(*place.path[:-1], nearest(str(place.path[-1]), place.spec.model_fields)) for place in slips}
     guessed = {place.path for place in slips}
-    mistakes: dict[tuple[KeyPath, str], Mistake] = {}
+    found: dict[tuple[KeyPath, str], Mistake] = {}
     for error in errors:
         place = _place(error["loc"])
         if error["type"] == "missing" and place.path in meant:
@@ -56,8 +58,8 @@ def check(tree: dict[str, Any], locate: Locate) -> tuple[Recipe | None, list[Mis
             told = [(path, what, locate(path))]
         for path, what, origin in told:
             text = f"{dotted(path)}: {what}" if path else what
-            mistakes.setdefault((path, text), Mistake(origin, text))
-    return None, list(mistakes.values())
+            found.setdefault((path, text), Mistake(origin, text))
+    return None, list(found.values())
 
 
 def _place(loc: KeyPath) -> _Place:
@@ -88,7 +90,7 @@ def _misfits(text: str, part: KeyPath, tree: Any, locate: Locate) -> Iterator[tu
         key, _, what = line.partition(" ")
         named = [tuple(word.split(".")) for word in line.split() if word.split(".")[0] in value]
         origins = [locate((*part, *steps)) for steps in named or [()]]
-        yield (*part, *key.split(".")), escaped(what, 200), min(origins, key=lambda origin: origin.line > 0)
+        yield (*part, *key.split(".")), escaped(what, 200), min(origins, key=lambda origin: origin.line != 0)
 
 
 def _get(tree: Any, path: KeyPath) -> Any:

@@ -43,17 +43,19 @@ _IN_OTHER_WORDS = {
 # For these, report PyYAML's second mark: where the key, bracket or quote begins.
 _UNCLOSED = ("could not find expected ':'", "expected ',' or", "found unexpected end of stream")
 
+_BEYOND_UNICODE = re.compile(r"\\U(?!000|0010)[0-9a-fA-F]{8}")
+
 
 @dataclass(frozen=True, order=True)
 class Origin:
-    """Where a value was written: the file and line, or the argument of the command line."""
+    """Where a value was written: the file and line, -1 if unknown, or the argument of the command line, with line 0."""
 
     source: str
     line: int = 0
     column: int = 0
 
     def __str__(self) -> str:
-        return ":".join([self.source, *(str(number) for number in (self.line, self.column) if number)])
+        return ":".join([self.source, *(str(number) for number in (self.line, self.column) if number > 0)])
 
 
 @dataclass(frozen=True, order=True)
@@ -144,13 +146,20 @@ def parse(text: str, source: str) -> Document:
         origin = Origin(source, mark.line + 1, mark.column + 1) if mark else Origin(source)
         document.mistakes.append(Mistake(origin, f"not YAML: {escaped(words, 200)}"))
     except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        column = error.position - (text.rfind("\n", 0, error.position) + 1) + 1
         what = f"not YAML: the character U+{ord(text[error.position]):04X}, which YAML does not allow"
-        document.mistakes.append(Mistake(Origin(source, line, column), what))
+        document.mistakes.append(Mistake(_origin_at(error.position, text, source), what))
+    except ValueError:  # of chr()
+        escape = _BEYOND_UNICODE.search(text)
+        where = Origin(source) if escape is None else _origin_at(escape.start(), text, source)
+        document.mistakes.append(Mistake(where, "not YAML: this escape names no character"))
     except RecursionError:
         document.mistakes.append(Mistake(Origin(source), "not a recipe: nested too deeply"))
     return document
+
+
+def _origin_at(position: int, text: str, source: str) -> Origin:
+    before = text[:position]
+    return Origin(source, before.count("\n") + 1, position - before.rfind("\n"))
 
 
 def _value(node: yaml.Node, path: KeyPath, document: Document, source: str) -> Any:

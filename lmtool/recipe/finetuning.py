@@ -35,8 +35,20 @@ ACTIVATION_BYTES = 10**9
 
 MOST_PASSES = 20
 
+FEW = 500
+"""Rows of target texts below which none is held out: they are to be learnt, and few would choose by chance."""
+
+FEW_BATCH = 8
+"""Rows of a step over so few, which has more steps in a pass than one of BATCH_ROWS, for the same computation."""
+
+FEW_STEPS = 300
+"""Steps of such rows at least, twice as many for weights trained here."""
+
 VALIDATION_STEPS = 500
 """Steps after which there is a validation at the latest; there is one after each pass."""
+
+DECAY = 0.7
+"""Share of the steps in which the rate decays where time limits them, as in the recipe `default`."""
 
 PATIENCE = 5
 """Validations without improvement after which training ends."""
@@ -53,6 +65,12 @@ def passes(n_rows: int, published: bool) -> int:
     elif n_rows > 6_000:
         usual = 2 * usual // 3
     return min(MOST_PASSES, max(usual, math.ceil(least_steps * BATCH_ROWS / max(1, n_rows))))
+
+
+def passes_of_few(n_rows: int, published: bool) -> int:
+    """Passes over a table of less than FEW target texts. published: as for `passes`."""
+    least_steps = FEW_STEPS if published else 2 * FEW_STEPS
+    return max(MOST_PASSES, math.ceil(least_steps * FEW_BATCH / max(1, n_rows)))
 
 
 HeadKind = Literal["classification", "tagging", "question-answering"]
@@ -73,18 +91,20 @@ def recipe_for_tables(
         as it was before. Raises UsageError for a model that cannot generate targets.
     """
     model = base.model
-    epochs = passes(n_rows, published)
+    epochs, batch_size, data = passes(n_rows, published), BATCH_ROWS, Data()
+    if writes and n_rows < FEW:
+        epochs, batch_size, data = passes_of_few(n_rows, published), FEW_BATCH, Data(valid_fraction=0)
     recipe = Recipe(
         description=f"fine-tuned from {name}",
         seed=base.seed,
         model=model,
         objective=_objective(base, writes, head),
         tokenizer=base.tokenizer,
-        data=Data(),
+        data=data,
         training=Training(
-            steps=math.ceil(epochs * n_rows / BATCH_ROWS),
+            steps=math.ceil(epochs * n_rows / batch_size),
             epochs=epochs,
-            batch_size=BATCH_ROWS,
+            batch_size=batch_size,
             micro_tokens=_micro_tokens(model),
             precision=base.training.precision,
         ),
@@ -118,7 +138,11 @@ def with_choices(recipe: Recipe, chosen: Recipe, n_rows: int, published: bool) -
     if not isinstance(recipe.model, Averaging):
         rate = _rate(recipe.model, published, tuning.lora is not None or tuning.freeze == "body")
         update["optimizer"] = recipe.optimizer.model_copy(update={"lr": rate})
-        update["schedule"] = recipe.schedule.model_copy(update={"warmup_steps": math.ceil(steps / 10)})
+        schedule: dict[str, object] = {"warmup_steps": math.ceil(steps / 10)}
+        if training.minutes is not None:
+            # before the rate decays the number of steps can follow the speed
+            schedule["decay_fraction"] = DECAY
+        update["schedule"] = recipe.schedule.model_copy(update=schedule)
     return recipe.model_copy(update=update)
 
 
@@ -140,12 +164,10 @@ def _micro_tokens(model: Model) -> int:
 
 def recipe_for_text(base: Recipe, other: Recipe) -> Recipe:
     """The recipe for continued training of a run on another text: its model and tokenizer, all else from `other`."""
-    kept = {"mixture", "column", "documents", "split", "valid_fraction", "isolate_documents", "stream"}
-    data = Data(**other.data.model_dump(include=kept))
     tokenizer = base.tokenizer
     if isinstance(tokenizer, BpeTokenizer):
         tokenizer = tokenizer.model_copy(update={"dropout": 0.0})  # for pairs only
-    return other.model_copy(update={"model": base.model, "tokenizer": tokenizer, "data": data})
+    return other.model_copy(update={"model": base.model, "tokenizer": tokenizer})
 
 
 def _objective(base: Recipe, writes: bool, head: HeadKind) -> HeadSpec | Seq2Seq:
@@ -174,6 +196,10 @@ def _objective(base: Recipe, writes: bool, head: HeadKind) -> HeadSpec | Seq2Seq
     if isinstance(base.objective, Embedding):
         # the vector that the model has learnt to give
         return Classification(kind="classification", pool=base.objective.pool)
+    if isinstance(base.objective, Classification):
+        # the head that it has, which goes on where the labels are the same
+        of_head = {"layers", "pool", "dense", "dense_norm", "bias", "dropout"}
+        return Classification(kind="classification", **base.objective.model_dump(include=of_head))
     no_vector = isinstance(model, Averaging) and model.one_hot
     return Classification(
         kind="classification",

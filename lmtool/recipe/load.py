@@ -3,14 +3,20 @@
 Precedence: defaults, then the recipe, then `-s KEY=VALUE` in order, then flags.
 """
 
+import errno
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from pydantic.fields import FieldInfo
+
 import lmtool
+from lmtool import durable
 from lmtool.errors import RecipeError, ResourceError, UsageError
 from lmtool.recipe.check import check
 from lmtool.recipe.document import Document, KeyPath, Mistake, Origin, dotted, escaped, parse, plain, shown
@@ -27,11 +33,16 @@ _RELATIVE = re.compile(r"\+[0-9.].*")
 
 @dataclass(frozen=True)
 class Setting:
-    """One value from the command line: `key` is dotted, `flag` is as typed."""
+    """One value from the command line: `key` is dotted, `flag` is as typed.
+
+    adds: to the number that is there. mistake: why it sets nothing.
+    """
 
     key: str
     value: object
     flag: str
+    adds: bool = False
+    mistake: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,6 +66,11 @@ def shipped() -> dict[str, Path]:
     return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
 
 
+def near(name: str | Path) -> list[str]:
+    """The shipped recipes with names like this one, or like that of this file."""
+    return get_close_matches(Path(name).stem, shipped(), n=2)
+
+
 def find(name: str | Path) -> Path:
     """The file of a recipe, given the name of a shipped one or a path.
 
@@ -74,24 +90,47 @@ def find(name: str | Path) -> Path:
         beside = {file.stem: file for file in path.parent.iterdir() if file.suffix in (".yaml", ".yml")}
     except OSError:  # a folder that is missing or not readable, or a name too long for a file
         beside = {}
-    near = get_close_matches(path.stem, known, n=2)
+    alike = near(path)
     files = [escaped(str(beside[file]), 200) for file in get_close_matches(path.stem, beside, n=2)]
-    fix = f"did you mean {either(near + files)}?" if near or files else "give one of these, or a YAML file"
+    fix = f"did you mean {either(alike + files)}?" if alike or files else "give one of these, or a YAML file"
     raise UsageError(f"there is no recipe {shown(str(name))}", where=f"shipped recipes: {', '.join(known)}", fix=fix)
+
+
+Assignments = Sequence[str | Setting]
+"""Arguments of `-s`, as typed or as `settings_of` parses them."""
+
+
+def settings_of(overrides: Assignments, flags: Sequence[Setting] = ()) -> list[Setting]:
+    """The settings of `KEY=VALUE` texts, of which a mapping sets each of its keys alone; then the flags."""
+    parsed = (_parsed(one) if isinstance(one, str) else [one] for one in overrides)
+    return [*chain.from_iterable(parsed), *flags]
 
 
 def load(
     name: str | Path,
-    overrides: Sequence[str] = (),
+    overrides: Assignments = (),
     flags: Sequence[Setting] = (),
     chosen: Sequence[Setting] = (),
 ) -> Resolved:
     """Read a recipe and apply overrides and flags.
 
-    name: a shipped recipe or a path. overrides: `KEY=VALUE` texts of `-s`, VALUE being YAML; `KEY=+N` adds to a number.
+    name: a shipped recipe or a path. overrides: VALUE is YAML; `KEY=+N` adds to a number.
     chosen: values that follow from the data, in place of the recipe's.
     Raises: UsageError when there is no such recipe; RecipeError with one line for each mistake in it.
     """
+    file, source, document = _opened(name)
+    _find_beside(document.value, file.parent)
+    return _laid_over(document, source, file.stem, overrides, flags, chosen)
+
+
+def load_of_run(path: Path) -> Recipe:
+    """The recipe.yaml of a run, as it was written. Raises as `load` does."""
+    _, source, document = _opened(path)
+    return _laid_over(document, source, path.stem, (), (), ()).recipe
+
+
+def _opened(name: str | Path) -> tuple[Path, str, Document]:
+    """The file of a recipe, what errors call it, and its content, a mapping."""
     file = find(name)
     source = file.name if str(name) in shipped() else escaped(str(name), 200)
     document = parse(_read(file, source), source)
@@ -101,14 +140,23 @@ def load(
         # Its content is not quoted: the name may lead to any file that the user can read.
         what = "is empty" if document.value is None else f"holds {_KINDS[type(document.value)]}"
         raise RecipeError([f"{source}: {what}; a recipe is a mapping of keys such as model and training"])
-    return _laid_over(document, source, file.stem, overrides, flags, chosen)
+    return file, source, document
+
+
+def _find_beside(tree: dict[str, Any], folder: Path) -> None:
+    """Let the tokenizer that lies beside a recipe, as in a run, be found from elsewhere."""
+    tokenizer = tree.get("tokenizer")
+    path = tokenizer.get("path") if isinstance(tokenizer, dict) else None
+    if isinstance(tokenizer, dict) and isinstance(path, str) and not os.path.exists(path):
+        beside = os.path.join(folder, path)
+        tokenizer["path"] = beside if os.path.exists(beside) else path
 
 
 def lay_over(
-    recipe: Recipe, source: str, name: str, overrides: Sequence[str] = (), flags: Sequence[Setting] = ()
+    recipe: Recipe, source: str, name: str, overrides: Assignments = (), flags: Sequence[Setting] = ()
 ) -> Resolved:
     """`load` for a recipe that is already parsed. source: its name in messages. name: the recipe's."""
-    origins = {path: Origin(source) for path in leaves(recipe)}
+    origins = {path: Origin(source, -1) for path in leaves(recipe)}
     return _laid_over(Document(recipe.model_dump(mode="json"), origins), source, name, overrides, flags)
 
 
@@ -116,16 +164,14 @@ def _laid_over(
     document: Document,
     source: str,
     name: str,
-    overrides: Sequence[str],
+    overrides: Assignments,
     flags: Sequence[Setting],
     chosen: Sequence[Setting] = (),
 ) -> Resolved:
     layers = _Layers(document.value, document.origins, source)
     layers.write(chosen)
-    for override in overrides:
-        layers.override(override)
-    for flag in flags:
-        layers.set(tuple(flag.key.split(".")), flag.value, Origin(flag.flag))
+    for setting in settings_of(overrides, flags):
+        layers.apply(setting)
     _fill_kinds(layers.tree, Recipe)
     recipe, mistakes = check(layers.tree, layers.nearest_origin)
     mistakes += document.mistakes + layers.mistakes
@@ -148,10 +194,10 @@ _KINDS: Mapping[type, str] = {
 
 def _read(file: Path, source: str) -> str:
     try:
-        if file.stat().st_size > LARGEST_FILE:
-            raise RecipeError([f"{source}: {file.stat().st_size} bytes; a recipe is a short YAML file"])
-        return file.read_bytes().decode("utf-8-sig")
+        return durable.read(file, LARGEST_FILE).decode("utf-8-sig")
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise RecipeError([f"{source}: {error.strerror}; a recipe is a short YAML file"]) from error
         raise ResourceError(f"cannot read the recipe: {error.strerror}", where=source) from error
     except UnicodeDecodeError as error:
         raise RecipeError([f"{source}: byte {error.start} is not UTF-8; a recipe is YAML text"]) from error
@@ -202,37 +248,24 @@ class _Layers:
         self._written |= self._set
         self._set.clear()
 
-    def override(self, argument: str) -> None:
-        """Apply one `KEY=VALUE` override."""
-        origin = Origin(f"-s {escaped(argument)}")
-        key, equals, text = argument.partition("=")
-        path: KeyPath = tuple(key.strip().split("."))
-        if not equals or not key.strip():
-            self.mistakes.append(Mistake(origin, "write KEY=VALUE, such as training.steps=500"))
-            return
-        if _holds_text(path) and not (text.strip() == "null" and _holds_null(path)):
-            self.set(path, _text_value(text), origin)
-            return
-        document = parse(text, origin.source)
-        if document.mistakes:
-            self.mistakes += [Mistake(origin, mistake.what) for mistake in document.mistakes]
-            return
-        addend = plain(text.strip()) if _RELATIVE.fullmatch(text.strip()) else None
-        if isinstance(addend, int | float) and owners(path):
+    def apply(self, setting: Setting) -> None:
+        """Apply a setting of the command line, or note its mistake."""
+        path, value, origin = tuple(setting.key.split(".")), setting.value, Origin(setting.flag)
+        mistake = setting.mistake
+        if setting.adds:
             before = value_at(self.tree, path)
             if isinstance(before, bool) or not isinstance(before, int | float):
-                what = f"{dotted(path)}: +{addend} adds to a number, and this is {shown(before)}"
-                self.mistakes.append(Mistake(origin, what))
-                return
-            self.set(path, before + addend, origin)
+                mistake = f"{setting.key}: +{value} adds to a number, and this is {shown(before)}"
+            else:
+                assert isinstance(value, int | float)
+                value += before
+        if mistake:
+            self.mistakes.append(Mistake(origin, mistake))
         else:
-            self.set(path, document.value, origin)
+            self.set(path, value, origin)
 
     def set(self, path: KeyPath, value: object, origin: Origin) -> None:
         """Set a value at `path`. Changing the kind of a part drops keys of the recipe that the new kind lacks."""
-        if not owners(path):
-            self.mistakes.append(Mistake(origin, f"unknown key{_nearest_key(path)}"))
-            return
         part: Any = self.tree
         for step in path[:-1]:
             if part.get(step) is None:
@@ -240,6 +273,8 @@ class _Layers:
             part = part[step]
             if not isinstance(part, dict):
                 return  # a plain value here is reported as a mistake of its own
+        if value == {} and isinstance(part.get(path[-1]), dict) and any(map(parts, _fields(path))):
+            return  # it has no key to set
         if path[-1] == "kind":
             spec = next((owner for owner in owners(path) if kind_of(owner) == value), None)
             for key in [key for key in part if spec and key not in spec.model_fields]:
@@ -258,18 +293,57 @@ class _Layers:
         self._set[path] = origin
 
 
+def _parsed(argument: str) -> Iterator[Setting]:
+    """The settings of a `KEY=VALUE` text."""
+    flag = f"-s {escaped(argument)}"
+    key, equals, text = argument.partition("=")
+    if key.endswith(" "):  # `KEY = TEXT`, whose spaces are around the sign
+        text = text.strip()
+    path: KeyPath = tuple(key.strip().split("."))
+    if not equals or not key.strip():
+        yield Setting("", None, flag, mistake="write KEY=VALUE, such as training.steps=500")
+        return
+    if not _fields(path):
+        yield Setting(key.strip(), None, flag, mistake=f"unknown key{_nearest_key(path)}")
+        return
+    if _holds_text(path) and not (text.strip() == "null" and _holds_null(path)):
+        yield Setting(key.strip(), _text_value(text), flag)
+        return
+    document = parse(text, flag)
+    for mistake in document.mistakes:
+        yield Setting(key.strip(), None, flag, mistake=mistake.what)
+    addend = plain(text.strip()) if _RELATIVE.fullmatch(text.strip()) else None
+    if isinstance(addend, int | float):
+        yield Setting(key.strip(), addend, flag, adds=True)
+    elif not document.mistakes:
+        yield from _of_keys(path, document.value, flag)
+
+
+def _of_keys(path: KeyPath, value: object, flag: str) -> Iterator[Setting]:
+    """The settings of a value, of which a part of the recipe sets each key that it has, its kind first."""
+    fields = _fields(path)
+    if not fields:
+        yield Setting(dotted(path), None, flag, mistake=f"{dotted(path)}: unknown key{_nearest_key(path)}")
+    elif isinstance(value, dict) and value and any(map(parts, fields)):
+        for key in sorted(value, key=lambda key: key != "kind"):
+            yield from _of_keys((*path, *key.split(".")), value[key], flag)
+    else:
+        yield Setting(dotted(path), value, flag)
+
+
+def _fields(path: KeyPath) -> list[FieldInfo]:
+    """The fields at a path, of every kind along it; none for an unknown key."""
+    return [owner.model_fields[str(path[-1])] for owner in owners(path)]
+
+
 def _holds_text(path: KeyPath) -> bool:
     """Whether the value at `path` is a text or a list of texts, which need no quotes on the command line."""
-    return _holds_null(path) or any(annotation in (str, tuple[str, ...]) for annotation in _annotations(path))
+    return _holds_null(path) or any(field.annotation in (str, tuple[str, ...]) for field in _fields(path))
 
 
 def _holds_null(path: KeyPath) -> bool:
-    """Whether the value at `path` is a list of texts or null."""
-    return Strings | None in _annotations(path)
-
-
-def _annotations(path: KeyPath) -> list[object]:
-    return [owner.model_fields[str(path[-1])].annotation for owner in owners(path)]
+    """Whether the value at `path` is a text, a list of texts, or null."""
+    return any(field.annotation in (str | None, Strings | None) for field in _fields(path))
 
 
 def _text_value(text: str) -> object:

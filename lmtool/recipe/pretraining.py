@@ -6,7 +6,7 @@ All rules are here; docs/pretrain.md has them as a table.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lmtool.recipe.load import Resolved, Setting, load
+from lmtool.recipe.load import Assignments, Resolved, Setting, load, settings_of
 from lmtool.recipe.spec.objective import Causal, HeadSpec, Seq2Seq
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.transformer import Transformer
@@ -116,24 +116,23 @@ class Inferred:
 class DefaultRecipe:
     """The default recipe before the text is read, with what a person has set.
 
-    draft: the recipe so far, with the sizes of a usual text.
+    recipe: so far, with the sizes of a usual text.
     """
 
-    overrides: Sequence[str]
-    flags: Sequence[Setting]
-    draft: Recipe
+    settings: Sequence[Setting]
+    recipe: Recipe
 
     @classmethod
-    def of(cls, overrides: Sequence[str], flags: Sequence[Setting]) -> "DefaultRecipe":
+    def of(cls, overrides: Assignments, flags: Sequence[Setting] = ()) -> "DefaultRecipe":
         """Raises RecipeError for settings that are mistakes whatever the text."""
-        layers = _of_width(_width_in(overrides) or USUAL_WIDTH)
-        settings = _settings([layers], _keys(overrides, flags))
-        return cls(overrides, flags, load(NAME, overrides, flags, settings).recipe)
+        settings = settings_of(overrides, flags)
+        layers = _of_width(_width_in(settings) or USUAL_WIDTH)
+        return cls(settings, load(NAME, settings, chosen=_settings([layers], _keys(settings))).recipe)
 
     def settle(self, shape: TextShape) -> tuple[Resolved, tuple[str, ...]]:
         """The recipe for a text, and a line for each setting that follows from it, without those that a person made."""
-        model, objective = self.draft.model, self.draft.objective
-        given = _keys(self.overrides, self.flags)
+        model, objective = self.recipe.model, self.recipe.objective
+        given = _keys(self.settings)
         if model.counts or isinstance(objective, HeadSpec | Seq2Seq):
             given += LENGTHS
         if shape.is_closed:
@@ -142,13 +141,13 @@ class DefaultRecipe:
             name, settings = CLOSED, []
         else:
             is_decoder = isinstance(model, Transformer) and model.shape == "decoder"
-            found = infer(shape, _width_in(self.overrides), is_decoder)
+            found = infer(shape, _width_in(self.settings), is_decoder)
             inferred = [one for one in found if not one.is_made(given)]
             told = tuple(str(one) for one in inferred if one.reason)
             name, settings = NAME, _settings(inferred, given)
         if isinstance(objective, Causal) and not model.counts and COMPARISON not in given:
             settings = [*settings, Setting(COMPARISON, True, INFERRED)]
-        return load(name, self.overrides, self.flags, settings), told
+        return load(name, self.settings, chosen=settings), told
 
 
 def infer(shape: TextShape, width: int | None = None, is_decoder: bool = True) -> list[Inferred]:
@@ -216,15 +215,15 @@ def _of_width(width: int) -> Inferred:
     return Inferred("layers", "", {"model.n_heads": heads, "model.d_ff": 32 * max(1, round(width / 12))})
 
 
-def _width_in(overrides: Sequence[str]) -> int | None:
+def _width_in(settings: Sequence[Setting]) -> int | None:
     """The width that a person has set."""
-    found = [value.strip() for key, _, value in (text.partition("=") for text in overrides) if key == "model.d_model"]
-    return int(found[-1]) if found and found[-1].isdecimal() and int(found[-1]) > 0 else None
+    widths = [setting.value for setting in settings if setting.key == "model.d_model" and not setting.adds]
+    return widths[-1] if widths and isinstance(widths[-1], int) and widths[-1] > 0 else None
 
 
-def _keys(overrides: Sequence[str], flags: Sequence[Setting]) -> list[str]:
+def _keys(settings: Sequence[Setting]) -> list[str]:
     """The keys that a person has set."""
-    return [text.partition("=")[0].strip() for text in overrides] + [flag.key for flag in flags]
+    return [setting.key for setting in settings]
 
 
 def _settings(inferred: Sequence[Inferred], given: Sequence[str]) -> list[Setting]:

@@ -12,12 +12,20 @@ from rich.cells import cell_len
 from lmtool.report.numbers import short, span, ticks
 from lmtool.report.page import clean, render, table
 
-WIDTH, HEIGHT = 560, 300
+SIZES = {"wide": (900, 340), "narrow": (420, 290), "": (560, 300)}
+"""Pixels of a line chart below the legend: where a page is wide, where it is narrow, and by itself."""
+
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 40
-"""Pixels of a line chart, and of its margins below the legend."""
+"""Pixels of its margins."""
+
+PER_TICK = 80
+"""Pixels that a number on the axis below takes."""
 
 COLOURS = 8
 """Colours that the page has, numbered from 0."""
+
+GREY = 7
+"""That of what is of no line alone."""
 
 CHARACTER = 7.2
 """Mean width of a character of the labels, in pixels; a wide one takes two."""
@@ -42,68 +50,90 @@ class Level:
 
     name: str
     y: float
-    colour: int = 7
+    colour: int = GREY
 
 
-def line_chart(
-    lines: Sequence[Line],
-    *,
-    x: str,
-    y: str,
-    label: str,
-    levels: Sequence[Level] = (),
-    column: int = 0,
-    y_range: tuple[float, float] | None = None,
-    diagonal: bool = False,
-) -> Markup:
+@dataclass(frozen=True)
+class Mark:
+    """A ring around a point of a line, with its name, which several may share."""
+
+    name: str
+    point: Point
+    colour: int = 0
+
+
+@dataclass(frozen=True)
+class LineChart:
     """Lines over numbers. x, y: names of the axes. label: what the picture shows, for those who do not see it.
 
-    column: of the figure's table, the one that holds x. y_range: by default what the points and levels span.
+    column: of the figure's table, the one that holds x. y_range: by default what the points, marks and levels span.
     diagonal: draw y = x too.
     """
-    xs = [point[0] for line in lines for point in line.points]
-    ys = [point[1] for line in lines for point in line.points if math.isfinite(point[1])]
-    ys += [level.y for level in levels]
-    low_x, high_x = span(xs)
-    low_y, high_y = y_range or _padded(*span(ys))
-    legend = _legend([(line.name, line.colour, line.dashed, line.pale) for line in lines if line.points], levels)
-    top = TOP + (18 * (legend[-1].line + 1) if legend else 0)
-    bottom = top + HEIGHT - TOP - BOTTOM
 
-    def at(px: float, py: float) -> str:
-        right = LEFT + (px - low_x) / (high_x - low_x) * (WIDTH - LEFT - RIGHT)
-        down = bottom - (min(max(py, low_y), high_y) - low_y) / (high_y - low_y) * (bottom - top)
-        return f"{right:.1f},{down:.1f}"
+    lines: Sequence[Line]
+    x: str
+    y: str
+    label: str
+    levels: Sequence[Level] = ()
+    marks: Sequence[Mark] = ()
+    column: int = 0
+    y_range: tuple[float, float] | None = None
+    diagonal: bool = False
 
-    def tick(value: float, is_x: bool) -> tuple[str, str]:
-        place = at(value, low_y).split(",")[0] if is_x else at(low_x, value).split(",")[1]
-        return place, short(value)
+    def for_page(self) -> Markup:
+        """The chart twice, of which the page shows the one that suits its width."""
+        return Markup("").join((self.svg("wide"), self.svg("narrow")))
 
-    return render(
-        "lines.svg",
-        label=label,
-        width=WIDTH,
-        height=bottom + BOTTOM,
-        left=LEFT,
-        right=WIDTH - RIGHT,
-        top=top,
-        bottom=bottom,
-        column=column,
-        low=low_x,
-        high=high_x,
-        x_ticks=[tick(value, True) for value in ticks(low_x, high_x)],
-        y_ticks=[tick(value, False) for value in ticks(low_y, high_y, 8)],
-        x=x,
-        y=y,
-        legend=legend,
-        levels=[(level.colour % COLOURS, at(low_x, level.y).split(",")[1]) for level in levels],
-        paths=[
-            (line.colour % COLOURS, line.dashed, line.pale, " ".join(at(*point) for point in part))
-            for line in lines
-            for part in _unbroken(line.points)
-        ],
-        diagonal=f"{at(low_x, low_x)} {at(high_x, high_x)}" if diagonal else "",
-    )
+    def svg(self, size: str = "") -> Markup:
+        """The chart in one of `SIZES`."""
+        width, height = SIZES[size]
+        points = [point for line in self.lines for point in line.points] + [mark.point for mark in self.marks]
+        xs = [point[0] for point in points]
+        ys = [point[1] for point in points if math.isfinite(point[1])] + [level.y for level in self.levels]
+        low_x, high_x = span(xs)
+        low_y, high_y = self.y_range or _padded(*span(ys))
+        legend = _legend(self, width)
+        top = TOP + (18 * (legend[-1].line + 1) if legend else 0)
+        bottom = top + height - TOP - BOTTOM
+        x_ticks = ticks(low_x, high_x, (width - LEFT - RIGHT) // PER_TICK)
+        if all(x == int(x) for x in xs):
+            x_ticks = [tick for tick in x_ticks if tick == int(tick)]
+
+        def at(px: float, py: float) -> tuple[str, str]:
+            right = LEFT + (px - low_x) / (high_x - low_x) * (width - LEFT - RIGHT)
+            down = bottom - (min(max(py, low_y), high_y) - low_y) / (high_y - low_y) * (bottom - top)
+            return f"{right:.1f}", f"{down:.1f}"
+
+        def path(points: Sequence[Point]) -> str:
+            return " ".join(",".join(at(*point)) for point in points)
+
+        return render(
+            "lines.svg",
+            size=size,
+            label=self.label,
+            width=width,
+            height=bottom + BOTTOM,
+            left=LEFT,
+            right=width - RIGHT,
+            top=top,
+            bottom=bottom,
+            column=self.column,
+            low=low_x,
+            high=high_x,
+            x_ticks=[(at(tick, low_y)[0], short(tick)) for tick in x_ticks],
+            y_ticks=[(at(low_x, tick)[1], short(tick)) for tick in ticks(low_y, high_y, 8)],
+            x=self.x,
+            y=self.y,
+            legend=legend,
+            levels=[(level.colour % COLOURS, at(low_x, level.y)[1]) for level in self.levels],
+            paths=[
+                (line.colour % COLOURS, line.dashed, line.pale, path(part))
+                for line in self.lines
+                for part in _unbroken(line.points)
+            ],
+            marks=[(mark.colour % COLOURS, *at(*mark.point), mark.name) for mark in self.marks],
+            diagonal=path([(low_x, low_x), (high_x, high_x)]) if self.diagonal else "",
+        )
 
 
 def heat_map(
@@ -168,28 +198,37 @@ def standalone(picture: str) -> str:
 
 @dataclass(frozen=True)
 class _Entry:
+    """A name of the legend, and how what it names is drawn: a class of path, or "mark"."""
+
     name: str
     colour: int
-    dashed: bool
-    pale: bool
-    level: bool
+    drawn: str
     x: float
     line: int
 
 
-def _legend(lines: Sequence[tuple[str, int, bool, bool]], levels: Sequence[Level]) -> list[_Entry]:
-    """The names of lines and levels, in as many rows as they need; none for one line alone."""
-    if len(lines) + len(levels) < 2:
+def _legend(chart: LineChart, width: int) -> list[_Entry]:
+    """The names of lines, levels and marks, in as many rows as they need; none for one line alone."""
+    named = [
+        (line.name, line.colour, "path" + " dash" * line.dashed + " pale" * line.pale)
+        for line in chart.lines
+        if line.points
+    ]
+    named += [(level.name, level.colour, "level") for level in chart.levels]
+    rings: dict[str, set[int]] = {}
+    for mark in chart.marks:
+        rings.setdefault(mark.name, set()).add(mark.colour)
+    named += [(name, min(colours) if len(colours) == 1 else GREY, "mark") for name, colours in rings.items()]
+    if len(named) < 2:
         return []
     entries: list[_Entry] = []
     right, row = float(LEFT), 0
-    named = [(*line, False) for line in lines] + [(level.name, level.colour, False, False, True) for level in levels]
-    for name, colour, dashed, pale, level in named:
-        shown = _shortened(name, 60)
+    for name, colour, drawn in named:
+        shown = _shortened(name, int((width - LEFT - 44) / CHARACTER))
         wide = 30 + _width(shown) + 14
-        if right > LEFT and right + wide > WIDTH:
+        if right > LEFT and right + wide > width:
             right, row = float(LEFT), row + 1
-        entries.append(_Entry(shown, colour % COLOURS, dashed, pale, level, right, row))
+        entries.append(_Entry(shown, colour % COLOURS, drawn, right, row))
         right += wide
     return entries
 

@@ -29,7 +29,7 @@ from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.transformer import Transformer, WindowPattern
 from lmtool.report.blocks import shaded
-from lmtool.report.charts import Line, heat_map, heat_table, line_chart
+from lmtool.report.charts import Line, LineChart, heat_map, heat_table
 from lmtool.report.numbers import shown
 from lmtool.report.page import Section, figure, page, table
 from lmtool.report.terminal import plot
@@ -382,6 +382,6 @@ def _signal_html(signal: Signal) -> str:
         caption = f"{signal.sentence} Blank is -1, dark is 1."
         return figure(picture, caption, heat_table(values, positions, components, corner="position"))
     if signal.picture == "lines":
-        picture = line_chart(signal.lines, x=signal.x, y=signal.y, label=signal.sentence)
-        return figure(picture, signal.sentence, table(signal.columns, signal.rows))
+        chart = LineChart(signal.lines, x=signal.x, y=signal.y, label=signal.sentence)
+        return figure(chart.for_page(), signal.sentence, table(signal.columns, signal.rows))
     return signal.sentence

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from lmtool.inference.gradients import GradientFlow
 from lmtool.printable import plain
-from lmtool.report.charts import Line, Point, line_chart
+from lmtool.report.charts import Line, LineChart, Point
 from lmtool.report.page import Section, figure, page, table, views
 from lmtool.report.terminal import plot
 
@@ -56,7 +56,7 @@ def as_lines(flow: GradientFlow, width: int, *, ascii_only: bool = False) -> Ite
 def as_page(flow: GradientFlow) -> str:
     """The curve as an HTML page that stands alone."""
     names = list(flow.found.norms)
-    picture = line_chart(_lines(flow), x=X, y=Y, label="Gradient norm by steps back")
+    picture = LineChart(_lines(flow), x=X, y=Y, label="Gradient norm by steps back")
     rows = [
         [k, repr(piece), *(flow.found.norms[name][k] for name in names)]
         for k, piece in enumerate(reversed(flow.pieces))
@@ -67,7 +67,7 @@ def as_page(flow: GradientFlow) -> str:
     )
     numbers = table([X, "token read", *names], rows)
     lead = plain(f"{flow.loaded.run_path}, step {flow.loaded.step}")
-    section = Section("How far back gradients reach", figure(picture, caption, numbers))
+    section = Section("How far back gradients reach", figure(picture.for_page(), caption, numbers))
     return page(plain(_title(flow)), [section], lead=lead)
 
 
@@ -79,13 +79,13 @@ def training_figure(logged: Mapping[int, Mapping[str, Sequence[float | None]]], 
     kinds = list(logged[steps[-1]])
     drawn = kinds if len(kinds) <= MOST_KINDS else [*kinds[: MOST_KINDS - 1], kinds[-1]]
     panels = {
-        kind: line_chart(
+        kind: LineChart(
             [Line(f"step {step}", _points(logged[step].get(kind, ())), i) for i, step in enumerate(shown)],
             x=X,
             y=Y,
             label=f"Gradient norm in {kind} by steps back",
             column=2,
-        )
+        ).for_page()
         for kind in drawn
     }
     rows = [

@@ -1,14 +1,19 @@
 """What the files of a run say of its training: numbers over steps, results, recipe, sessions. Reads no weights."""
 
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
+from lmtool import durable
 from lmtool.recipe.document import dotted, parse
+from lmtool.recipe.load import LARGEST_FILE
 from lmtool.run.directory import Run
+from lmtool.run.listing import COUNTING, counting, figures_on_tests
 from lmtool.run.log import Record
+from lmtool.run.uncertainty import are_alike, standard_error
 
 MOST_POINTS = 300
 """Records of a run that are drawn: of more, each is the mean of several."""
@@ -99,33 +104,108 @@ class History:
         """What `evaluation.gradient_norms` has logged, by step: for each kind of state the norms by steps back."""
         return {record["step"]: norms for record in self.records if (norms := record.get(GRADIENT_NORMS))}
 
+    @cached_property
+    def chosen(self) -> Record | None:
+        """The record of the best checkpoint; before there is one, of the lowest validation loss."""
+        step, aside = self.run.best_step, self.run.interrupted
+        if aside is not None and aside.step == step:
+            return {**aside.model_dump(exclude={"is_best", "loss"}), "valid_loss": aside.loss}
+        return next((record for record in self.records if record.get("step") == step), self.best)
+
+    @cached_property
+    def tests(self) -> dict[str, dict[str, float]]:
+        """The figures of the best checkpoint on test data, by the name of these, what counts first."""
+        tests = {}
+        for source, results in figures_on_tests(self.run).items():
+            names = sorted(results, key=lambda name: (name not in COUNTING, name == "rows"))
+            found = {name: results[name] for name in names if name != "step" and number(results[name]) is not None}
+            table = self.recipe.get("data.test") if source == "test" else None
+            tests[os.path.basename(str(table)) if table else source] = found
+        return tests
+
+    @property
+    def valid_rows(self) -> int | None:
+        """Rows of tables that validation is on; None of a text, and where they were not noted."""
+        measured = self.results.get("", {})
+        if measured.get("part") == "validation" and isinstance(rows := measured.get("rows"), int):
+            return rows
+        return None if self.run.info.data is None else self.run.info.data.valid_rows
+
     def summary(self) -> dict[str, object]:
-        """What `lmtool runs compare` says of the run, besides its recipe. Losses are in nats."""
-        best, last = self.best, self.last
-        seconds, tokens = number(last.get("seconds")), number(last.get("tokens"))
+        """What `lmtool runs compare` says of the run, besides its recipe, test figures first. Losses are in nats."""
+        best, chosen, last = self.best, self.chosen or {}, self.last
+        seconds, batch_size = number(last.get("seconds")), number(self.recipe.get("training.batch_size"))
+        is_table = self.unit == "row" or self.valid_rows is not None
+        counts = {"rows": last.get("step", 0) * (batch_size or 0)} if is_table else {}
+        counts["tokens"] = number(last.get("tokens")) or 0
         return {
+            **({"test": self.tests} if self.tests else {}),
             "best_loss": None if best is None else best["valid_loss"],
-            "best_step": None if best is None else best["step"],
+            "best_step": chosen.get("step"),
             "bits_per_byte": self.best_bits,
-            **{name: self._best_metric(name) for name in self.metrics},
+            **{name: number(chosen.get(name)) for name in self.metrics},
+            **({} if self.valid_rows is None else {"valid_rows": self.valid_rows}),
             "steps": last.get("step", 0),
-            "tokens": None if tokens is None else int(tokens),
+            **{name: int(n) or None for name, n in counts.items()},
             "seconds": seconds,
-            "tokens_per_second": round(tokens / seconds) if tokens and seconds else None,
+            **{f"{name}_per_second": round(n / seconds) if n and seconds else None for name, n in counts.items()},
             "model": self.run.info.summary,
             "state": self.run.state,
         }
 
-    def _best_metric(self, name: str) -> float | None:
-        """The highest value of a validation metric."""
-        found = [value for record in self.records if (value := number(record.get(name))) is not None]
-        return max(found, default=None)
+
+def figures(histories: Sequence[History]) -> dict[str, list[object]]:
+    """The summaries of runs by name, those on test data first: of each run, None where it has none but others do."""
+    summaries = [history.summary() for history in histories]
+    tests: list[dict[str, object]] = []
+    for history in histories:
+        of_all = ((source, name, value) for source, found in history.tests.items() for name, value in found.items())
+        tests.append({f"{source} {name.replace('_', ' ')}": value for source, name, value in of_all})
+    told = {name: [found.get(name) for found in tests] for name in dict.fromkeys(name for one in tests for name in one)}
+    for name in dict.fromkeys(name for summary in summaries for name in summary if name != "test"):
+        told[name.replace("_", " ")] = [summary.get(name) for summary in summaries]
+    return {name: values for name, values in told.items() if any(value is not None for value in values)}
+
+
+class _Entry(NamedTuple):
+    """A figure of a run on so many rows."""
+
+    run: str
+    metric: str
+    value: float
+    rows: int
+
+
+def doubts(histories: Sequence[History]) -> list[str]:
+    """What figures cannot tell of runs, a line each: which is the best, where there are few rows or no common ones."""
+    boards: dict[str, list[_Entry]] = {}
+    for history in histories:
+        chosen = history.chosen or {}
+        validation = {**chosen, "loss": chosen.get("valid_loss"), "rows": history.valid_rows}
+        for source, found in {**history.tests, "validation rows": validation}.items():
+            metric, value = counting(found)
+            if value is not None and (rows := found.get("rows")):
+                boards.setdefault(f"{metric} on {source}", []).append(_Entry(history.name, metric, value, int(rows)))
+    lines = []
+    for board, entries in boards.items():
+        best = max(entries, key=lambda entry: -entry.value if entry.metric == "loss" else entry.value)
+        others = [entry for entry in entries if entry is not best]
+        alike = [one.run for one in others if are_alike(best.metric, (best.value, best.rows), (one.value, one.rows))]
+        counts = sorted({entry.rows for entry in entries})
+        rows = " to ".join(f"{n:,}" for n in dict.fromkeys((counts[0], counts[-1]))) + " rows"
+        if alike:
+            lines.append(f"{board}: {rows} are too few to tell {best.run} from {', '.join(alike)}")
+        elif others and standard_error(best.metric, best.value, best.rows) is None:
+            lines.append(f"{board}: of {rows}; lmtool finetune --seeds 5 shows how far it varies")
+    if any(history.tests for history in histories) and not set.intersection(*(set(h.tests) for h in histories)):
+        lines.append("the runs have no test figures of the same data: lmtool eval RUN FILE measures them")
+    return lines
 
 
 def read_values(run: Run) -> Values:
     """The values of a run's recipe, without judging them. Empty where it cannot be read."""
     try:
-        text = run.recipe_path.read_text(encoding="utf-8")
+        text = durable.read(run.recipe_path, LARGEST_FILE).decode()
     except (OSError, ValueError):
         return {}
     return dict(_leaves(parse(text, str(run.recipe_path)).value, ()))

@@ -10,10 +10,10 @@ from typing import Any
 from markupsafe import Markup
 
 from lmtool.printable import plain
-from lmtool.report.charts import Level, Line, heat_map, heat_table, line_chart
+from lmtool.report.charts import Level, Line, LineChart, Mark, heat_map, heat_table
 from lmtool.report.gradients import training_figure
-from lmtool.report.history import History, differences, number, thinned
-from lmtool.report.page import Section, TableCell, facts, figure, page, render, table, views, write_page
+from lmtool.report.history import History, differences, doubts, figures, number, thinned
+from lmtool.report.page import Section, TableCell, clean, facts, figure, page, render, table, views, write_page
 from lmtool.run.directory import REPORT, Run
 from lmtool.run.log import Record
 
@@ -22,9 +22,6 @@ MOST_CLASSES = 30
 
 MOST_SAMPLES = 40
 """Samples of a run that are shown, spread over its steps."""
-
-AXES = {"tokens": "tokens", "seconds": "seconds of training"}
-"""Names of the axes of losses besides steps, in records and as told."""
 
 
 def write_report(run: Run) -> Path:
@@ -92,18 +89,19 @@ def _losses(histories: Sequence[History]) -> Markup:
     unit = "bits per byte" if in_bits else f"nats per {units.pop() if len(units) == 1 else 'target'}"
     several = len(histories) > 1
     panels = {
-        name: line_chart(
+        name: LineChart(
             [line for part, factor in zip(drawn, scale, strict=True) for line in _loss_lines(part, x, factor, several)],
             x=axis,
             y=unit,
             label=f"Training and validation loss in {unit} over {axis}",
             levels=_levels(histories) if in_bits else [],
+            marks=_marks(drawn, x, "valid_loss", scale),
             column=column,
-        )
+        ).for_page()
         for name, x, axis, column in (
             ("Steps", "step", "steps", several + 0),
-            ("Tokens", "tokens", AXES["tokens"], several + 1),
-            ("Time", "seconds", AXES["seconds"], several + 2),
+            ("Tokens", "tokens", "tokens", several + 1),
+            ("Time", "seconds", "seconds of training", several + 2),
         )
     }
     rows: list[list[TableCell]] = []
@@ -119,6 +117,7 @@ def _losses(histories: Sequence[History]) -> Markup:
             )
     columns = [*(["run"] if several else []), "step", "tokens", "seconds", "training", "validation"]
     caption = f"Loss in {unit}: of the steps, before their update, and of the validation part."
+    caption += " A ring marks the best checkpoint." if any(history.chosen for history in histories) else ""
     merged = max(len(part.history.records) / len(part.records) for part in drawn if part.records)
     if merged > 1.01:
         caption += " Each point of the training loss is a mean of several steps."
@@ -136,6 +135,18 @@ def _loss_lines(part: _Drawn, x: str, factor: float, several: bool) -> Iterator[
     else:
         yield Line("training", trained, 0, pale=True)
         yield Line("validation", valid, 1)
+
+
+def _marks(drawn: Sequence[_Drawn], x: str, y: str, scale: Sequence[float] = ()) -> list[Mark]:
+    """Rings around the best checkpoints, whose steps are named. scale: factors to y."""
+    several, marks = len(drawn) > 1, []
+    for i, part in enumerate(drawn):
+        chosen = part.history.chosen or {}
+        record = next((record for record in part.records if record.get("step") == chosen.get("step")), chosen)
+        for point in _points([record], x, y, scale[i] if scale else 1.0):
+            name = "best checkpoints" if several else f"best checkpoint, step {record['step']:,}"
+            marks.append(Mark(name, point, i if several or y != "valid_loss" else 1))
+    return marks
 
 
 def _levels(histories: Sequence[History]) -> list[Level]:
@@ -158,7 +169,9 @@ def _metrics(histories: Sequence[History]) -> list[Section]:
     several = len(histories) > 1
     for name in names:
         lines = [Line(history.name, _points(history.records, "step", name), i) for i, history in enumerate(histories)]
-        panels[name] = line_chart(lines, x="steps", y=name, label=f"Validation {name} over steps", column=several + 0)
+        label = f"Validation {name} over steps"
+        marks = _marks([_Drawn(history, history.records, i) for i, history in enumerate(histories)], "step", name)
+        panels[name] = LineChart(lines, "steps", name, label, marks=marks, column=several + 0).for_page()
     rows = [
         [*([history.name] if several else []), record["step"], *(number(record.get(name)) for name in names)]
         for history in histories
@@ -176,15 +189,20 @@ def _pace(histories: Sequence[History]) -> list[Section]:
         return []
     several = len(histories) > 1
     names = {"lr": "Learning rate", "grad_norm": "Gradient norm", "tokens_per_second": "Speed"}
-    axes = {"lr": "learning rate", "grad_norm": "norm before clipping", "tokens_per_second": "targets per second"}
+    axes = {
+        "lr": "learning rate",
+        "grad_norm": "norm before clipping",
+        "tokens_per_second": "tokens per second, padding included",
+    }
     panels = {
-        title: line_chart(
+        title: LineChart(
             [Line(part.history.name, _points(part.records, "step", name), part.colour) for part in drawn],
             x="steps",
             y=axes[name],
             label=f"{title} over steps",
+            marks=_marks(drawn, "step", name),
             column=several + 0,
-        )
+        ).for_page()
         for name, title in names.items()
     }
     rows = [
@@ -193,18 +211,17 @@ def _pace(histories: Sequence[History]) -> list[Section]:
         for record in part.records
     ]
     numbers = table([*(["run"] if several else []), "step", "rate", "norm", "speed"], rows)
-    caption = "Peak learning rate by schedule, the gradient's norm, and targets of the loss per second."
+    caption = "Peak learning rate by schedule, the gradient's norm, and tokens computed per second."
     return [Section("Rate, gradient and speed", figure(views("pace", panels), caption, numbers))]
 
 
 def _beside(histories: Sequence[History]) -> Markup:
     """Runs as columns: their figures, and the values of their recipes that differ."""
     names = [history.name for history in histories]
-    summaries = [history.summary() for history in histories]
-    keys = dict.fromkeys(key for summary in summaries for key in summary)
-    figures = [[key.replace("_", " "), *(_cell(summary.get(key)) for summary in summaries)] for key in keys]
+    told = [[name, *map(_cell, values)] for name, values in figures(histories).items()]
     different = [[key, *map(_value, values)] for key, values in differences(histories).items()]
-    parts = [table(["", *names], figures, caption="Figures; losses in nats", headed=True)]
+    parts = [table(["", *names], told, caption="Figures; losses in nats", headed=True)]
+    parts += [Markup("<p>{}.</p>").format(clean(note)) for note in doubts(histories)]
     if different:
         parts.append(table(["key", *names], different, caption="What differs in their recipes", headed=True))
     else:
@@ -268,14 +285,14 @@ def _confusion(confusion: Sequence[Sequence[int]], names: Sequence[str]) -> Mark
 def _calibration(calibration: Mapping[str, Any], counted: str) -> Markup:
     bins = calibration["bins"]
     points = [(found["confidence"], found["accuracy"]) for found in bins]
-    picture = line_chart(
+    picture = LineChart(
         [Line("accuracy", [(0.0, float("nan")), *points, (1.0, float("nan"))])],
         x="confidence",
         y="accuracy",
         label="Reliability diagram: accuracy over confidence",
         y_range=(0.0, 1.0),
         diagonal=True,
-    )
+    ).for_page()
     caption = (
         f"Reliability diagram: {counted} in bins by the probability of their answer. On the diagonal it can be "
         f"believed. Expected calibration error: {calibration['ece']:.3f}"

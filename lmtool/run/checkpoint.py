@@ -162,7 +162,7 @@ def listed(folder: Path) -> list[tuple[int, Path]]:
     except OSError as error:
         raise CheckpointError(f"cannot list the checkpoints: {error.strerror}", where=str(folder)) from error
     for path in paths:
-        match = re.fullmatch(r"step-(\d{6,})", path.name, re.ASCII)
+        match = re.fullmatch(r"step-(\d{6,15})", path.name, re.ASCII)
         if match and path.name == step_name(int(match[1])):
             found.append((int(match[1]), path))
     return sorted(found)
@@ -524,7 +524,7 @@ def _read_manifest(path: Path) -> Checkpoint:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return durable.read(path)
     except FileNotFoundError:
         raise _damage(path, f"{path.name} is missing") from None
     except OSError as error:
@@ -543,7 +543,7 @@ def _parse(path: Path, raw: bytes) -> dict[str, Any]:
 
 def _compare_digest(path: Path, expected: str) -> None:
     try:
-        with path.open("rb") as file:
+        with durable.open_regular(path) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise _damage(path, f"{path.name} cannot be read: {error.strerror}") from None

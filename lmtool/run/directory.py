@@ -29,6 +29,7 @@ from lmtool.run import checkpoint as checkpoints
 from lmtool.run.checkpoint import ALONE, MANIFEST, Checkpoint, Peers
 from lmtool.run.files import (
     FORMAT,
+    LARGEST_ROWS,
     Imported,
     LastValidation,
     RunInfo,
@@ -76,6 +77,9 @@ VALIDATED = "validated.json"
 RESULTS = "metrics.json"
 """Scores of the best checkpoint on a table."""
 
+EVALUATIONS = "evaluations.json"
+"""Figures that `lmtool eval` has measured; see `lmtool.run.evaluations`."""
+
 REPORT = "report.html"
 """The page about the run, as its last session left it."""
 
@@ -98,6 +102,7 @@ FILES = (
     LINES,
     FLOOR,
     RESULTS,
+    EVALUATIONS,
     REPORT,
     FEATURES,
     CHECKPOINTS,
@@ -146,7 +151,7 @@ class Run:
         `check_folder`, which says what is raised.
         """
         check_folder(folder, retry)
-        path = folder or runs_root()
+        path = folder or unused_folder(name)
         info = RunInfo.model_validate(
             {
                 "format": FORMAT,
@@ -162,8 +167,7 @@ class Run:
             }
         )
         try:
-            path = new_folder(name) if folder is None else folder
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(parents=True, exist_ok=folder is not None)
             run = cls(path, info)
             run._lock = RunLock(path)
         except OSError as error:
@@ -171,7 +175,7 @@ class Run:
         try:
             if retry and _is_aborted(path):
                 _clear(path)
-            _refuse_used(path)
+            _refuse_used(path, retry, locked=True)
             durable.write_new(path / RECIPE, [recipe.encode()])
             for file, content in tokenizer.items():
                 durable.write_new(path / file, [content])
@@ -255,7 +259,7 @@ class Run:
             files += [(source.path, copy, name) for name in (RECIPE, TOKENIZER, TOKENIZER_CONFIG, INFO)]
             for old, new, name in files:
                 if (old / name).exists():
-                    with (old / name).open("rb") as file:
+                    with durable.open_regular(old / name) as file:
                         durable.write_new(new / name, iter(partial(file.read, COPIED), b""))
                     durable.sync_directory(new)
         except OSError as error:
@@ -288,7 +292,7 @@ class Run:
         """Begin a session after `step` steps, and discard what a killed session left beyond that step.
 
         Later records of metrics and samples are removed; later checkpoints are set aside (renamed to step-....aside-1).
-        An earlier session's final test scores are removed, since another checkpoint may become the best.
+        An earlier session's test scores are removed, since another checkpoint may become the best.
         command: as typed. environment: as from `describe_environment`. validated: see `note_validation`. pending: the
         step is still to be validated and logged.
         Returns what of the logs was found damaged or missing, a line each, and removed.
@@ -313,7 +317,8 @@ class Run:
             for later, path in checkpoints.listed(self.path / CHECKPOINTS):
                 if later > step:
                     checkpoints.set_aside(path)
-            (self.path / RESULTS).unlink(missing_ok=True)
+            for name in (RESULTS, EVALUATIONS):
+                (self.path / name).unlink(missing_ok=True)
             if validated is None:
                 (self.path / VALIDATED).unlink(missing_ok=True)
             else:
@@ -345,10 +350,10 @@ class Run:
         marks = None
         found = []
         try:
-            marks = records.read(LogMarks, (self.path / LOGS).read_bytes())
+            marks = records.read(LogMarks, durable.read(self.path / LOGS))
         except FileNotFoundError:
             pass  # of a run that was killed
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             found.append(f"{LOGS} is damaged, so that not all changes of the logs are found: {error}")
         found += self.metrics.check(step, None if marks is None else marks.metrics, range(first + 1, step + 1))
         return found + self.samples.check(step, None if marks is None else marks.samples)
@@ -492,7 +497,7 @@ class Run:
         file = self.path / RESULTS
         if not os.path.lexists(file):
             return {}
-        found = read(SavedResults, file, "delete it: lmtool resume then evaluates the run again")
+        found = read(SavedResults, file, "delete it: lmtool resume then evaluates the run again", LARGEST_ROWS)
         return {name: figures.model_dump(exclude_unset=True) for name, figures in found.by_task.items()}
 
     def write_results(self, content: Mapping[str, Any]) -> None:
@@ -508,7 +513,7 @@ class Run:
         file = self.path / SPLIT
         if not os.path.lexists(file):
             return None
-        return read(SavedSplit, file, "restore it from a copy, or start a new run")
+        return read(SavedSplit, file, "restore it from a copy, or start a new run", LARGEST_ROWS)
 
     @property
     def known_lines(self) -> "KnownLines | None":
@@ -580,11 +585,12 @@ def check_folder(folder: Path | None, retry: bool = False) -> None:
     """Fail early where `create` would fail after minutes of data preparation.
 
     retry: a run that ended before its first checkpoint may be in `folder`; `create` removes it.
-    Raises UsageError when `folder` holds a run already, ResourceError when it (or `runs_root()`) cannot be written.
+    Raises UsageError when `folder` holds a run already, or with `retry` CheckpointError when another process has begun
+    one there; ResourceError when it (or `runs_root()`) cannot be written.
     """
     path = folder or runs_root()
-    if folder is not None and not (retry and _is_aborted(folder)):
-        _refuse_used(folder)
+    if folder is not None and (not (retry and _is_aborted(folder)) or is_held(folder)):
+        _refuse_used(folder, retry, locked=False)
     nearest = next(parent for parent in (path, *path.absolute().parents) if os.path.exists(parent))
     try:
         with tempfile.TemporaryFile(dir=nearest):
@@ -622,28 +628,31 @@ def _now() -> str:
     return datetime.now(UTC).isoformat()
 
 
-def new_folder(name: str) -> Path:
-    """A new, empty folder of `runs_root()`, named after day and recipe. Raises OSError."""
+def unused_folder(name: str) -> Path:
+    """The path of a new run in `runs_root()`, named after day and recipe."""
     slug = re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.")[:40] or "run"
-    root = runs_root()
-    root.mkdir(parents=True, exist_ok=True)
     while True:
-        path = root / f"{datetime.now():%Y-%m-%d}-{slug}-{secrets.token_hex(2)}"
-        try:
-            path.mkdir()
-        except FileExistsError:
-            continue
-        return path
+        path = runs_root() / f"{datetime.now():%Y-%m-%d}-{slug}-{secrets.token_hex(2)}"
+        if not os.path.lexists(path):
+            return path
 
 
-def _refuse_used(folder: Path) -> None:
-    for name in FILES:
-        if os.path.lexists(folder / name):
-            raise UsageError(
-                f"the output folder already holds {name}",
-                where=str(folder),
-                fix="choose another with -o, or continue that run with lmtool resume",
-            )
+def _refuse_used(folder: Path, retry: bool, locked: bool) -> None:
+    """locked: this process holds the lock."""
+    if (name := next((name for name in FILES if os.path.lexists(folder / name)), None)) is None:
+        return
+    if retry and (is_begun(folder) or (is_held(folder) and not locked)):
+        # since the command looked whether there is a run to go on with
+        raise CheckpointError(
+            "another process has begun the run in this folder",
+            where=str(folder),
+            fix="wait until it ends, or stop it; the same command then goes on with the run",
+        )
+    raise UsageError(
+        f"the output folder already holds {name}",
+        where=str(folder),
+        fix="choose another with -o, or continue that run with lmtool resume",
+    )
 
 
 def is_begun(folder: Path) -> bool:
@@ -653,7 +662,10 @@ def is_begun(folder: Path) -> bool:
 
 def _is_aborted(folder: Path) -> bool:
     """Whether a folder holds what a session has left that ended before its first checkpoint."""
-    entries = [] if not (folder / CHECKPOINTS).is_dir() else os.listdir(folder / CHECKPOINTS)
+    try:
+        entries = os.listdir(folder / CHECKPOINTS)
+    except OSError:  # there is none, or no longer
+        entries = []
     return (folder / LOCK_FILE).exists() and all(name.startswith(durable.TEMPORARY) for name in entries)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, model_validator
 
-from lmtool import records
+from lmtool import durable, records
 from lmtool.errors import CheckpointError
 from lmtool.records import FileModel, SealedModel
 from lmtool.run.checkpoint import STATE, Checkpoint
@@ -60,10 +60,11 @@ class Imported(FileModel):
 
 
 class ToldData(FileModel):
-    """What is told of the training data."""
+    """What is told of the training data. valid_rows: of tables, None for a text."""
 
     lines: list[str]
     bytes_per_token: Finite = None
+    valid_rows: Count | None = None
 
 
 class LastValidation(FileModel, extra="allow"):
@@ -108,13 +109,17 @@ class RunInfo(SealedModel):
 
 
 class Validated(SealedModel):
-    """The content of validated.json: the state after the last validation; see `SavedState`."""
+    """The content of validated.json: the state after the last validation; see `SavedState`.
+
+    yardstick: what the best is chosen by, as `lmtool.recipe.changes.yardstick`; if None, by the checkpoint's recipe.
+    """
 
     step: Count
     best_step: Count | None
     best_value: Finite
     best_loss: Finite = None
     stale: Count
+    yardstick: dict[str, str | int | None] | None = None
 
 
 class StepRecord(FileModel, extra="allow"):
@@ -298,10 +303,14 @@ class SavedResults(RootModel[TaskResults | Figures]):
         return self.root.tasks if isinstance(self.root, TaskResults) else {"": self.root}
 
 
-def read(kind: type[Content], path: Path, fix: str) -> Content:
+LARGEST_ROWS = 1 << 30
+"""Bytes of a file with a number for each row of a table, or each pair of classes."""
+
+
+def read(kind: type[Content], path: Path, fix: str, largest: int = durable.LARGEST) -> Content:
     """The content of a file of a run. Raises CheckpointError when it is missing or damaged; fix: what to do then."""
     try:
-        return records.read(kind, path.read_bytes())
+        return records.read(kind, durable.read(path, largest))
     except FileNotFoundError:
         what = f"{path.name} is missing"
     except OSError as error:

@@ -3,6 +3,7 @@
 import difflib
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +60,28 @@ def find(reference: str) -> Found:
     raise _unknown(_AT_STEP.sub(r"\1", reference))
 
 
+def find_resumable(*, longer: bool) -> tuple[Run, list[str]]:
+    """The run started last that can be resumed, and why each run started after it was passed over.
+
+    It was stopped, and has a checkpoint; with `longer` it may have been finished. Where there is none, the last one
+    that was finished, or else the last one. Raises CheckpointError when there is no run.
+    """
+    runs = _by_start()
+    states = [run.state if _has_intact_checkpoint(run) else "without an intact checkpoint" for run in runs]
+    wanted = ("stopped", "finished") if longer else ("stopped",)
+    taken = next((i for kinds in (wanted, ("finished",)) for i, state in enumerate(states) if state in kinds), 0)
+    return runs[taken], [f"{run.name} is {state}" for run, state in zip(runs[:taken], states, strict=False)]
+
+
+def _has_intact_checkpoint(run: Run) -> bool:
+    """Judged by names and sizes."""
+    for _, path in checkpoints.listed(run.path / CHECKPOINTS):
+        with suppress(CheckpointError):
+            checkpoints.inspect(path)
+            return True
+    return False
+
+
 def run_directory(reference: str) -> Path:
     """The directory of a run by path, name or `last`, also when its run.json is damaged. Raises CheckpointError."""
     path = _directory(reference)
@@ -104,13 +127,17 @@ def _existing(checkpoint: Path) -> Path:
 
 def _unknown(reference: str) -> CheckpointError:
     """The error for a name that no run has, with the runs of similar names."""
+    if os.path.isfile(reference):
+        fix = "name a run first, such as last; lmtool runs ls shows them"
+        return CheckpointError("this is a file, not a run", where=reference, fix=fix)
     asked = Path(reference).name
     names = sorted({directory.name for directory in known_runs()}, reverse=True)
     # a date and a random end, which all names have, make none similar
     likeness = {
         name: difflib.SequenceMatcher(None, _PLAIN.sub("", asked), _PLAIN.sub("", name)).ratio() for name in names
     }
-    near = [name for name in names if asked and (likeness[name] >= SIMILAR or asked in name)]
+    likeness["last"] = difflib.SequenceMatcher(None, asked, "last").ratio()
+    near = [name for name in likeness if asked and (likeness[name] >= SIMILAR or asked in name)]
     near.sort(key=lambda name: -likeness[name])
     where = f"similar: {', '.join(near[:3])}" if near else f"none with a similar name in {runs_root()}"
     return CheckpointError(
@@ -121,14 +148,17 @@ def _unknown(reference: str) -> CheckpointError:
 
 
 def _last() -> Run:
+    return _by_start()[0]
+
+
+def _by_start() -> list[Run]:
+    """All runs, the one that was started last first. Raises CheckpointError when there is none."""
     runs = []
     for path in known_runs():
-        try:
+        with suppress(CheckpointError):
             runs.append(Run.open(path))
-        except CheckpointError:
-            continue
     if not runs:
         raise CheckpointError(
             "there is no last run", where=f"no runs in {runs_root()}", fix="train one: lmtool pretrain TEXT"
         )
-    return max(runs, key=lambda run: run.last_started)
+    return sorted(runs, key=lambda run: run.last_started, reverse=True)

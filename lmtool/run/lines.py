@@ -12,6 +12,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from lmtool import durable
 from lmtool.errors import CheckpointError
 
 MOST_LINES = 2_000_000
@@ -36,7 +37,7 @@ class KnownLines:
     def read(cls, path: Path) -> Self | None:
         """Those of a file; None where there is none. Raises CheckpointError when it is damaged."""
         try:
-            content = path.read_bytes()
+            content = durable.read(path, _HASH.itemsize * (MOST_LINES + 1))
         except FileNotFoundError:
             return None
         except OSError as error:

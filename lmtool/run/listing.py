@@ -9,7 +9,9 @@ from typing import Any
 from lmtool.errors import CheckpointError
 from lmtool.run import checkpoint as checkpoints
 from lmtool.run.directory import CHECKPOINTS, Run
+from lmtool.run.evaluations import evaluations_of
 from lmtool.run.places import known_runs
+from lmtool.run.uncertainty import standard_error
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,9 @@ class Summary:
 
     step: of its last record or checkpoint. valid_loss: the last one; best_valid_loss: the lowest; None before the
         first. metric, value: what counts for the run, of its best checkpoint: accuracy, correlation, bleu, or the
-        validation loss; None before the first validation. part: "test" or "validation", what it was measured on.
+        loss; None before the first validation. part: "test" or "validation", what it was measured on; source: the data
+        of a test by `lmtool eval`, else empty. rows: of a table that it was measured on; standard_error: of the value
+        on so many, None where it does not follow from it.
         started: when it was last started or resumed, ISO 8601 in UTC. bytes: size on disk of all its files.
     state: running, finished, stopped, or damaged, in which case `problem` says why and the rest is empty.
     """
@@ -54,6 +58,9 @@ class Summary:
     metric: str
     value: float | None
     part: str
+    source: str
+    rows: int | None
+    standard_error: float | None
     started: str
     bytes: int
     state: str
@@ -82,6 +89,9 @@ def summarise(path: Path) -> Summary:
             metric="loss",
             value=None,
             part="validation",
+            source="",
+            rows=None,
+            standard_error=None,
             started="",
             bytes=size_of(path),
             state="damaged",
@@ -92,24 +102,28 @@ def summarise(path: Path) -> Summary:
     problem = ""
     step = 0
     losses = []
-    metric, value, part = "loss", None, "validation"
+    metric, value = "loss", None
+    results: Mapping[str, Any] = {}
     try:
         best_step = run.best_step
         saved = _checkpoints(path / CHECKPOINTS, best_step)
-        best: Mapping[str, Any] = {}
         for record in run.metrics.read():
             step = max(step, record["step"])
             if isinstance(loss := record.get("valid_loss"), int | float):
                 losses.append(float(loss))
                 if best_step in (None, record["step"]):
-                    best = {**record, "loss": loss}
+                    results = {**record, "loss": loss}
         if (aside := run.interrupted) is not None and aside.step == best_step:
-            best = aside.model_dump()
-        results = run.results or best
-        metric, value = _counting(results)
-        part = str(results.get("part", "validation"))
+            results = aside.model_dump()
+        tests = figures_on_tests(run)
+        results = next(iter(tests.values()), run.results or results)
+        metric, value = counting(results)
     except CheckpointError as error:
         problem = f"{error.what} ({error.where})"
+    part = str(results.get("part", "validation"))
+    rows = results.get("rows")
+    if rows is None and part == "validation" and run.info.data is not None:
+        rows = run.info.data.valid_rows
     return Summary(
         name=run.name,
         path=str(path),
@@ -121,6 +135,9 @@ def summarise(path: Path) -> Summary:
         metric=metric,
         value=value,
         part=part,
+        source=str(results.get("source", "")),
+        rows=rows,
+        standard_error=None if value is None or not rows else standard_error(metric, value, rows),
         started=run.last_started,
         bytes=size_of(path),
         state=run.state,
@@ -129,7 +146,25 @@ def summarise(path: Path) -> Summary:
     )
 
 
-def _counting(figures: Mapping[str, Any]) -> tuple[str, float | None]:
+def figures_on_tests(run: Run) -> dict[str, Mapping[str, Any]]:
+    """Figures of the best checkpoint on test data, by the name of these: those measured in training come first.
+
+    Of a test table of the recipe the name is "test", with that of the task where there are several. Raises
+    CheckpointError when a file is damaged.
+    """
+    tests: dict[str, Mapping[str, Any]] = {}
+    for task, results in run.all_results.items():
+        if results.get("part") == "test":
+            tests[f"{task} test".strip()] = results
+    last = next((step for step, _ in reversed(checkpoints.listed(run.path / CHECKPOINTS))), None)
+    step = last if run.best_step is None else run.best_step
+    for found in reversed(evaluations_of(run)):
+        if found.step == step:
+            tests[found.source] = {**found.model_dump(exclude_none=True), "part": "test"}
+    return tests
+
+
+def counting(figures: Mapping[str, Any]) -> tuple[str, float | None]:
     """Name and value of what counts among some figures."""
     for name, shown in COUNTING.items():
         if isinstance(value := figures.get(name), int | float):

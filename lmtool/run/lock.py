@@ -6,6 +6,7 @@ import time
 import weakref
 from pathlib import Path
 
+from lmtool import durable
 from lmtool.errors import CheckpointError, ResourceError
 
 LOCK_FILE = ".lock"
@@ -30,7 +31,7 @@ class RunLock:
                 fix="change its permissions, or choose another with -o",
             ) from error
         deadline = time.monotonic() + _GLANCE_SECONDS
-        while not _try(self._handle, fcntl.LOCK_EX):
+        while not durable.lock(self._handle, fcntl.LOCK_EX):
             if time.monotonic() > deadline:
                 holder = os.pread(self._handle, 32, 0).decode("ascii", "replace").strip()
                 os.close(self._handle)
@@ -54,21 +55,9 @@ class RunLock:
 def is_held(folder: Path) -> bool:
     """True while some process, this one included, holds the lock of a run directory."""
     try:
-        handle = os.open(folder / LOCK_FILE, os.O_RDONLY)
+        return durable.is_locked(folder / LOCK_FILE)
     except OSError:
         return False
-    try:
-        return not _try(handle, fcntl.LOCK_SH)
-    finally:
-        os.close(handle)
-
-
-def _try(handle: int, kind: int) -> bool:
-    try:
-        fcntl.flock(handle, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 _held: "weakref.WeakSet[RunLock]" = weakref.WeakSet()

@@ -4,6 +4,8 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,11 @@ Record = dict[str, Any]
 
 LISTED = 5
 """Lines or steps that a message names."""
+
+LONGEST = 16 << 20
+"""Bytes of a line."""
+
+_ASIDE = "move the file aside: the run can do without it, but its earlier records are lost"
 
 
 class LogMark(FileModel):
@@ -90,6 +97,7 @@ class Log:
         """
         digest, left = hashlib.sha256(), 0 if mark is None else mark.bytes
         damaged: list[int] = []
+        n_damaged = 0
         seen: set[int] = set()
         last = 0
         is_ordered = True
@@ -97,7 +105,9 @@ class Log:
             digest.update(line[:left])
             left -= min(left, len(line))
             if record is None:
-                damaged += [number] if line.endswith(b"\n") else []
+                if line.endswith(b"\n"):
+                    n_damaged += 1
+                    damaged += [number] if n_damaged <= LISTED else []
             elif record["step"] <= step:
                 is_ordered &= record["step"] >= last
                 last = record["step"]
@@ -105,9 +115,10 @@ class Log:
         name = self.path.name
         found = []
         if damaged:
-            found.append(f"{name}: damaged and removed: {_listed('line', damaged)}")
-        if missing := [wanted for wanted in expected if wanted not in seen]:
-            found.append(f"{name} has no record of {_listed('step', missing)}")
+            found.append(f"{name}: damaged and removed: {_listed('line', damaged, n_damaged)}")
+        if missing := list(islice((wanted for wanted in expected if wanted not in seen), LISTED)):
+            n_missing = len(expected) - sum(number in expected for number in seen)
+            found.append(f"{name} has no record of {_listed('step', missing, n_missing)}")
         if not found and not is_ordered:
             found.append(f"{name}: its records are not in the order of their steps")
         if not found and mark is not None and (left or digest.hexdigest() != mark.sha256):
@@ -129,23 +140,22 @@ class Log:
             if record is not None:
                 yield record
 
+    def until(self, step: int) -> Iterator[bytes]:
+        """The lines of the records up to a step. Raises CheckpointError when the log cannot be read."""
+        for _, line, record, _ in self._lines():
+            if record is not None and record["step"] <= step:
+                yield line
+
     def rewind(self, step: int) -> None:
         """Remove atomically all records after `step` and lines that are not records.
 
         Raises ResourceError when the log cannot be written.
         """
-        kept = []
-        complete = True
-        for _, line, record, _ in self._lines():
-            if record is not None and record["step"] <= step:
-                kept.append(line)
-            else:
-                complete = False
-        if complete:
+        if not self.path.exists() or sum(map(len, self.until(step))) == self.path.stat().st_size:
             return
         self._digest = None
         try:
-            durable.replace(self.path, b"".join(kept))
+            durable.replace_by(self.path, self.until(step))
         except OSError as error:
             raise ResourceError(
                 f"cannot rewrite the log: {error.strerror}", where=str(self.path), fix="free some disk space"
@@ -160,13 +170,17 @@ class Log:
     def _lines(self) -> Iterator[tuple[int, bytes, Record | None, str]]:
         """Number, bytes and record of each line; None if it is not a record, and why."""
         try:
-            file = self.path.open("rb")
+            file = durable.open_regular(self.path)
         except FileNotFoundError:
             return
         except OSError as error:
-            raise CheckpointError(f"cannot read the log: {error.strerror}", where=str(self.path)) from error
+            what = f"cannot read the log: {error.strerror}"
+            raise CheckpointError(what, where=str(self.path), fix=_ASIDE) from error
         with file:
-            for number, line in enumerate(file, start=1):
+            for number, line in enumerate(iter(partial(file.readline, LONGEST + 1), b""), start=1):
+                if len(line) > LONGEST:
+                    what = f"this line of the log is no record: it has more than {LONGEST:,} bytes"
+                    raise CheckpointError(what, where=f"{self.path}:{number}", fix=_ASIDE)
                 try:
                     if not line.endswith(b"\n"):
                         raise ValueError("it is incomplete")
@@ -177,7 +191,7 @@ class Log:
                     yield number, line, None, str(error)
 
 
-def _listed(what: str, numbers: list[int]) -> str:
-    """For example "lines 3, 4, 7, 8, 9 and 2 more"."""
-    more = f" and {len(numbers) - LISTED} more" if len(numbers) > LISTED else ""
-    return f"{what}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:LISTED]))}{more}"
+def _listed(what: str, first: list[int], n: int) -> str:
+    """For example "lines 3, 4, 7, 8, 9 and 2 more", of n numbers with these as the first ones."""
+    more = f" and {n - len(first):,} more" if n > len(first) else ""
+    return f"{what}{'s' * (n > 1)} {', '.join(map(str, first))}{more}"

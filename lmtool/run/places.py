@@ -32,7 +32,9 @@ def remember(path: Path) -> None:
     path = path.resolve()
     root = runs_root()
     others = [other for other in _elsewhere() if other != path]
-    if path.parent == root.resolve():
+    if path.parent == root.resolve() or path.parent.name.startswith(
+        durable.TEMPORARY
+    ):  # staged: it gets its name later
         return
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -45,7 +47,7 @@ def remember(path: Path) -> None:
 
 def _elsewhere() -> list[Path]:
     try:
-        lines = (runs_root() / ELSEWHERE).read_text("ascii").splitlines()
+        lines = durable.read(runs_root() / ELSEWHERE).decode("ascii").splitlines()
         paths = [Path(json.loads(line)) for line in lines]
     except (OSError, ValueError, TypeError, RecursionError):
         return []

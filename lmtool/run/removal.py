@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from lmtool.errors import CheckpointError, LmtoolError, ResourceError, UsageError
-from lmtool.recipe.load import load
+from lmtool.recipe.load import load_of_run
 from lmtool.run.directory import FILES, Run
 from lmtool.run.find import run_directory
 from lmtool.run.listing import size_of
@@ -128,6 +128,6 @@ def _needed(doomed: Sequence[Path]) -> dict[Path, list[str]]:
 def _may_have_adapters(run: Run) -> bool:
     """Whether a run holds adapters only, or has no readable recipe.yaml that says so."""
     try:
-        return load(run.recipe_path).recipe.tuning.lora is not None
+        return load_of_run(run.recipe_path).tuning.lora is not None
     except LmtoolError:
         return True

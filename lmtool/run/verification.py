@@ -1,11 +1,24 @@
 """Verifies the files of a run directory, one by one."""
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from lmtool.errors import CheckpointError
 from lmtool.run import checkpoint as checkpoints
-from lmtool.run.directory import CHECKPOINTS, FLOOR, LINES, METRICS, RESULTS, SAMPLES, SPLIT, VALIDATED, Run
+from lmtool.run.directory import (
+    CHECKPOINTS,
+    EVALUATIONS,
+    FLOOR,
+    LINES,
+    METRICS,
+    RESULTS,
+    SAMPLES,
+    SPLIT,
+    VALIDATED,
+    Run,
+)
+from lmtool.run.evaluations import evaluations_of
 from lmtool.run.files import saved_state
 from lmtool.run.places import INFO
 
@@ -37,11 +50,12 @@ def damaged_records(run: Run) -> Iterator[tuple[str, str]]:
     readers: dict[str, Callable[[], object]] = {
         VALIDATED: lambda: run.validated,
         RESULTS: lambda: run.all_results,
+        EVALUATIONS: lambda: evaluations_of(run),
         SPLIT: lambda: run.saved_split,
         FLOOR: lambda: run.saved_floors,
         LINES: lambda: run.known_lines,
-        METRICS: lambda: list(run.metrics.read()),
-        SAMPLES: lambda: list(run.samples.read()),
+        METRICS: lambda: deque(run.metrics.read(), 0),
+        SAMPLES: lambda: deque(run.samples.read(), 0),
     }
     damaged = set()
     for name, reader in readers.items():

@@ -35,6 +35,9 @@ from lmtool.serving.service import Asked, ClientAnswer, Service
 MAX_BODY = 4 << 20
 """Maximum bytes of a body."""
 
+SHORT_BODY = 1 << 14
+"""Maximum bytes of a body whose preparation waits for no other."""
+
 BODY_SECONDS = 30
 """Time in which a body must come."""
 
@@ -59,7 +62,7 @@ class Application:
 
     def __init__(self, service: Service, metrics: Metrics, *, logs_prompts: bool = False) -> None:
         self._service, self._metrics, self._logs_prompts = service, metrics, logs_prompts
-        self._preparing = ThreadPoolExecutor(1, "preparing")  # long texts are tokenized beside the event loop
+        self._long = ThreadPoolExecutor(1, "long")  # prepares long bodies one after the other
         posts: dict[str, Handler] = {
             "/v1/completions": self._completions,
             "/v1/chat/completions": self._chat,
@@ -85,7 +88,7 @@ class Application:
 
     async def _text(self, request: Request, kind: type[Body], ask: Callable[[Any], Asked]) -> Response:
         body = await self._body(request, kind)
-        asked = await self._prepared(ask, body)
+        asked = await self._prepared(request, ask, body)
         if self._logs_prompts:
             log.info("asked: %s", body.model_dump_json(exclude_none=True))
         answer = ClientAnswer(self._service, asked)
@@ -94,20 +97,22 @@ class Application:
             if asked.streams:
                 return Events(_lines(answer, asked, updates), stack.pop_all())
 
-            async def whole() -> dict[str, Any]:
+            async def whole() -> bytes:
                 async for progress in updates:
                     answer.add(progress)
-                return answer.whole()
+                return await asyncio.to_thread(answer.whole)
 
-            return JSONResponse(await _while_connected(request, whole()))
+            return _encoded(await _while_connected(request, whole()))
 
     async def _embeddings(self, request: Request) -> Response:
         body = await self._body(request, EmbeddingBody)
-        return JSONResponse(await _while_connected(request, self._service.embeddings(body)))
+        rows = await self._prepared(request, self._service.text_rows, body)
+        return _encoded(await _while_connected(request, self._service.embeddings(body, rows)))
 
     async def _classify(self, request: Request) -> Response:
         body = await self._body(request, ClassifyBody)
-        return JSONResponse(await _while_connected(request, self._service.classify(body)))
+        rows = await self._prepared(request, self._service.table_rows, body)
+        return _encoded(await _while_connected(request, self._service.classify(rows)))
 
     async def _page(self, request: Request) -> Response:
         return HTMLResponse(as_page(), headers={"content-security-policy": POLICY, "referrer-policy": "no-referrer"})
@@ -129,8 +134,10 @@ class Application:
 
     async def _body(self, request: Request, kind: type[Body]) -> Any:
         """The body of a request. Raises Refused."""
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            raise Refused(415, "the body is not application/json")
+        media_type = request.headers.get("content-type", "")
+        if media_type.partition(";")[0].strip().lower() != "application/json":
+            sent = f"this one says {plain(media_type)[:100]}" if media_type else "this one has no Content-Type"
+            raise Refused(415, f"send the body with the header Content-Type: application/json; {sent}")
         raw = bytearray()
         try:
             async with asyncio.timeout(BODY_SECONDS):
@@ -140,12 +147,23 @@ class Application:
                         raise Refused(413, f"the body has more than {MAX_BODY} bytes")
         except TimeoutError:
             raise Refused(408, f"the body did not come within {BODY_SECONDS} s") from None
-        body = await self._prepared(parse, kind, bytes(raw))
+        request.state.n_bytes = len(raw)
+        body = await self._prepared(request, parse, kind, bytes(raw))
         self._service.check_model(body.model)
         return body
 
-    async def _prepared(self, call: Callable[..., Result], *arguments: Any) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._preparing, call, *arguments)
+    async def _prepared(self, request: Request, call: Callable[..., Result], *arguments: Any) -> Result:
+        """The result of what takes the longer, the longer the body is, and so is done beside the event loop."""
+        executor = self._long if request.state.n_bytes > SHORT_BODY else None
+
+        async def beside() -> Result:
+            return await asyncio.get_running_loop().run_in_executor(executor, call, *arguments)
+
+        return await _while_connected(request, beside())
+
+
+def _encoded(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
 
 
 def _explained(handler: Handler) -> Handler:

@@ -124,12 +124,15 @@ class Guard:
     def _refusal(self, scope: Scope) -> ASGIApp | None:
         headers = Headers(scope=scope)
         hosts, origins = headers.getlist("host"), headers.getlist("origin")
+        if "transfer-encoding" in headers and ("content-length" in headers or scope["http_version"] == "1.0"):
+            # where a proxy in front reads the other length, what is a body to one is a request to the other
+            return _refused(400, "the length of the body is ambiguous", connection="close")
         if len(hosts) != 1 or not self._access.knows_host(hosts[0]):
             return _refused(403, "this is not the server that Host names; see --allow-host")
         if origins and (len(origins) > 1 or not _is_own(origins[0], hosts[0])):
             return _refused(403, "pages of other origins may not use this server")
         if scope["path"] not in OPEN_PATHS and not self._access.takes(headers.get("authorization", "")):
-            return _refused(401, "this server asks for its API key", "invalid_api_key")
+            return _refused(401, "this server asks for its API key", "invalid_api_key", www_authenticate="Bearer")
         return None
 
 
@@ -138,6 +141,6 @@ def _is_own(origin: str, host: str) -> bool:
     return parts[0] in ("http", "https") and parts[2].lower() == host.lower()
 
 
-def _refused(status: int, message: str, code: str | None = None) -> JSONResponse:
-    headers = {"www-authenticate": "Bearer"} if status == 401 else None
-    return JSONResponse(error_object(status, message, code=code), status, headers)
+def _refused(status: int, message: str, code: str | None = None, **headers: str) -> JSONResponse:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return JSONResponse(error_object(status, message, code=code), status, named)

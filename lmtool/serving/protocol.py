@@ -4,6 +4,8 @@ Fields that a client may send although nothing here depends on them are named an
 """
 
 import json
+import re
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -11,6 +13,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 MAX_TEXTS = 64
 """Texts of one request: its prompts times n, or its inputs."""
 
+MAX_VALUES = 1 << 18
+"""Values of a body, all that stand in others included: no other thread runs while these are made."""
+
+_VALUES = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]', re.DOTALL)
+"""What a body has at least as many of as values: strings, brackets and commas."""
+
+MAX_MISTAKES = 1000
 MAX_STOPS = 16
 MAX_ALTERNATIVES = 20
 
@@ -176,6 +185,8 @@ class ClassifyBody(Body):
 
 def parse(kind: type[Body], raw: bytes) -> Any:
     """A request of this kind from JSON. Raises Refused, which names the first field at fault."""
+    if len(raw) > MAX_VALUES and any(n > MAX_VALUES for n, _ in enumerate(_VALUES.finditer(raw), 1)):
+        raise Refused(413, f"the body has more than {MAX_VALUES} values")
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError):
@@ -183,6 +194,8 @@ def parse(kind: type[Body], raw: bytes) -> Any:
     try:
         return kind.model_validate(value, strict=True)
     except ValidationError as error:
+        if error.error_count() > MAX_MISTAKES:
+            raise Refused(400, f"the body has {error.error_count()} mistakes") from None
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         param = str(first["loc"][0]) if first["loc"] else None
         if first["type"] == "extra_forbidden":
@@ -190,3 +203,9 @@ def parse(kind: type[Body], raw: bytes) -> Any:
         else:
             message = f"{param}: {first['msg']}" if param else first["msg"]
         raise Refused(400, message[:500], param=param) from None
+
+
+def listed(head: dict[str, Any], name: str, items: Iterable[Any]) -> bytes:
+    """An object with a further field, a list, as JSON. Other threads run between items, each of which may be long."""
+    encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+    return f'{encode(head)[:-1]},"{name}":[{",".join(map(encode, items))}]}}'.encode()

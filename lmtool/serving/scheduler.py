@@ -5,9 +5,9 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, TypeVar
@@ -125,7 +125,7 @@ class Scheduler:
         self._changed = threading.Condition()
         self._queue: deque[_Client] = deque()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self._batch = RunningBatch(self._reader, CHUNK)
+        self._batch = RunningBatch(self._reader, CHUNK, isolates=True)
         self._texts: dict[int, _Text] = {}  # in the batch, by the number that stands for the prompt in their events
         self._numbers = count()
         self._ends = self._refuses = False
@@ -178,7 +178,7 @@ class Scheduler:
 
         Raises Busy and Closing, and when it iterates what the model raises.
         """
-        client = self._client(asked)
+        client = await asyncio.to_thread(self._client, asked)
         with self._changed:
             self._admit()
             self._queue.append(client)
@@ -188,6 +188,7 @@ class Scheduler:
             n_left = len(asked.prompts) * asked.n
             while n_left:
                 update = await client.updates.get()
+                await asyncio.sleep(0)  # a queue that holds more would not let others have their turn
                 if isinstance(update, Exception):
                     raise update
                 n_left -= update.completion is not None
@@ -281,10 +282,11 @@ class Scheduler:
                 with self._changed:
                     self._queue.popleft()
             asked = client.asked
-            text.transcript = Transcript.of(asked.framing, text.request.start, asked.settings.seed, asked.stop)
-            self._texts[text.request.prompt] = text
-            self._metrics.prompt_tokens.add(len(text.request.start.text))
-            self._batch.join(text.request)
+            with self._ending(client):
+                text.transcript = Transcript.of(asked.framing, text.request.start, asked.settings.seed, asked.stop)
+                self._batch.join(text.request)
+                self._texts[text.request.prompt] = text
+                self._metrics.prompt_tokens.add(len(text.request.start.text))
 
     def _reach(self, request: Request) -> int:
         """The slots of the KV cache that a text fills when it is complete."""
@@ -294,17 +296,33 @@ class Scheduler:
         return source + (tokens if room is None else min(tokens, room))
 
     def _step(self) -> None:
-        """One step of the batch. When the model fails, all texts in it fail, and none later."""
+        """One step of the batch. Where the batch as a whole fails, all texts in it do, and none later."""
         try:
             with self._writer.computing():
                 events = self._batch.step()
-            updates: list[_Update] = [self._progress(event) for event in events]
         except Exception as error:
-            failed = {text.client for text in self._texts.values()}
-            for client in failed:
-                client.gone = True
-            self._texts, self._batch = {}, RunningBatch(self._reader, CHUNK)
-            updates = [(client, error) for client in failed]
+            self._deliver([(client, error) for client in {text.client for text in self._texts.values()}])
+            self._texts, self._batch = {}, RunningBatch(self._reader, CHUNK, isolates=True)
+            return
+        updates: list[_Update] = [
+            (self._texts[request.prompt].client, error) for request, error in self._batch.failures
+        ]
+        for event in events:
+            with self._ending(self._texts[event.prompt].client):
+                updates.append(self._progress(event))
+        self._deliver(updates)
+
+    @contextmanager
+    def _ending(self, client: _Client) -> Iterator[None]:
+        """A context whose exceptions end what a client asks for, and nothing else."""
+        try:
+            yield
+        except Exception as error:
+            self._deliver([(client, error)])
+
+    def _deliver(self, updates: "list[_Update]") -> None:
+        for client, update in updates:
+            client.gone |= isinstance(update, Exception)
         assert self._loop is not None
         self._loop.call_soon_threadsafe(_deliver, updates)
 

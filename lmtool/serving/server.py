@@ -1,6 +1,7 @@
 """A server that listens until it is told to end."""
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -9,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -24,7 +26,7 @@ MAX_CONNECTIONS = 512
 """Maximum open connections; more are closed at once."""
 
 IDLE_SECONDS = 30
-"""Time in which a new connection must send its first request, and an old one the next."""
+"""Time in which a client must send the whole head of its first or next request, or read something of its answer."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +48,54 @@ class Serving:
 
 
 class _Connection(H11Protocol):
-    """A connection that is closed when there are too many, or when no request comes."""
+    """A connection that is closed when there are too many, when its client is idle, and after what is no HTTP."""
+
+    _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > MAX_CONNECTIONS:
             transport.close()
-            return
-        self.loop.call_later(IDLE_SECONDS, self._close_silent)
+        else:
+            self._wait()
 
-    def _close_silent(self) -> None:
-        if self.cycle is None:
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._wait()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._wait()
+
+    def _wait(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(IDLE_SECONDS, self._check, self.transport.get_write_buffer_size())
+
+    def _check(self, unread: int) -> None:
+        """End the connection if all that it waits for is the client, which has read nothing since so much was unread.
+
+        Parts of a head do not count: only a whole one begins a request.
+        """
+        waits = self.flow.write_paused or self.transport.is_closing() or not self.cycle or self.cycle.response_complete
+        if waits and self.transport.get_write_buffer_size() >= unread:
+            self.transport.abort()
+        else:
+            self._wait()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP, unless an answer has begun; either way nothing more is answered."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
             self.transport.close()
 
 
@@ -124,10 +163,13 @@ async def answering(guard: Guard, scheduler: Scheduler, found: socket.socket) ->
     )
     server = _Server(config)
     scheduler.open(asyncio.get_running_loop())
+    gc.collect()
+    gc.freeze()  # no thread runs while garbage is looked for, which the model and the libraries are not
     running = asyncio.create_task(server.serve([found]))
     try:
         yield
     finally:
+        gc.unfreeze()
         server.should_exit = True
         await asyncio.to_thread(scheduler.close)
         await running
@@ -167,7 +209,7 @@ def listen(host: str, port: int) -> socket.socket:
 def _log_to_stderr() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    for name in (log.name, "uvicorn.error"):
+    for name in ("lmtool", "uvicorn.error"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
     log.setLevel(logging.INFO)

@@ -1,21 +1,24 @@
 """From requests to what the model computes, and from that to answers."""
 
+import asyncio
 import base64
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple, cast
+from itertools import accumulate, groupby
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 
+from lmtool.compute.processes import World
 from lmtool.decoding.reader import Prompt
 from lmtool.decoding.request import Alternative, PromptToken
 from lmtool.decoding.settings import LogitBias, Sample
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.inference.chatting import LONGEST_ANSWER, checked, format_of
-from lmtool.inference.embedding import Vectors, embed
+from lmtool.inference.embedding import TextRow, Vectors, text_row, vectors_of
 from lmtool.inference.writing import Writer
 from lmtool.recipe.spec.objective import Classification, Embedding
 from lmtool.serving.protocol import (
@@ -26,19 +29,27 @@ from lmtool.serving.protocol import (
     EmbeddingBody,
     Refused,
     TextBody,
+    listed,
 )
 from lmtool.serving.scheduler import Generating, Progress, Scheduler
-from lmtool.tables.predict import Judgement, classify, texts_of_a_row
+from lmtool.tables.predict import TextClassifier, texts_of_a_row
+from lmtool.tables.rows import EncodedRow
 from lmtool.text.chat import ChatFormat, Message
+from lmtool.text.rowfile import matching_column
 
 SHORT = 16
 """Default of max_tokens of completions, as in the API."""
 
-AT_ONCE = 8
-"""Texts that are embedded or classified between two tokens of the texts that are generated."""
+TOKENS_AT_ONCE = 2048
+"""Tokens after which texts that are embedded or classified let a token of those that are generated be computed."""
+
+LONGEST_TEXT = 8192
+"""Maximum tokens of a text that is embedded, where the model's context is no limit."""
 
 _FINISH = {"end": "stop", "stop": "stop", "length": "length", "time": "length"}
 AnswerKind = Literal["completion", "chat"]
+Tokenized = TypeVar("Tokenized", TextRow, EncodedRow)
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -197,33 +208,57 @@ class Service:
             biases.append(((int(name),), bias))
         return tuple(biases)
 
-    async def embeddings(self, body: EmbeddingBody) -> dict[str, Any]:
-        """The answer to a request for embeddings. Raises UsageError for texts that have none."""
+    def text_rows(self, body: EmbeddingBody) -> list[TextRow]:
+        """The texts of a request for embeddings as token ids. Raises Refused, and UsageError for texts without any."""
         texts = [body.input] if isinstance(body.input, str) else body.input
-        rows: list[Vectors] = []
-        for start in range(0, len(texts), AT_ONCE):
-            rows += await self.scheduler.compute(partial(self._embed, texts[start : start + AT_ONCE]))
-        data = [
-            {"object": "embedding", "index": i, "embedding": _encoded(row[0], body.encoding_format)}
-            for i, row in enumerate(rows)
-        ]
-        n_tokens = sum(len(self.loaded.tokenizer.encode(text)) for text in texts)
+        rows = [text_row(self.loaded, i, text) for i, text in enumerate(texts)]
+        longest = max(rows, key=lambda row: len(row.tokens))
+        if self.loaded.model.context is None and len(longest.tokens) > LONGEST_TEXT:
+            what = f"text {longest.number + 1} has {len(longest.tokens)} tokens, but at most {LONGEST_TEXT} are read"
+            raise Refused(400, f"input: {what}", param="input", code="context_length_exceeded")
+        return rows
+
+    async def embeddings(self, body: EmbeddingBody, rows: Sequence[TextRow]) -> bytes:
+        """The answer to a request for embeddings."""
+
+        def embed(rows: Sequence[TextRow]) -> list[Vectors]:
+            return [one.vectors for one in vectors_of(self.loaded, rows, -1, "own", World())]
+
+        vectors = await self._computed(embed, rows)
+        n_tokens = sum(row.last - row.first for row in rows)
         usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
-        return {"object": "list", "model": self.name, "data": data, "usage": usage}
+        data = (
+            {"object": "embedding", "index": i, "embedding": _encoded(row[0], body.encoding_format)}
+            for i, row in enumerate(vectors)
+        )
+        return await asyncio.to_thread(listed, {"object": "list", "model": self.name, "usage": usage}, "data", data)
 
-    def _embed(self, texts: list[str]) -> list[Vectors]:
-        return [one.vectors for one in embed(self.loaded, texts, -1, "own")]
+    @cached_property
+    def classifier(self) -> TextClassifier:
+        """The model as a classifier. Raises UsageError for a run that is none."""
+        return TextClassifier.of(self.loaded)
 
-    async def classify(self, body: ClassifyBody) -> dict[str, Any]:
-        """The answer to a request for classes. Raises UsageError for a run that has none."""
+    def table_rows(self, body: ClassifyBody) -> list[EncodedRow]:
+        """The texts of a request for classes as token ids. Raises UsageError for a run that has no classes."""
         columns, _ = texts_of_a_row(self.loaded)
         inputs = body.input if isinstance(body.input, list) else [body.input]
-        rows = [_row(one, columns) for one in inputs]
-        found: list[Judgement] = []
-        for start in range(0, len(rows), AT_ONCE):
-            found += await self.scheduler.compute(partial(classify, self.loaded, rows[start : start + AT_ONCE]))
-        data = [{"index": i, "label": one.label, "probabilities": one.probabilities} for i, one in enumerate(found)]
-        return {"object": "list", "model": self.name, "data": data}
+        return self.classifier.encode([_row(one, columns) for one in inputs])
+
+    async def classify(self, rows: Sequence[EncodedRow]) -> bytes:
+        """The answer to a request for classes."""
+        found = await self._computed(self.classifier.judge, rows)
+        data = ({"index": i, "label": one.label, "probabilities": one.probabilities} for i, one in enumerate(found))
+        return await asyncio.to_thread(listed, {"object": "list", "model": self.name}, "data", data)
+
+    async def _computed(
+        self, call: Callable[[Sequence[Tokenized]], list[Result]], rows: Sequence[Tokenized]
+    ) -> list[Result]:
+        """The result for each row, about TOKENS_AT_ONCE at a time."""
+        ends = accumulate(len(row.tokens) for row in rows)
+        found: list[Result] = []
+        for _, group in groupby(zip(ends, rows, strict=True), key=lambda pair: pair[0] // TOKENS_AT_ONCE):
+            found += await self.scheduler.compute(partial(call, [row for _, row in group]))
+        return found
 
 
 def _counts(body: TextBody) -> bool:
@@ -240,9 +275,10 @@ def _encoded(vector: Vectors, form: str | None) -> str | list[float]:
 def _row(given: str | dict[str, str], columns: tuple[str, ...]) -> tuple[str, ...]:
     if isinstance(given, str):
         given = {columns[0]: given}
-    if given.keys() != set(columns):
+    names = [matching_column(name, list(given)) for name in columns]
+    if len(given) != len(columns) or None in names:
         raise Refused(400, f"input: the model reads {', '.join(columns)}"[:300], param="input")
-    return tuple(given[name] for name in columns)
+    return tuple(given[name] for name in names if name is not None)
 
 
 class _Token(NamedTuple):
@@ -294,15 +330,12 @@ class ClientAnswer:
             own = {"text": text}
         if not (text or tokens or choice.finish or is_first):
             return
-        yield self._object(
-            ".chunk",
-            [{"index": progress.index, **own, "logprobs": self._logprobs(tokens), "finish_reason": choice.finish}],
-            {"usage": None} if self._asked.counts else {},
-        )
+        event = {"index": progress.index, **own, "logprobs": self._logprobs(tokens), "finish_reason": choice.finish}
+        yield self._object(".chunk", choices=[event], **({"usage": None} if self._asked.counts else {}))
 
     def last(self) -> dict[str, Any]:
         """The last event of a stream that counts tokens."""
-        return self._object(".chunk", [], {"usage": self._usage()})
+        return self._object(".chunk", choices=[], usage=self._usage())
 
     def add(self, progress: Progress) -> None:
         """Take one more token of an answer that is not streamed."""
@@ -311,21 +344,21 @@ class ClientAnswer:
         choice.text += text
         choice.tokens += tokens
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> bytes:
         """The whole answer."""
-        choices = []
-        for i, choice in enumerate(self._choices):
-            if self._asked.kind == "chat":
-                own: dict[str, Any] = {"message": {"role": "assistant", "content": choice.text, "refusal": None}}
-            else:
-                own = {"text": choice.text}
-            logprobs = self._logprobs(choice.tokens)
-            choices.append({"index": i, **own, "logprobs": logprobs, "finish_reason": choice.finish})
-        return self._object("", choices, {"usage": self._usage()})
+        return listed(self._object("", usage=self._usage()), "choices", map(self._whole, range(len(self._choices))))
 
-    def _object(self, part: str, choices: list[dict[str, Any]], more: dict[str, Any]) -> dict[str, Any]:
+    def _whole(self, index: int) -> dict[str, Any]:
+        choice = self._choices[index]
+        if self._asked.kind == "chat":
+            own: dict[str, Any] = {"message": {"role": "assistant", "content": choice.text, "refusal": None}}
+        else:
+            own = {"text": choice.text}
+        return {"index": index, **own, "logprobs": self._logprobs(choice.tokens), "finish_reason": choice.finish}
+
+    def _object(self, part: str, **more: Any) -> dict[str, Any]:
         kind = f"chat.completion{part}" if self._asked.kind == "chat" else "text_completion"
-        return {**self._head, "object": kind, "choices": choices, **more}
+        return {**self._head, "object": kind, **more}
 
     def _usage(self) -> dict[str, int]:
         n_read = sum(len(prompt.tokens) + len(prompt.source or ()) for prompt in self._asked.generating.prompts)

@@ -2,13 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
+from shlex import quote
 from typing import Literal
 
 from lmtool.errors import DataError, UsageError
+from lmtool.recipe.spec.text import Data
+from lmtool.tables.contents import is_code, is_prose
 from lmtool.text.annotated import Conll, Squad
 from lmtool.text.files import place, shown
-from lmtool.text.rowfile import Delimited, bare_name, missing_column
-from lmtool.text.table import Skipped, Table
+from lmtool.text.rowfile import Delimited, bare_name, matching_column, missing_column
+from lmtool.text.table import Skipped, Table, Value
+
+SINGLE = ("label_column", "source_column", "target_column", "input_column", "messages_column")
+"""Keys of `Data` that name one column each; their options are called as they are."""
+
+SAMPLED = 1_000
+"""Rows by which it is decided whether a column holds texts."""
 
 # Names are compared as `bare_name` gives them. Earlier ones win.
 TEXT_PAIRS = (
@@ -93,6 +103,8 @@ class Columns:
     input: str | None = None
     messages: str | None = None
     kind: RowKind = "texts"
+    ignored: tuple[str, ...] = ()
+    """Columns of texts that are not read, where nobody has named those that are."""
 
     @property
     def writes(self) -> bool:
@@ -116,48 +128,29 @@ class Columns:
             parts.append(f"label {shown(self.label)}")
         if self.target is not None:
             parts.append(f"target {shown(self.target)}")
-        return f"columns: {', '.join(parts)}{inferred}"
+        return f"columns: {', '.join(parts)}{inferred}{self._ignored()}"
+
+    def _ignored(self) -> str:
+        if not self.ignored:
+            return ""
+        options = " ".join(f"--text-column {quote(name)}" for name in (*self.texts, *self.ignored))
+        it = "it" if len(self.ignored) == 1 else "them"
+        return f"; ignored: {', '.join(map(shown, self.ignored))}; to read {it} too: {options}"
 
 
 def choose_columns(
-    table: Table,
-    *,
-    text_columns: Sequence[str] = (),
-    label_column: str | None = None,
-    source_column: str | None = None,
-    target_column: str | None = None,
-    input_column: str | None = None,
-    messages_column: str | None = None,
-    labelled: bool = True,
-    kind: RowKind | None = "texts",
+    table: Table, names: Data | None = None, *, labelled: bool = True, kind: RowKind | None = "texts"
 ) -> Columns:
-    """The columns to read: the given ones, and the others by conventional names.
+    """The columns to read: those that are named, in any case, and the others by conventional names.
 
     kind: of the rows; None infers it from the table.
 
-    Without any given name, conversations are looked for, then an instruction and its output, and a source and a target
-    when no column has the conventional name of a label.
+    Without any name, conversations are looked for, then an instruction and its output, and a source and a target when
+    no column has the conventional name of a label.
     When all columns but one are known, that one is the text, or else the label. With `labelled` False neither label nor
     target is looked for. Raises DataError for a missing or ambiguous column, UsageError for contradictions.
     """
-    if (text_columns or label_column) and (source_column or target_column):
-        raise UsageError(
-            "a table is read either with texts and a label or with a source and a target",
-            fix="give --text-column and --label-column, or --source-column and --target-column",
-        )
-    if messages_column and (text_columns or label_column or source_column or target_column or input_column):
-        raise UsageError("messages hold source and target", fix="give --messages-column, or the other columns")
-    flags: list[tuple[str, str | None]] = [("--text-column", name) for name in text_columns]
-    flags += [("--label-column", label_column), ("--source-column", source_column), ("--target-column", target_column)]
-    flags += [("data.input_column", input_column), ("--messages-column", messages_column)]
-    given = [(flag, name) for flag, name in flags if name is not None]
-    for flag, name in given:
-        if name not in table.names:
-            raise missing_column(name, table.names, place(table.path), flag)
-    names = [name for _, name in given]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise UsageError(f"column {shown(twice)} is named twice", fix="name each column once")
+    given = _in_table(table, names or Data())
     kind = kind or infer_kind(table)
     if kind == "texts" and isinstance(table.file, Conll | Squad):
         what, option = ("tagged sentences", "tags") if isinstance(table.file, Conll) else ("questions", "answers")
@@ -167,22 +160,55 @@ def choose_columns(
             fix=f"name a table of texts, or train a model on it: lmtool finetune FILE --labels {option}",
         )
     if kind != "texts":
-        return _annotated(table, kind, text_columns, label_column, labelled)
-    if messages_column:
-        return Columns((), messages=messages_column)
-    if source_column or target_column or input_column:
-        return replace(_source_and_target(table, source_column, target_column, labelled), input=input_column)
-    if not given and (messages := _messages(table)):
+        return _annotated(table, kind, given.text_columns, given.label_column, labelled)
+    if given.messages_column:
+        return Columns((), messages=given.messages_column)
+    if given.source_column or given.target_column or given.input_column:
+        pair = _source_and_target(table, given.source_column, given.target_column, labelled)
+        return replace(pair, input=given.input_column)
+    if given.text_columns or given.label_column:
+        return _texts_and_label(table, given, labelled)
+    if messages := _messages(table):
         return Columns((), found=True, messages=messages)
-    if not given and (instruction := _instruction(table, labelled)):
+    if instruction := _instruction(table, labelled):
         source, target = instruction
         return Columns((source,), target=target, found=True, input=_usual(table, INPUTS))
-    pair = None if given else _translation(table)
-    usual = _usual(table, LABELS, exclude=[*text_columns, *(pair or ())])
-    if pair and usual is None:
-        return Columns(pair[:1], target=pair[1] if labelled else None, found=True)
-    label = label_column or (usual if labelled else None)
-    texts = tuple(text_columns) or _texts(table, label, labelled)
+    translation = _translation(table)
+    if translation and _usual(table, LABELS, exclude=translation) is None:
+        return Columns(translation[:1], target=translation[1] if labelled else None, found=True)
+    return _texts_and_label(table, given, labelled)
+
+
+def _in_table(table: Table, names: Data) -> Data:
+    """The columns that are named, as the table spells them. Raises as `choose_columns` does."""
+    pair = names.source_column or names.target_column
+    if pair and (names.text_columns or names.label_column):
+        raise UsageError(
+            "a table is read either with texts and a label or with a source and a target",
+            fix="give --text-column and --label-column, or --source-column and --target-column",
+        )
+    others = names.text_columns or names.label_column or pair or names.input_column
+    if names.messages_column and others:
+        raise UsageError("messages hold source and target", fix="give --messages-column, or the other columns")
+    taken: set[str] = set()
+
+    def spelled(name: str, flag: str) -> str:
+        own = matching_column(name, table.names)
+        if own is None:
+            raise missing_column(name, table.names, place(table.path), flag)
+        if own in taken:
+            raise UsageError(f"column {shown(own)} is named twice", fix="name each column once")
+        taken.add(own)
+        return own
+
+    texts = tuple(spelled(name, "--text-column") for name in names.text_columns)
+    alone = {key: spelled(name, f"--{key.replace('_', '-')}") for key in SINGLE if (name := getattr(names, key))}
+    return names.model_copy(update={"text_columns": texts, **alone})
+
+
+def _texts_and_label(table: Table, given: Data, labelled: bool) -> Columns:
+    label = given.label_column or (_usual(table, LABELS, exclude=given.text_columns) if labelled else None)
+    texts, ignored = (given.text_columns, ()) if given.text_columns else _texts(table, label, labelled)
     if not texts:
         raise _cannot_tell(table, "the text", "--text-column")
     if labelled and label is None:
@@ -190,7 +216,9 @@ def choose_columns(
         if len(rest) != 1:
             raise _cannot_tell(table, "the label", "--label-column")
         label = rest[0]
-    return Columns(texts, label, found=not (text_columns and (label_column or not labelled)))
+    is_inferred = not (given.text_columns and (given.label_column or not labelled))
+    ignored = tuple(name for name in ignored if name != label)
+    return Columns(texts, label, found=is_inferred, ignored=ignored if labelled else ())
 
 
 def infer_kind(table: Table) -> RowKind:
@@ -245,16 +273,34 @@ def _source_and_target(table: Table, source: str | None, target: str | None, lab
     return Columns((source,), target=target if labelled else None, found=found)
 
 
-def _texts(table: Table, label: str | None, labelled: bool) -> tuple[str, ...]:
-    for pair in TEXT_PAIRS:
-        first, second = (_usual(table, (name,), exclude=(label,)) for name in pair)
-        if first and second:
-            return first, second
-    text = _usual(table, TEXTS, exclude=(label,))
-    if text:
-        return (text,)
-    rest = [name for name in table.names if name != label]
-    return (rest[0],) if len(rest) == 1 and (label or not labelled) else ()
+def _texts(table: Table, label: str | None, labelled: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The columns of texts, and others that hold texts too."""
+    others = [name for name in table.names if name != label]
+    usual = tuple(name for name in others if bare_name(name) in TEXTS)
+    pair = next((found for names in TEXT_PAIRS if (found := _all_usual(table, names, label))), ())
+    texts = pair or usual
+    if not texts and len(others) == 1 and (label or not labelled):
+        texts = tuple(others)
+    if not texts or len(others) == 1:
+        return texts, ()
+    cells = _sample(table)
+    if len(usual) > 1 and not pair:
+        # where all are codes, that of the most usual name is the text
+        texts = tuple(name for name in usual if not is_code(cells[name]))
+        texts = texts or (sorted(usual, key=lambda name: TEXTS.index(bare_name(name)))[0],)
+    return texts, tuple(name for name in others if name not in texts and is_prose(cells[name]))
+
+
+def _all_usual(table: Table, names: Sequence[str], label: str | None) -> tuple[str, ...]:
+    """A column for each of these names; none unless there are all."""
+    found = [_usual(table, (name,), exclude=(label,)) for name in names]
+    return tuple(name for name in found if name) if all(found) else ()
+
+
+def _sample(table: Table) -> dict[str, list[Value]]:
+    """The cells of the first rows, by column."""
+    rows = [row.values for row in islice(table.rows(Skipped()), SAMPLED)]
+    return {name: [values[i] for values in rows] for i, name in enumerate(table.names)}
 
 
 def _translation(table: Table) -> tuple[str, str] | None:

@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -43,10 +44,10 @@ from lmtool.text.prepare import default_cache
 from lmtool.text.table import Skipped, Table, open_table
 from lmtool.text.tokenizer import Tokenizer
 
+HELD_OUT = "-s data.valid_fraction=0.1"
+
 MOST_VALIDATIONS = 20
 """Validations of a run whose recipe counts epochs between them."""
-
-"""What a run saves of the rows held out of its table; of several tables, by task name."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class TaskRows:
     @property
     def part(self) -> str:
         """The part that the task is measured on, as in `Results`."""
-        return "test" if self.test else "validation"
+        return "test" if self.test else "training" if self.valid is self.train else "validation"
 
 
 class TableData:
@@ -111,18 +112,35 @@ class TableData:
         self.batch_units = recipe.training.batch_size
         self.floors: dict[str, Floor] = {}
 
+    def with_recipe(self, recipe: Recipe) -> "TableData":
+        data = copy(self)
+        data.recipe = recipe
+        return data
+
+    @property
+    def per_epoch(self) -> int:
+        return sum(max(1, round(task.weight * len(task.train))) for task in self.tasks)
+
     @property
     def prompts(self) -> tuple[str, ...]:
         return self.recipe.evaluation.prompts or ()
 
     @property
     def fingerprint(self) -> str:
-        """A hash of all rows for training and evaluation."""
+        """A hash of all rows for training and evaluation, and of the part that each is in."""
         digest = hashlib.sha256()
+
+        def add(content: bytes) -> None:
+            # the length keeps what is beside each other apart
+            digest.update(len(content).to_bytes(8, "little") + content)
+
         for task in self.tasks:
-            for row in (*task.train, *task.valid, *(task.test or ())):
-                for values in (row.tokens, row.label, row.target, row.learned, row.places):
-                    digest.update(b"" if values is None else values.tobytes())
+            for rows in (task.train, task.valid, task.test or []):
+                add(b"%d rows" % len(rows))
+                for row in rows:
+                    for values in (row.tokens, row.segments, row.label, row.target, row.learned, row.places):
+                        add(b"" if values is None else values.tobytes())
+                    add(row.answer.encode())
         return digest.hexdigest()
 
     def flowing(self, world: World, compute: Compute, marks: Sequence[StreamMark] = ()) -> AbstractContextManager[None]:
@@ -151,6 +169,11 @@ class TableData:
             task.task.name: measure_floor(*task.labelled, task.part) for task in self.tasks if task.labelled is not None
         }
 
+    @property
+    def n_valid(self) -> int:
+        """Validation rows of all tables."""
+        return sum(len({row.number for row in task.valid}) for task in self.tasks)
+
     def examples(self, objective: Objective) -> TableExamples:
         """Training rows."""
         rows = [row for task in self.tasks for row in task.train]
@@ -162,6 +185,12 @@ class TableData:
         """Loss and metrics on the validation rows of all tasks."""
         rows = [row for task in self.tasks for row in task.valid]
         return self.tasks[0].task.validate(AnsweringModel(lm, objective, compute, world), rows)
+
+    def seconds_after(self, validation: float) -> float:
+        n_valid = sum(len(task.valid) for task in self.tasks)
+        n_measured = sum(len(task.test or task.valid) for task in self.tasks)
+        # the answers of a head are chosen and explained by about as much computation again; texts are written
+        return 2 * validation * n_measured / max(1, n_valid)
 
     def measure(
         self, lm: LanguageModel, objective: Objective, step: int, compute: Compute, world: World
@@ -181,6 +210,8 @@ def open_tables(data: Data, kind: RowKind | None = "texts") -> list[TaskTables]:
     Raises UsageError when the recipe names them wrongly, and the errors of tables.
     """
     if not data.tasks:
+        if not data.train:
+            raise UsageError("no table to train on", fix="name one: lmtool finetune TABLE")
         if len(data.train) != 1 or len(data.valid) > 1:
             raise UsageError("a model is trained on one table", where="data.train", fix="name one, or several tasks")
         return [TaskTables("", *_open(data.train[0], data, kind), data.valid[0] if data.valid else None, data.test)]
@@ -224,17 +255,7 @@ def kind_of_rows(objective: AnyObjective) -> RowKind:
 
 def _open(source: str, data: Data, kind: RowKind | None = "texts") -> tuple[Table, Columns]:
     table = open_table(source, cache=default_cache(), encoding=data.encoding, delimiter=data.delimiter)
-    columns = choose_columns(
-        table,
-        text_columns=data.text_columns,
-        label_column=data.label_column,
-        source_column=data.source_column,
-        target_column=data.target_column,
-        input_column=data.input_column,
-        messages_column=data.messages_column,
-        kind=kind,
-    )
-    return table, columns
+    return table, choose_columns(table, data, kind=kind)
 
 
 def _named(text: str, key: str, example: str) -> tuple[str, str]:
@@ -266,9 +287,14 @@ class _Read:
         return self.parts["train"]
 
     @property
+    def valid(self) -> LabelledTexts:
+        """The rows that choose the checkpoint: those for training where none are held out."""
+        return self.parts.get("validation", self.train)
+
+    @property
     def labelled(self) -> tuple[LabelledTexts, LabelledTexts] | None:
         """See `TaskRows`."""
-        return None if self.train.labels is None else (self.train, self.parts.get("test", self.parts["validation"]))
+        return None if self.train.labels is None else (self.train, self.parts.get("test", self.valid))
 
 
 def read_tables(
@@ -292,7 +318,7 @@ def read_tables(
         tags = cast(LabelMap, read[0].train.labels).names
         recipe = recipe.model_copy(update={"objective": recipe.objective.model_copy(update={"labels": tags})})
     if recipe.evaluation.metric == "auto":
-        evaluation = recipe.evaluation.model_copy(update={"metric": _usual_metric(recipe.objective)})
+        evaluation = recipe.evaluation.model_copy(update={"metric": usual_metric(recipe.objective)})
         recipe = recipe.model_copy(update={"evaluation": evaluation})
     tokenizer = tokenizer or _trained(recipe, read)
     framing = Framing.of(recipe, tokenizer)
@@ -303,19 +329,21 @@ def read_tables(
         labels = found.names if found is not None and found.kind == "class" else ()
         task = build_task(recipe, framing, name, part.tables.columns, labels)
         encoded = {key: task.encode(texts.items) for key, texts in part.parts.items()}
-        own_warnings = list(map(str, part.warnings))
+        own_warnings = list(dict.fromkeys(map(str, part.warnings)))
         for key, own in encoded.items():
             if n_cut := len({row.number for row in own if row.cut}):
                 context, n_own = recipe.model.context, len(part.parts[key])
                 own_warnings.append(f"{n_cut:,} of {n_own:,} {key} rows are truncated to the context of {context}")
         warnings += [f"{name}: {text}" if name else text for text in own_warnings]
         held = ", ".join(f"{key}: {len(texts):,} rows" for key, texts in part.parts.items() if key != "train")
+        if part.valid is part.train:
+            held = ", ".join(filter(None, [f"validation: the same, none held out ({HELD_OUT} holds some out)", held]))
         table = f"task {name}" if name else "table"
         lines += [part.tables.columns.describe(), f"{table}: {part.train.describe()}; {held}"]
         if (n_windows := len(encoded["train"])) > len(part.train):
             lines.append(f"windows: {n_windows:,} of {len(part.train):,} training rows, whose contexts are long")
         n_rows += round(part.tables.weight * n_windows)
-        parts = (encoded["train"], encoded["validation"], encoded.get("test"))
+        parts = (encoded["train"], encoded.get("validation", encoded["train"]), encoded.get("test"))
         rows.append(TaskRows(task, part.tables.weight, *parts, part.labelled))
     recipe = _with_sizes(recipe, n_rows, tokenizer)
     _check_metric(recipe, rows[0].task)
@@ -324,7 +352,7 @@ def read_tables(
     return TableData(recipe, framing, rows, tuple(lines), tuple(warnings), split)
 
 
-def _usual_metric(objective: AnyObjective) -> str:
+def usual_metric(objective: AnyObjective) -> str:
     """The metric that chooses the best checkpoint where the recipe leaves it to the table."""
     match objective:
         case Classification(task="class"):
@@ -391,29 +419,35 @@ def _read(
 
 
 def check_tables(
-    data: Data, kind: RowKind | None, seed: int, tokenizer: Tokenizer | None, usual: float | None
+    recipe: Recipe, kind: RowKind | None, tokenizer: Tokenizer | None, usual: float | None
 ) -> tuple[list[str], list[Notice]]:
-    """Lines that describe the tables that `data` names, and all notices of them; see `find_in_tables`.
+    """Lines that describe the tables that a recipe names, and all notices of them, once; see `find_in_tables`.
 
-    Without a validation table the rows are those that a run with this seed would hold out. Raises the errors of tables.
+    Without a validation table the rows are those that a run would hold out. Raises the errors of tables.
     """
-    lines, notices = [], []
+    data, spec = recipe.data, recipe.objective
+    labels: LabelKind | None = spec.task if isinstance(spec, Classification) and spec.task != "auto" else None
+    lines: list[str] = []
+    notices: list[Notice] = []
     for task in open_tables(data, kind):
-        texts = read_labelled(task.table, task.columns, skip_bad_rows=data.skip_bad_rows)
+        texts = read_labelled(task.table, task.columns, kind=labels, skip_bad_rows=data.skip_bad_rows)
         found = _notices(texts)
-        parts, _ = _parts(texts, task, data, seed, None, found, None)
+        parts, _ = _parts(texts, task, data, recipe.seed, None, found, None)
         held = {name: part for name, part in parts.items() if name != "train"}
         found += find_in_tables(parts["train"], held, tokenizer, usual, brief=False)
         sizes = "; ".join(f"{name}: {part.describe()}" for name, part in parts.items())
         lines += [task.table.describe(), task.columns.describe(), sizes]
         notices += found
-    return lines, notices
+    return lines, list(dict.fromkeys(notices))
 
 
 def _notices(texts: LabelledTexts) -> list[Notice]:
     """The notices of a table, the rows that were skipped among them."""
-    skipped = texts.skipped
-    return [*texts.notices, *([Notice("skipped rows", skipped.count, str(skipped))] if skipped.count else [])]
+    return [*texts.notices, *_skipped(texts.skipped)]
+
+
+def _skipped(skipped: Skipped, of: str = "") -> list[Notice]:
+    return [Notice("skipped rows", skipped.count, str(skipped).replace(":", f"{of}:", 1))] if skipped.count else []
 
 
 def _parts(
@@ -429,6 +463,8 @@ def _parts(
     kept = None
     if task.valid:
         parts = {"train": texts, "validation": _read_beside(texts, task.valid, data, warnings, chat)}
+    elif not data.valid_fraction:
+        parts = {"train": texts}
     else:
         divided = restore_split(texts, split) if split else split_rows(texts, data.valid_fraction, seed)
         parts, kept = {"train": divided.train, "validation": divided.test}, divided.held_rows()
@@ -444,22 +480,15 @@ def _read_beside(
     table = open_table(source, cache=default_cache(), encoding=data.encoding, delimiter=data.delimiter)
     columns = same_columns(texts.columns, table)
     found = read_labelled(table, columns, labels=texts.labels, skip_bad_rows=data.skip_bad_rows, chat=chat)
-    shared = shared_rows(texts, found, Path(source).name)
-    warnings += [notice for notice in (shared, *_notices(replace(found, notices=()))) if notice]
+    name = Path(source).name
+    shared = shared_rows(texts, found, name)
+    warnings += [*([shared] if shared else []), *_skipped(found.skipped, f" of {name}")]
     return found
 
 
 def same_columns(columns: Columns, table: Table) -> Columns:
     """The columns of the training table in another one. Raises DataError when one is missing."""
-    if columns.messages is not None:
-        return choose_columns(table, messages_column=columns.messages)
-    if columns.kind != "texts":
-        return choose_columns(table, text_columns=columns.texts, label_column=columns.label, kind=columns.kind)
-    if columns.target is not None:
-        return choose_columns(
-            table, source_column=columns.texts[0], target_column=columns.target, input_column=columns.input
-        )
-    return choose_columns(table, text_columns=columns.texts, label_column=columns.label)
+    return choose_columns(table, Data(**_columns(columns)), kind=columns.kind)
 
 
 def _columns(columns: Columns) -> dict[str, Any]:
@@ -476,9 +505,12 @@ def _settled(spec: Classification, read: Sequence[_Read]) -> Classification:
     labels = cast(LabelMap, train.labels)
     spec = spec.model_copy(update={"task": labels.kind, "labels": labels.names if labels.kind != "number" else ()})
     if labels.kind == "number":
-        values = [float(cast(float, item.label)) for item in train.items]
-        center = float(np.mean(values)) if spec.center is None else spec.center
-        scale = (float(np.std(values)) or 1.0) if spec.scale is None else spec.scale
+        value_R = np.array([item.label for item in train.items], dtype=np.float64)
+        center = float(value_R.mean()) if spec.center is None else spec.center
+        # relative to the largest deviation, since squares of very small ones are 0
+        largest = float(np.abs(value_R - value_R.mean()).max()) or 1.0
+        deviation = largest * float(np.std((value_R - value_R.mean()) / largest))
+        scale = (deviation or 1.0) if spec.scale is None else spec.scale
         spec = spec.model_copy(update={"center": center, "scale": scale})
     return spec.model_copy(update={"class_weights": class_weights(spec, train)})
 

@@ -7,11 +7,12 @@ are not in the tokenizer's language.
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from lmtool.tables.labels import Label
 from lmtool.tables.reading import LabelledText, LabelledTexts
+from lmtool.tables.typos import misspelt
 from lmtool.text.files import shown
 from lmtool.text.notices import Notice, counted, cut_texts, foreign_texts
 from lmtool.text.tokenizer import Tokenizer
@@ -51,8 +52,11 @@ def find_in_tables(
     n_train, n_held = BRIEF if brief else (len(train), None)
     yield from _duplicates(train)
     yield from cut_texts((len(text) for item in train.items for text in _texts(train, item)), "text")
+    # told as similar labels
+    similar = misspelt(train.counts()) if train.labels is not None and train.labels.kind in ("class", "multi") else {}
+    yield from _missing_classes(train, "training", similar)
     for name, part in held.items():
-        yield from _missing_classes(train, part, name)
+        yield from _missing_classes(part, name, similar)
         yield from _near(train.items[:n_train], part.items[:n_held], name)
     if tokenizer is not None:
         texts = [" ".join(item.texts) for item in islice(train.items, BRIEF[1])]
@@ -77,13 +81,12 @@ def _duplicates(rows: LabelledTexts) -> Iterator[Notice]:
         yield Notice("duplicate rows", len(twice), f"{text}; first: row {twice[0].row} is row {earlier}")
 
 
-def _missing_classes(train: LabelledTexts, part: LabelledTexts, name: str) -> Iterator[Notice]:
-    if train.labels is None or train.labels.kind not in ("class", "multi"):
+def _missing_classes(rows: LabelledTexts, name: str, apart: Container[str]) -> Iterator[Notice]:
+    if rows.labels is None or rows.labels.kind not in ("class", "multi"):
         return
-    for rows, where in ((train, "training"), (part, name)):
-        if missing := [label for label, count in rows.counts().items() if not count]:
-            text = f"{len(missing):,} of {counted(len(train.labels.names), 'label')} have no row in the {where} part"
-            yield Notice("classes without rows", len(missing), f"{text}; first: {shown(missing[0], 40)}")
+    if missing := [label for label, count in rows.counts().items() if not count and label not in apart]:
+        text = f"{len(missing):,} of {counted(len(rows.labels.names), 'label')} have no row in the {name} part"
+        yield Notice("classes without rows", len(missing), f"{text}; first: {shown(missing[0], 40)}")
 
 
 def _near(train: Sequence[LabelledText], held: Sequence[LabelledText], name: str) -> Iterator[Notice]:

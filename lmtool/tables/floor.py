@@ -11,6 +11,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from lmtool.recipe.grammar import either
+from lmtool.run.uncertainty import are_alike
 from lmtool.tables.annotations import has_entities
 from lmtool.tables.labels import LabelKind, LabelMap
 from lmtool.tables.metrics import (
@@ -75,17 +77,22 @@ class Floor:
         some = f"; fitted to {self.fitted:,} of {self.rows:,} rows" if self.fitted < self.rows else ""
         return f"floor: {constant} {self._shown(self.constant)}, {linear} {self._shown(self.linear)}{metric}{some}"
 
-    def beside(self, figures: Mapping[str, Any]) -> str:
-        """The floor and the figures of a model as one line, which says what to do when the model is below it."""
+    def beside(self, figures: Mapping[str, Any], n_rows: int, remedies: Sequence[str] = ()) -> str:
+        """The floor and the figures of a model on so many rows as one line.
+
+        remedies: options that may help a model that is below it.
+        """
         found = figures.get(self.metric)
         if found is None:
             return self.line()
         best = min(self.constant, self.linear) if self.kind == "number" else max(self.constant, self.linear)
         is_below = found > best if self.kind == "number" else found < best
-        advice = " is below it: train it for more --epochs, or take --from hf:ORG/NAME for a published model"
-        if self.kind != "tags":
-            advice = " is below it: take --recipe linear, --from hf:ORG/NAME for a published model, or more --epochs"
-        return f"{self.line()}; this model {self._shown(found)}{advice if is_below else ''}"
+        verdict = " is below it" if is_below else ""
+        if found != best and are_alike(self.metric, (found, n_rows), (best, n_rows)):
+            verdict = f"; {n_rows:,} rows are too few to tell which is better"
+        elif is_below and remedies:
+            verdict += f": lmtool finetune with {either([*remedies])} may do better"
+        return f"{self.line()}; this model {self._shown(found)}{verdict}"
 
     def _shown(self, value: float) -> str:
         return f"{value:.4g}" if self.kind == "number" else f"{100 * value:.1f} %"

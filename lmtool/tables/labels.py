@@ -11,11 +11,20 @@ from lmtool.text.files import shown
 LabelKind = Literal["class", "multi", "number", "tags"]
 """One class per row, any number of labels, a number, or a tag for each word."""
 
+LARGEST = 1e15
+"""Magnitude up to which a number is a label: their mean and deviation are in the recipe, which holds 2**53 at most."""
+
 Label = str | tuple[str, ...] | float
-"""The label of a row, by kind: a name, names (of tags as many as words), or a finite number."""
+"""The label of a row, by kind: a name, names (of tags as many as words), or a number of at most LARGEST."""
 
 SEPARATOR = ";"
 """Separates the names of a cell with several labels. Alone it means none."""
+
+LONGEST_LABEL = 1_000
+"""Characters that the name of a class may have: a text is no label."""
+
+_COMPARED = 100
+"""Characters by which names are compared with an unknown one."""
 
 MANY = 20
 """Up to this many distinct integers are classes; more are numbers."""
@@ -63,8 +72,8 @@ class LabelMap:
 
     def suggestion(self, name: str) -> str:
         """A suggestion for a name that is not in the map."""
-        plain = {known.casefold(): known for known in self.names}
-        if near := get_close_matches(name.casefold(), plain, n=1):
+        plain = {known[:_COMPARED].casefold(): known for known in self.names}
+        if near := get_close_matches(name[:_COMPARED].casefold(), plain, n=1):
             return f"did you mean {shown(plain[near[0]])}?"
         known = ", ".join(self.names[:8]) + (", …" if len(self.names) > 8 else "")
         return f"the {'tags' if self.kind == 'tags' else 'classes'} are {shown(known, 120)}"
@@ -73,30 +82,34 @@ class LabelMap:
 def decide_kind(cells: Collection[str | tuple[str, ...]]) -> LabelKind:
     """The kind of a column of labels, none of them empty.
 
-    multi when some cell has a list or a semicolon; number when all cells are finite numbers, and some are not integers
-    or more than MANY are distinct; class otherwise.
+    multi when some cell has a list or a semicolon; number when all cells are numbers, those that no model can learn and
+    nan among them, and some are not integers or more than MANY are distinct; class otherwise.
     """
     if any(isinstance(cell, tuple) or SEPARATOR in cell for cell in cells):
         return "multi"
     numbers = set()
     for cell in cells:
-        number = as_number(str(cell))
+        number = _spelled(str(cell))
         if number is None:
             return "class"
-        numbers.add(number)
+        if math.isfinite(number):
+            numbers.add(number)
     fractions = any(number != int(number) for number in numbers)
     return "number" if fractions or len(numbers) > MANY else "class"
 
 
 def as_number(text: str) -> float | None:
-    """The finite number that a text spells, or None."""
-    if "_" in text:
-        return None
+    """The number of at most LARGEST that a text spells, or None."""
+    number = _spelled(text)
+    return number if number is not None and abs(number) <= LARGEST else None
+
+
+def _spelled(text: str) -> float | None:
+    """The number that a text spells, also an infinite one or nan."""
     try:
-        number = float(text)
+        return None if "_" in text else float(text)
     except ValueError:
         return None
-    return number if math.isfinite(number) else None
 
 
 def as_cell(value: Any) -> str | tuple[str, ...] | None:

@@ -10,6 +10,7 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -309,9 +310,15 @@ def _pearson(x_R: Floats, y_R: Floats) -> float:
     # Constant numbers may differ from their mean by rounding.
     if len(x_R) < 2 or (x_R == x_R[0]).all() or (y_R == y_R[0]).all():
         return math.nan
-    x_R, y_R = x_R - x_R.mean(), y_R - y_R.mean()
-    # Normalized first, so that squares of very small or large numbers do not underflow or overflow.
-    return float(np.clip((x_R / np.linalg.norm(x_R)) @ (y_R / np.linalg.norm(y_R)), -1, 1))
+    return float(np.clip(_unit(x_R - x_R.mean()) @ _unit(y_R - y_R.mean()), -1, 1))
+
+
+def _unit(x_R: Floats) -> Floats:
+    """A vector at length 1."""
+    # relative to the largest first: squares of very small or large numbers underflow or overflow
+    x_R = x_R / np.abs(x_R).max()
+    unit_R: Floats = x_R / np.linalg.norm(x_R)
+    return unit_R
 
 
 def _ranks(x_R: Floats) -> Floats:
@@ -404,12 +411,12 @@ def _more(count: int) -> list[str]:
 
 def _label(name: str, width: int = 30) -> str:
     """A name on one line, its control characters escaped, truncated to a width."""
-    text = plain(name)
-    if _width(text) <= width:
+    # combining characters have no width, so their number is limited too
+    text = plain(name[: 4 * width])
+    if len(name) <= 4 * width and _width(text) <= width:
         return text
-    while _width(text) > width - 1:
-        text = text[:-1]
-    return text + "…"
+    columns = accumulate(map(_width, text))
+    return "".join(c for c, end in zip(text, columns, strict=True) if end < width) + "…"
 
 
 def _width(text: str) -> int:

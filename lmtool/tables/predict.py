@@ -2,15 +2,16 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import cast
+from typing import Self, cast
 
 from lmtool.compute.processes import World, joined
 from lmtool.errors import UsageError
 from lmtool.inference.base import written_recipe
 from lmtool.inference.load import Loaded
 from lmtool.recipe.spec.objective import Classification, HeadSpec, QuestionAnswering, Seq2Seq, Tagging
+from lmtool.recipe.spec.text import Data
 from lmtool.run.directory import Run
 from lmtool.run.find import find
 from lmtool.tables.columns import Columns, choose_columns
@@ -18,11 +19,17 @@ from lmtool.tables.data import kind_of_rows, task_names
 from lmtool.tables.labels import LabelKind, LabelMap
 from lmtool.tables.reading import LabelledText, read_labelled, stream_labelled
 from lmtool.tables.results import Results
+from lmtool.tables.rows import EncodedRow
 from lmtool.tables.spans import SpanTask
 from lmtool.tables.task import AnsweringModel, Cells, Task
 from lmtool.tables.tasks import build_task
+from lmtool.text.files import shown
 from lmtool.text.prepare import default_cache
+from lmtool.text.rowfile import matching_column
 from lmtool.text.table import Row, Skipped, Table, open_table
+
+AS_TRAINED = Data()
+"""Tables are read as in training."""
 
 CHUNK_ROWS = 512
 """Rows of a table that are predicted at once."""
@@ -34,28 +41,35 @@ def answers_tables(reference: str) -> bool:
     return isinstance(recipe.objective, HeadSpec | Seq2Seq)
 
 
-def measure_tables(loaded: Loaded, sources: Sequence[str], task: str = "") -> Iterator[Results]:
+def measure_tables(
+    loaded: Loaded, sources: Sequence[str], task: str = "", reading: Data = AS_TRAINED, skipped: Skipped | None = None
+) -> Iterator[Results]:
     """Evaluate a fine-tuned model on each table. Raises DataError for a table that does not fit.
 
-    task: one of those that the model was trained on, where there are several.
+    task: one of those that the model was trained on, where there are several. reading: how the tables are read, where
+    that is not as in training. skipped: counts bad rows that are skipped.
     """
     with joined(loaded.compute) as world:
         for source in sources:
-            table, columns, known = _open(loaded, source, task, labelled=True)
-            skips, chat = loaded.recipe.data.skip_bad_rows, loaded.framing.chat
-            texts = read_labelled(table, columns, labels=known, skip_bad_rows=skips, chat=chat)
+            opened = _open(loaded, source, task, reading, labelled=True)
+            chat = loaded.framing.chat
+            texts = read_labelled(
+                opened.table, opened.columns, labels=opened.labels, skip_bad_rows=opened.skips, chat=chat
+            )
+            if skipped is not None:
+                skipped.kinds.update(texts.skipped.kinds)
             labels = texts.labels.names if texts.labels is not None and texts.labels.kind == "class" else ()
-            asked = task_of(loaded, task, columns, labels)
+            asked = task_of(loaded, task, opened.trained, labels)
             yield asked.measure(_model(loaded, world), asked.encode(texts.items), "table", loaded.step)
 
 
-def texts_of_a_row(loaded: Loaded) -> tuple[tuple[str, ...], bool]:
+def texts_of_a_row(loaded: Loaded, reading: Data = AS_TRAINED) -> tuple[tuple[str, ...], bool]:
     """The columns of the texts that a fine-tuned model reads, and whether these are conversations.
 
-    Raises UsageError unless the run was fine-tuned on a table.
+    reading: as for `measure_tables`. Raises UsageError unless the run was fine-tuned on a table.
     """
-    data = loaded.recipe.data
     _refuse_others(loaded)
+    data = _laid_over(loaded.recipe.data, reading)
     if data.messages_column is not None:
         return (data.messages_column,), True
     return (data.source_column,) if data.source_column is not None else tuple(data.text_columns) or ("text",), False
@@ -66,23 +80,27 @@ class Predictions:
     """Predictions for the rows of a table, lazily.
 
     added: names of the columns that `rows` gives values for: the label, then the probability of each class or label;
-    the tags of words, or an answer, its first character and the score of the null span.
+    the tags of words, or an answer, its first character and the score of the null span. skipped: bad rows among those
+    that were read so far; None where they raise.
     """
 
     table: Table
     added: tuple[str, ...]
     rows: Iterator[tuple[Row, Cells]]
+    skipped: Skipped | None
 
 
-def predict(loaded: Loaded, source: str, *, skipped: Skipped | None = None, task: str = "") -> Predictions:
-    """Predict every row of a table, in bounded memory. Bad rows raise, or are skipped and counted in `skipped`.
+def predict(loaded: Loaded, source: str, task: str = "", reading: Data = AS_TRAINED) -> Predictions:
+    """Predict every row of a table, in bounded memory. Bad rows raise, or are skipped.
 
-    task: as for `measure_tables`. Raises UsageError unless the run was fine-tuned on a table, and the errors of tables.
+    task, reading: as for `measure_tables`. Raises UsageError unless the run was fine-tuned on a table, and the errors
+    of tables.
     """
-    table, columns, _ = _open(loaded, source, task, labelled=False)
-    asked = task_of(loaded, task, columns, ())
-    rows = stream_labelled(table, columns, skipped=skipped, chat=loaded.framing.chat)
-    return Predictions(table, asked.added, _answered(loaded, asked, rows))
+    opened = _open(loaded, source, task, reading, labelled=False)
+    asked = task_of(loaded, task, opened.trained, ())
+    skipped = Skipped() if opened.skips else None
+    rows = stream_labelled(opened.table, opened.columns, skipped=skipped, chat=loaded.framing.chat)
+    return Predictions(opened.table, asked.added, _answered(loaded, asked, rows), skipped)
 
 
 @dataclass(frozen=True)
@@ -93,26 +111,37 @@ class Judgement:
     probabilities: dict[str, float]
 
 
-def classify(loaded: Loaded, rows: Sequence[tuple[str, ...]]) -> list[Judgement]:
-    """The answers of a fine-tuned classifier for the texts of rows, of the columns that `texts_of_a_row` names.
+@dataclass(frozen=True)
+class TextClassifier:
+    """A fine-tuned classifier of texts, which are tokenized first, and judged by the model later."""
 
-    Raises UsageError for a run that was not fine-tuned on labels.
-    """
-    if not isinstance(loaded.recipe.objective, Classification):
-        raise UsageError(
-            "this run does not classify: it was not fine-tuned on labels",
-            where=str(loaded.run_path),
-            fix="run lmtool finetune on a table with labels, or name another run",
-        )
-    asked = task_of(loaded, "", Columns(texts_of_a_row(loaded)[0]), ())
-    items = [LabelledText(texts, None, None, row) for row, texts in enumerate(rows)]
-    with joined(loaded.compute) as world:
-        found = asked.answer(_model(loaded, world), asked.encode(items))
-    names = [name.removeprefix("p_") for name in asked.added[1:]]
-    return [
-        Judgement(str(label), dict(zip(names, (float(str(p)) for p in probabilities), strict=True)))
-        for label, *probabilities in found
-    ]
+    loaded: Loaded
+    task: Task
+
+    @classmethod
+    def of(cls, loaded: Loaded) -> Self:
+        """Raises UsageError for a run that was not fine-tuned on labels."""
+        if not isinstance(loaded.recipe.objective, Classification):
+            raise UsageError(
+                "this run does not classify: it was not fine-tuned on labels",
+                where=str(loaded.run_path),
+                fix="run lmtool finetune on a table with labels, or name another run",
+            )
+        return cls(loaded, task_of(loaded, "", Columns(texts_of_a_row(loaded)[0]), ()))
+
+    def encode(self, rows: Sequence[tuple[str, ...]]) -> list[EncodedRow]:
+        """The texts of rows, of the columns that `texts_of_a_row` names, as token ids."""
+        return self.task.encode([LabelledText(texts, None, None, row) for row, texts in enumerate(rows)])
+
+    def judge(self, rows: Sequence[EncodedRow]) -> list[Judgement]:
+        """The answer for each row."""
+        with joined(self.loaded.compute) as world:
+            found = self.task.answer(_model(self.loaded, world), rows)
+        names = [name.removeprefix("p_") for name in self.task.added[1:]]
+        return [
+            Judgement(str(label), dict(zip(names, (float(str(p)) for p in probabilities), strict=True)))
+            for label, *probabilities in found
+        ]
 
 
 def task_of(loaded: Loaded, name: str, columns: Columns, labels: tuple[str, ...]) -> Task:
@@ -136,8 +165,22 @@ def _model(loaded: Loaded, world: World) -> AnsweringModel:
     return AnsweringModel(loaded.model, loaded.objective, loaded.compute, world)
 
 
-def _open(loaded: Loaded, source: str, task: str, *, labelled: bool) -> tuple[Table, Columns, LabelMap | None]:
-    """A table, its columns as in training, and the labels that are known."""
+@dataclass(frozen=True)
+class _Opened:
+    """A table, its columns, the labels that are known, and whether bad rows are skipped.
+
+    trained: the columns by the names that they had in training, which some models read.
+    """
+
+    table: Table
+    columns: Columns
+    trained: Columns
+    labels: LabelMap | None
+    skips: bool
+
+
+def _open(loaded: Loaded, source: str, task: str, reading: Data, *, labelled: bool) -> _Opened:
+    """A table with its columns as in training, where `reading` does not name others."""
     spec, data = loaded.recipe.objective, loaded.recipe.data
     _refuse_others(loaded)
     names = task_names(data)
@@ -148,24 +191,54 @@ def _open(loaded: Loaded, source: str, task: str, *, labelled: bool) -> tuple[Ta
             where=str(loaded.run_path),
             fix=f"name one: --task {known}" if known else "omit --task: it was trained on one table",
         )
-    table = open_table(source, cache=default_cache(), encoding=data.encoding, delimiter=data.delimiter)
-    columns = choose_columns(
-        table,
-        text_columns=data.text_columns,
-        label_column=data.label_column if labelled else None,
-        source_column=data.source_column,
-        target_column=data.target_column if labelled else None,
-        input_column=data.input_column if data.input_column in table.names else None,
-        messages_column=data.messages_column,
-        labelled=labelled,
-        kind=kind_of_rows(spec),
-    )
+    table = open_beside(source, data, reading)
+    named = _laid_over(data, reading)
+    if not labelled:
+        named = named.model_copy(update={"label_column": None, "target_column": None})
+    if reading.input_column is None and not matching_column(data.input_column or "", table.names):
+        named = named.model_copy(update={"input_column": None})
+    columns = choose_columns(table, named, labelled=labelled, kind=kind_of_rows(spec))
+    n_texts = len(data.text_columns)
+    if n_texts and len(columns.texts) != n_texts:
+        raise UsageError(
+            f"the model reads {n_texts} {'text' if n_texts == 1 else 'texts'} in a row, not {len(columns.texts)}",
+            where=f"trained on {', '.join(map(shown, data.text_columns))}"[:200],
+            fix="give --text-column once for each of them, in this order",
+        )
+    trained = replace(columns, texts=data.text_columns) if n_texts else columns
+    skips = data.skip_bad_rows or reading.skip_bad_rows
     match spec:
         case Classification():
-            return table, columns, LabelMap(cast(LabelKind, spec.task), spec.labels)
+            return _Opened(table, columns, trained, LabelMap(cast(LabelKind, spec.task), spec.labels), skips)
         case Tagging():
-            return table, columns, LabelMap("tags", spec.labels)
-    return table, columns, None
+            return _Opened(table, columns, trained, LabelMap("tags", spec.labels), skips)
+    return _Opened(table, columns, trained, None, skips)
+
+
+def open_beside(source: str, trained: Data, reading: Data) -> Table:
+    """Another table than that of training. What `reading` does not say of its format is inferred, then as in training.
+
+    Raises the errors of tables.
+    """
+
+    def opened(delimiter: str | None) -> Table:
+        return open_table(
+            source,
+            cache=default_cache(),
+            encoding=reading.encoding,
+            usual_encoding=trained.encoding,
+            delimiter=delimiter,
+        )
+
+    table = opened(reading.delimiter or trained.delimiter)
+    if reading.delimiter is None and trained.delimiter is not None and len(table.names) == 1:
+        return opened(None)
+    return table
+
+
+def _laid_over(trained: Data, reading: Data) -> Data:
+    """The columns of training, where `reading` does not name others."""
+    return trained.model_copy(update={key: getattr(reading, key) for key in reading.model_fields_set})
 
 
 def _refuse_others(loaded: Loaded) -> None:

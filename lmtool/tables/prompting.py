@@ -12,22 +12,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lmtool.compute.processes import joined
 from lmtool.errors import UsageError
 from lmtool.inference.evaluation import not_reported
 from lmtool.inference.load import Loaded
 from lmtool.inference.scoring import score_answers
 from lmtool.recipe.spec.objective import Classification, Seq2Seq
+from lmtool.recipe.spec.text import Data
 from lmtool.tables.columns import LABELS, Columns, choose_columns
 from lmtool.tables.labels import LabelMap, as_cell
 from lmtool.tables.metrics import ClassMetrics, aligned, class_metrics, confusion_matrix
-from lmtool.tables.predict import measure_tables
+from lmtool.tables.predict import AS_TRAINED, measure_tables, open_beside
 from lmtool.tables.reading import LabelledTexts, read_labelled
 from lmtool.text.files import shown
-from lmtool.text.prepare import default_cache
-from lmtool.text.rowfile import bare_name
+from lmtool.text.rowfile import bare_name, matching_column
 from lmtool.text.split import document_hash
 from lmtool.text.survey import Report
-from lmtool.text.table import Table, open_table
+from lmtool.text.table import Skipped, Table
 
 TEXT = "text"
 """The field of a prompt that stands for the text of a row, whatever its column is called."""
@@ -121,8 +122,8 @@ class PromptTemplate:
                 )
         return [(literal, field) for literal, field, _, _ in found]
 
-    def columns(self, table: Table, label_column: str | None) -> Columns:
-        """The columns of a table that the prompt names, and that of the label.
+    def columns(self, table: Table, reading: Data) -> Columns:
+        """The columns of a table that the prompt names, and that of the label. reading: names columns, too.
 
         Raises UsageError for a prompt without text, for a field that is no column, and for one that is the label.
         """
@@ -133,18 +134,21 @@ class PromptTemplate:
             raise UsageError(
                 "the prompt does not say where the text of a row belongs", where=where, fix=f"write {{text}}; {known}"
             )
-        named = [field for field in fields if field in table.names]
-        unknown = next((field for field in fields if field not in table.names and field != TEXT), None)
+        own = {field: matching_column(field, table.names) for field in fields}
+        named = list(dict.fromkeys(name for name in own.values() if name))
+        unknown = next((field for field, name in own.items() if name is None and field != TEXT), None)
         if unknown is not None:
             raise UsageError(f"the prompt has {{{unknown:.40}}}, which is no column", where=where, fix=known)
         others = [name for name in table.names if name not in named]
         usual, beside = (any(bare_name(name) in LABELS for name in names) for names in (named, others))
+        label_column = reading.label_column and matching_column(reading.label_column, table.names)
         if label_column in named or (label_column is None and usual and not beside):
             raise UsageError(
                 "the prompt holds the label", where=where, fix=f"name the label's column with --label-column; {known}"
             )
-        inferred = choose_columns(table, text_columns=named, label_column=label_column)
-        if TEXT in fields and TEXT not in table.names and (named or len(inferred.texts) > 1):
+        names = reading.model_copy(update={"text_columns": tuple(named)}) if named else reading
+        inferred = choose_columns(table, names)
+        if TEXT in fields and own[TEXT] is None and (named or len(inferred.texts) > 1):
             raise UsageError("the prompt has {text}, but a row has several texts", where=where, fix=known)
         if inferred.label is None:
             raise UsageError(
@@ -158,7 +162,8 @@ class PromptTemplate:
         """The prompt for a row."""
         by_name = dict(zip(columns.texts, texts, strict=True))
         return "".join(
-            literal + ("" if field is None else by_name.get(field, texts[0])) for literal, field in self.parts()
+            literal + ("" if field is None else by_name.get(matching_column(field, columns.texts) or "", texts[0]))
+            for literal, field in self.parts()
         )
 
 
@@ -194,7 +199,8 @@ def measure_prompts(
     written: str,
     given: Sequence[str] = (),
     *,
-    label_column: str | None = None,
+    reading: Data = AS_TRAINED,
+    skipped: Skipped | None = None,
     train: str | None = None,
     shots: int = 0,
     seed: int = 1,
@@ -202,23 +208,27 @@ def measure_prompts(
     baseline: Loaded | None = None,
     report: Report = not_reported,
 ) -> Prompted:
-    """Choose for each row of a table the answer that a language model finds most probable after its prompt.
+    """Choose for each row of a table the answer that a language model finds most probable after its prompt; processes
+    share the rows.
 
-    written: the prompt. given: as in `read_answers`. shots: examples before each prompt, drawn by `seed` from the table
-    `train`, by default the one that the run was trained on; as many of each label as of the others, or one more.
-    calibrate: divide by the probabilities of the answers to prompts without content, the mean over `CONTENT_FREE`.
-    baseline: a run that was fine-tuned on labels, to compare with.
+    written: the prompt. given: as in `read_answers`. reading, skipped: as for `measure_tables`. shots: examples before
+    each prompt, drawn by `seed` from the table `train`, by default the one that the run was trained on; as many of each
+    label as of the others, or one more. calibrate: divide by the probabilities of the answers to prompts without
+    content, the mean over `CONTENT_FREE`. baseline: a run that was fine-tuned on labels, to compare with.
 
     Raises UsageError for prompts and answers that do not fit the table or the model, and the errors of tables.
     """
     prompt = PromptTemplate(written)
-    rows, labels = _read(source, prompt, label_column)
+    trained = loaded.recipe.data
+    rows, labels = _read(open_beside(source, trained, reading), prompt, reading, skipped)
     answers = read_answers(given, labels)
     names = tuple(answers)
     shots_from = train or _own_table(loaded) if shots else None
     before = ""
     if shots_from is not None:
-        examples, others = _read(shots_from, prompt, rows.columns.label)
+        alike = Data(label_column=rows.columns.label, skip_bad_rows=reading.skip_bad_rows or trained.skip_bad_rows)
+        table = open_beside(shots_from, trained, reading if train else AS_TRAINED)
+        examples, others = _read(table, prompt, alike, skipped)
         if not set(others) <= answers.keys():
             read_answers(given, sorted({*labels, *others}))
         before = _examples(prompt, examples, rows, answers, shots, seed)
@@ -227,7 +237,8 @@ def measure_prompts(
     if calibrate:
         made += [before + prompt.filled(rows.columns, [text] * len(rows.columns.texts)) for text in CONTENT_FREE]
         places += [f"the prompt with {text!r} for a text" for text in CONTENT_FREE]
-    scored = score_answers(loaded, made, list(answers.values()), places, report)
+    with joined(loaded.compute) as world:
+        scored = score_answers(loaded, made, list(answers.values()), places, report, world)
     n_bytes_A = np.array([len(answer.encode()) for answer in answers.values()])
     by_way = {
         "sum": scored.total_PA,
@@ -243,7 +254,7 @@ def measure_prompts(
             corrected_RA = calibrated_scores(score_RA, score_PA[len(rows) :])
             calibrated[way] = class_metrics(confusion_matrix(true_R, corrected_RA.argmax(1), len(names)))
     majority = float(np.bincount(true_R).max() / len(true_R))
-    beside = None if baseline is None else (str(baseline.run_path), _tuned_accuracy(baseline, source))
+    beside = None if baseline is None else (str(baseline.run_path), _tuned_accuracy(baseline, source, reading))
     return Prompted(source, answers, shots, shots_from or "", seed, plain, calibrated, majority, beside)
 
 
@@ -259,15 +270,20 @@ def calibrated_scores(score_RA: Floats, free_FA: Floats) -> Floats:
     return corrected_RA
 
 
-def _read(source: str, prompt: PromptTemplate, label_column: str | None) -> tuple[LabelledTexts, tuple[str, ...]]:
+def _read(
+    table: Table, prompt: PromptTemplate, reading: Data, skipped: Skipped | None
+) -> tuple[LabelledTexts, tuple[str, ...]]:
     """The rows of a table, and its labels in their order."""
-    table = open_table(source, cache=default_cache())
-    columns = prompt.columns(table, label_column)
+    columns = prompt.columns(table, reading)
     assert columns.label is not None
     at = table.names.index(columns.label)
-    cells = {as_cell(row.values[at]) for row in table.rows()}
+    counted = Skipped() if reading.skip_bad_rows else None
+    cells = {as_cell(row.values[at]) for row in table.rows(counted)}
     labels = LabelMap.of("class", (cell for cell in cells if isinstance(cell, str) and cell))
-    return read_labelled(table, columns, labels=labels), labels.names
+    texts = read_labelled(table, columns, labels=labels, skip_bad_rows=reading.skip_bad_rows)
+    if skipped is not None:
+        skipped.kinds.update(texts.skipped.kinds)
+    return texts, labels.names
 
 
 def _own_table(loaded: Loaded) -> str:
@@ -282,9 +298,9 @@ def _own_table(loaded: Loaded) -> str:
     return data.train[0]
 
 
-def _tuned_accuracy(tuned: Loaded, source: str) -> float:
+def _tuned_accuracy(tuned: Loaded, source: str, reading: Data) -> float:
     """The accuracy of a run that was fine-tuned on labels. Raises UsageError for other runs."""
-    (results,) = measure_tables(tuned, [source])
+    (results,) = measure_tables(tuned, [source], reading=reading)
     if "accuracy" not in results.figures:
         raise UsageError(
             "the run has no accuracy to compare with", where=str(tuned.run_path), fix="name one fine-tuned on classes"

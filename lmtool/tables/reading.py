@@ -18,14 +18,26 @@ from lmtool.tables.annotations import (
 )
 from lmtool.tables.columns import Columns
 from lmtool.tables.conversations import MessageFault, as_messages
-from lmtool.tables.labels import SEPARATOR, Label, LabelKind, LabelMap, as_cell, as_names, as_number, decide_kind
+from lmtool.tables.labels import (
+    LARGEST,
+    LONGEST_LABEL,
+    SEPARATOR,
+    Label,
+    LabelKind,
+    LabelMap,
+    as_cell,
+    as_names,
+    as_number,
+    decide_kind,
+)
+from lmtool.tables.typos import label_notices, misspelt
 from lmtool.text.chat import ChatFormat, Message, RefusedMessages
 from lmtool.text.files import place, shown
 from lmtool.text.notices import Notice
 from lmtool.text.table import Row, RowFault, Skipped, Table, skip
 
-IMBALANCE = 10
-"""Ratio of the largest class to the smallest from which a notice is given."""
+SUGGESTED = 10
+"""Unknown labels of a table for which the nearest known one is looked for."""
 
 
 class LabelledText(NamedTuple):
@@ -110,7 +122,7 @@ def stream_labelled(
     """
     if columns.label is not None and labels is None:
         raise ValueError("a label column needs labels")
-    read = _Reader(table, columns, chat, answered=False)
+    read = _Reader(table, columns, chat, labels, answered=False)
     for row in table.rows(skipped):
         try:
             example = read.example(row)
@@ -142,7 +154,7 @@ def read_labelled(
     learned: no rows remain, or only one class.
     """
     skipped = Skipped()
-    read = _Reader(table, columns, chat, answered=True)
+    read = _Reader(table, columns, chat, labels, answered=True)
     read_rows: list[tuple[LabelledText, int | None]] = []
     n_blank = 0
     with_label = columns.label is not None and columns.kind != "questions"
@@ -175,8 +187,11 @@ def read_labelled(
         n = read.n_repaired
         what = f"{n:,} {'entity begins' if n == 1 else 'entities begin'} with I-, which is read as B- (as by conlleval)"
         blank.append(Notice("entities that begin with I", n, what))
-    notices = (*blank, *_notices(items, chosen, training=labels is None))
-    return LabelledTexts(table, columns, chosen, items, skipped, notices)
+    notices = [*blank, *_notices(items, chosen)]
+    if chosen is not None and labels is None and chosen.kind in ("class", "multi"):
+        places = ((_names(item.label), f"line {line}" if line else f"row {item.row}") for item, line in read_rows)
+        notices += label_notices(places)
+    return LabelledTexts(table, columns, chosen, items, skipped, tuple(notices))
 
 
 def _labelled(
@@ -200,23 +215,28 @@ def _labelled(
     counts = count_labels([example for example, _ in good])
     if len(counts) < 2:
         return good
-    alone = sum(1 for count in counts.values() if count == 1)
+    similar = misspelt(counts)
+    resembling = {*similar, *similar.values()}
+    alone = {name for name, count in counts.items() if count == 1 and name not in resembling}
     kept = []
     for example, line in good:
-        if counts[cast(str, example.label)] > 1:
-            kept.append((example, line))
+        if example.label in alone:
+            skip(read.single(example, line, len(alone), len(counts)), skipped)
         else:
-            skip(read.single(example, line, alone, len(counts)), skipped)
+            kept.append((example, line))
     return kept
 
 
 class _Reader:
     """Reads texts and labels from the rows of one table. Its methods raise RowFault."""
 
-    def __init__(self, table: Table, columns: Columns, chat: ChatFormat | None, answered: bool) -> None:
-        """chat: refuses conversations. answered: conversations end with an answer."""
+    def __init__(
+        self, table: Table, columns: Columns, chat: ChatFormat | None, labels: LabelMap | None, answered: bool
+    ) -> None:
+        """chat: refuses conversations. labels: of the training table. answered: conversations end with an answer."""
         self.columns = columns
         self._chat = chat
+        self._trained = labels is not None
         self._answered = answered
         self._fault = table.fault
         self.text_at = [table.names.index(name) for name in columns.texts]
@@ -227,6 +247,7 @@ class _Reader:
         self.entities = False
         """Tags are those of entities. Set once all rows are read."""
         self.n_repaired = 0
+        self._n_unknown = 0
 
     def example(self, row: Row) -> LabelledText:
         """The texts of a row, with the unparsed cell of its label."""
@@ -254,10 +275,19 @@ class _Reader:
             what = f"the label is {type(value).__name__}, not text or a number"
             fix = "write labels as text, numbers or lists of text"
             raise self._fault("wrong type", what, row.number, row.line, self.columns.label, fix)
+        self._refuse_long(cell, row)
         if cell == "":
             fix = _FILL + f"; for a row without any of several labels, write {SEPARATOR}"
             raise self._fault("empty label", "the label is empty", row.number, row.line, self.columns.label, fix)
         return LabelledText(texts, cell, None, row.number)
+
+    def _refuse_long(self, cell: str | tuple[str, ...], row: Row) -> None:
+        """Raise when a label is as long as a text."""
+        longest = max(map(len, cell.split(SEPARATOR) if isinstance(cell, str) else cell), default=0)
+        if longest > LONGEST_LABEL:
+            what = f"the label has {longest:,} characters, more than {LONGEST_LABEL:,}: it seems to be a text"
+            fix = "name another column with --label-column, or shorten it"
+            raise self._fault("label too long", what, row.number, row.line, self.columns.label, fix)
 
     def _conversation(self, row: Row, at: int) -> LabelledText:
         def fault(kind: str, what: str, fix: str) -> RowFault:
@@ -296,7 +326,9 @@ class _Reader:
                 if label_at is None:
                     return LabelledText(words, None, None, row.number)
                 at = label_at
-                return LabelledText(words, as_tags(row.values[at], len(words)), None, row.number)
+                tags = as_tags(row.values[at], len(words))
+                self._refuse_long(tags, row)
+                return LabelledText(words, tags, None, row.number)
             texts = tuple(self._text(row, at) for at in self.text_at)
             if label_at is None:
                 return LabelledText(texts, None, None, row.number)
@@ -318,7 +350,7 @@ class _Reader:
             return example
         number = as_number(cell)
         if number is None:
-            raise self._wrong(example, line, shown(cell, 30), "a finite number")
+            raise self._wrong(example, line, shown(cell, 30), f"a number from {-LARGEST:g} to {LARGEST:g}")
         return example._replace(label=number)
 
     def _tagged(self, example: LabelledText, line: int | None) -> LabelledText:
@@ -339,7 +371,8 @@ class _Reader:
         if name is not None:
             each = "tag" if labels.kind == "tags" else "label"
             what = f"the {each} {shown(name, 40)} is not among those of the training data"
-            fix = labels.suggestion(name)
+            self._n_unknown += 1
+            fix = labels.suggestion(name) if self._n_unknown <= SUGGESTED else "correct it"
             raise self._fault("label unseen in training", what, example.row, line, self.columns.label, fix)
 
     def single(self, example: LabelledText, line: int | None, n_alone: int, n_classes: int) -> RowFault:
@@ -362,7 +395,9 @@ class _Reader:
 
     def _wrong(self, example: LabelledText, line: int | None, found: str, wanted: str) -> RowFault:
         what = f"the label is {found}, not {wanted}"
-        fix = "correct it, or give the kind of the labels: --labels class, multi or number"
+        fix = (
+            "correct it" if self._trained else "correct it, or name the kind of labels: --labels class, multi or number"
+        )
         return self._fault("wrong label", what, example.row, line, self.columns.label, fix)
 
 
@@ -370,13 +405,12 @@ _FILL = "fill it"
 
 
 def count_labels(items: Sequence[LabelledText]) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for item in items:
-        if isinstance(item.label, str):
-            counts[item.label] += 1
-        elif isinstance(item.label, tuple):
-            counts.update(item.label)
-    return counts
+    return Counter(name for item in items for name in _names(item.label))
+
+
+def _names(label: Label | None) -> tuple[str, ...]:
+    """The names of classes in a label; none in a number."""
+    return label if isinstance(label, tuple) else (label,) if isinstance(label, str) else ()
 
 
 def _refuse_one_class(items: Sequence[LabelledText], labels: LabelMap, table: Table, columns: Columns) -> None:
@@ -397,27 +431,12 @@ def _refuse_one_class(items: Sequence[LabelledText], labels: LabelMap, table: Ta
         raise DataError(what, where=where, fix="add rows of another one, or name another column with --label-column")
 
 
-def _notices(items: Sequence[LabelledText], labels: LabelMap | None, *, training: bool) -> Iterator[Notice]:
+def _notices(items: Sequence[LabelledText], labels: LabelMap | None) -> Iterator[Notice]:
     n_empty = sum(not all(text.strip() for text in item.texts) for item in items)
     if n_empty:
         yield Notice("empty texts", n_empty, f"{_rows(n_empty)} with an empty text")
-    if labels is None:
-        return
-    yield from _conflicts(items)
-    if not training or labels.kind in ("number", "tags"):
-        return
-    counts = count_labels(items)
-    most, least = max(counts, key=lambda name: counts[name]), min(counts, key=lambda name: counts[name])
-    if counts[most] >= IMBALANCE * counts[least]:
-        text = f"heavy imbalance: {shown(most, 40)} has {_rows(counts[most])}, {shown(least, 40)} has {counts[least]:,}"
-        yield Notice("heavy imbalance", counts[most] // counts[least], f"{text}; macro F1 weights both equally")
-    alike = Counter(name.casefold() for name in counts)
-    if twice := [name for name in labels.names if alike[name.casefold()] > 1]:
-        text = f"classes that differ in upper and lower case only: {', '.join(shown(name, 20) for name in twice[:4])}"
-        yield Notice("classes that differ in case", len(twice), text)
-    if labels.kind == "multi" and (alone := [name for name in labels.names if counts[name] == 1]):
-        text = f"labels with one row: {len(alone):,}; first: {shown(alone[0])}"
-        yield Notice("labels with one row", len(alone), text)
+    if labels is not None:
+        yield from _conflicts(items)
 
 
 def _conflicts(items: Sequence[LabelledText]) -> Iterator[Notice]:

@@ -20,7 +20,7 @@ class Results:
     that decided them; of tags the rows with the most of them. sentences: the generated texts furthest from their
     targets, then those nearest to them, with source, target and chrF; of answers to questions with their F1.
     task: one of several that a model was trained on. decoding: the decoding strategy, for generated texts.
-    floor: of the same rows, where it was measured.
+    floor: of the same rows, where it was measured. remedies: options to try where the model is below it.
     """
 
     part: str
@@ -34,6 +34,7 @@ class Results:
     decoding: str | None = None
     floor: Floor | None = None
     sentences: list[dict[str, Any]] = field(default_factory=list)
+    remedies: tuple[str, ...] = ()
 
     def record(self) -> dict[str, Any]:
         """All results by name, for JSON."""
@@ -54,7 +55,7 @@ class Results:
         how = f"; {self.decoding}" if self.decoding else ""
         lines = [f"{task}{self.part}: {self.rows:,} rows  {shown}  loss {self.loss:.4f}  (step {self.step}{how})"]
         if self.floor is not None:
-            lines.append(self.floor.beside(self.figures))
+            lines.append(self.floor.beside(self.figures, self.rows, self.remedies))
         if "confusion" in self.figures:
             metrics = class_metrics(np.array(self.figures["confusion"]))
             names = tuple(self.figures["classes"])

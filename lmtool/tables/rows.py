@@ -117,7 +117,8 @@ class TableExamples:
 
     def _epoch(self, epoch: int) -> NDArray[np.int64]:
         """Indices of the rows in the order of an epoch; the last two epochs are cached."""
-        if epoch not in self._epochs:
+        order = self._epochs.get(epoch)
+        if order is None:
             order_R = self._shuffled(epoch)
             n = len(order_R)
             rng = np.random.Generator(np.random.PCG64(hash_key(self._seed, "batches", epoch)))
@@ -129,8 +130,10 @@ class TableExamples:
                 whole = len(part) // self._batch_size * self._batch_size
                 batches = part[:whole].reshape(-1, self._batch_size)
                 parts += [rng.permutation(batches).reshape(-1), part[whole:]]
-            self._epochs = {e: r for e, r in self._epochs.items() if e >= epoch - 1} | {epoch: np.concatenate(parts)}
-        return self._epochs[epoch]
+            order = np.concatenate(parts)
+            # another thread may read rows of another epoch meanwhile
+            self._epochs = {e: r for e, r in self._epochs.items() if e >= epoch - 1} | {epoch: order}
+        return order
 
     def _shuffled(self, epoch: int) -> NDArray[np.int64]:
         """Shuffled indices of the rows of an epoch; each table continues where the epoch before ended."""

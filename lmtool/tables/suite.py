@@ -10,12 +10,14 @@ from typing import Any
 
 from lmtool.errors import DataError, UsageError
 from lmtool.inference.load import Loaded
+from lmtool.recipe.spec.text import Data
 from lmtool.run.places import INFO
 from lmtool.tables.data import task_names
-from lmtool.tables.predict import measure_tables
+from lmtool.tables.predict import AS_TRAINED, measure_tables
 from lmtool.tables.results import Results
 from lmtool.text.files import place, unpacked_name
 from lmtool.text.rowfile import ENDINGS
+from lmtool.text.table import Skipped
 
 _PARTS = re.compile(r"(test|dev|valid|validation)$")
 
@@ -95,11 +97,17 @@ def runs_in(reference: str) -> dict[str, str]:
     return {path.name: str(path) for path in sorted(folder.iterdir()) if (path / INFO).exists()}
 
 
-def measure_folder(tables: Mapping[str, str], runs: Mapping[str, str], load: Callable[[str], Loaded]) -> Suite:
+def measure_folder(
+    tables: Mapping[str, str],
+    runs: Mapping[str, str],
+    load: Callable[[str], Loaded],
+    reading: Data = AS_TRAINED,
+    skipped: Skipped | None = None,
+) -> Suite:
     """Results on each table, by the run or the task of the same name.
 
     runs: by name; one under an empty name measures all tables, by its tasks where it was trained on several. Names are
-    compared without case, punctuation, and `test` or `dev` at the end.
+    compared without case, punctuation, and `test` or `dev` at the end. reading, skipped: as for `measure_tables`.
     Raises UsageError, before anything is measured, for a table without a run or task.
     """
     chosen = {name: "" if "" in runs else _named(name, runs, "run") for name in tables}
@@ -110,7 +118,7 @@ def measure_folder(tables: Mapping[str, str], runs: Mapping[str, str], load: Cal
         tasks = {task: task for task in task_names(model.recipe.data)}
         asked = {name: "" if "" in tasks else _named(name, tasks, "task") for name in own}
         for name in own:
-            (results[name],) = measure_tables(model, [tables[name]], asked[name])
+            (results[name],) = measure_tables(model, [tables[name]], asked[name], reading, skipped)
     return Suite({name: results[name] for name in tables})
 
 

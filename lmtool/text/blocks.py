@@ -104,18 +104,20 @@ class BlockStores:
                 if self._error is not None:
                     raise self._error
                 self._changed.wait()
-        if number not in self._stores:
-            path = self._path(number)
-            while not (path / MANIFEST).exists():
-                if not is_held(self._folder):
-                    raise ResourceError(
-                        "the process that tokenizes the text has ended, or writes to another cache",
-                        where=str(path),
-                        fix="read the first error above; all processes need the same LMTOOL_CACHE",
-                    )
-                time.sleep(_POLL_SECONDS)
-            self._stores[number] = TokenStore(path)
-        return self._stores[number]
+            if number in self._stores:
+                return self._stores[number]
+        path = self._path(number)
+        while not (path / MANIFEST).exists():
+            if not is_held(self._folder):
+                raise ResourceError(
+                    "the process that tokenizes the text has ended, or writes to another cache",
+                    where=str(path),
+                    fix="read the first error above; all processes need the same LMTOOL_CACHE",
+                )
+            time.sleep(_POLL_SECONDS)
+        found = TokenStore(path)
+        with self._changed:
+            return self._stores.setdefault(number, found)
 
     def place(self, number: int) -> Place:
         """Where a block begins, in the process that makes it."""

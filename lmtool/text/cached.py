@@ -16,7 +16,7 @@ import xxhash
 from lmtool import durable
 from lmtool.errors import DataError
 from lmtool.text.disk import locked, refusing_disk, write_file
-from lmtool.text.store import verify_store
+from lmtool.text.store import LARGEST, verify_store
 
 T = TypeVar("T")
 
@@ -76,7 +76,7 @@ def verify_cache(cache: Path) -> Iterator[tuple[Path, str]]:
 
 def _unsealed(path: Path) -> bytes:
     """The content of an entry. Raises OSError, and ValueError when it is not what was written."""
-    checksum, _, content = path.read_bytes().partition(b"\n")
+    checksum, _, content = durable.read(path, LARGEST).partition(b"\n")
     if checksum != xxhash.xxh3_64_hexdigest(content).encode():
         raise ValueError(f"{path.name[:12]}... has changed since it was written")
     return content

@@ -6,17 +6,18 @@ Special tokens that the template writes are special; text in messages that spell
 import json
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple, Self, TypedDict
+from typing import Any, Self, TypedDict
 
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Inner
 
 from lmtool.errors import CheckpointError, DataError
 from lmtool.printable import plain
+from lmtool.text.encoder import encoding_of
 from lmtool.text.template import Refusal, SandboxedTemplate
 from lmtool.text.tokenizer import Tokenizer, without_surrogates
 
@@ -40,6 +41,13 @@ PLAIN_TEXT = (
 )
 """The same for published models without a chat template: who writes, as "User: " and "Assistant: "."""
 
+PAIRS = (
+    "{{ opening }}{% for message in messages %}"
+    "{{ message.content }}{{ eos_token if message.role == 'assistant' else '' }}{% endfor %}"
+)
+"""Texts one after the other, for published models that learnt the target of a source. It tells other programs how they
+begin; here, pairs are no conversations."""
+
 _ROLE_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """The variables of templates that name special tokens, as in Transformers."""
 
@@ -57,13 +65,6 @@ class RefusedMessages(DataError):
     """The template itself refuses these messages, such as two of one role in a row."""
 
 
-class _Encoded(NamedTuple):
-    """ids: of a text; starts: the offset of each in it, in characters."""
-
-    ids: list[int]
-    starts: list[int]
-
-
 class ChatFormat:
     """How a model reads conversations.
 
@@ -77,6 +78,7 @@ class ChatFormat:
     ) -> None:
         """source: of the template. tokens: its variables. now: the time that it may ask for."""
         self.name = name
+        self._source = source
         self._tokens = tokens
         self._own_ends = tokenizer.roles.ends
         self._tokenizer = tokenizer
@@ -107,9 +109,13 @@ class ChatFormat:
             tokenizer, source, "the model's own", {k: text for k, text in texts.items() if isinstance(text, str)}, now
         )
 
+    def alone(self, known: Mapping[str, str]) -> str:
+        """The source of the template for programs that give it no variables but these tokens."""
+        return standing_alone(self._source, self._tokens, known)
+
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """Ids of the messages, up to where the assistant's next turn begins."""
-        return self._encode([self._render(messages, asks=True)]).ids
+        return self._ids(self._encode([self._render(messages, asks=True)]))
 
     def conversation(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
         """Ids of the whole conversation, and which of them the assistant writes: content and the end of each turn.
@@ -121,7 +127,8 @@ class ChatFormat:
         cuts = [0, *(at for span in spans for at in span), len(text)]
         parts = [text[start:stop] for start, stop in pairwise(cuts)]
         sizes = [len(self._spelled(part)) for part in parts]
-        ids, starts = self._encode(parts)
+        encoding = self._encode(parts)
+        ids, starts = self._ids(encoding), [start for start, _ in encoding.offsets]
         is_own = [False] * len(ids)
         for i in range(1, len(parts), 2):
             first, last = sum(sizes[:i]), sum(sizes[: i + 1])
@@ -256,21 +263,29 @@ class ChatFormat:
         found = ((inner.token_to_id(name), i) for name, i in given.items())
         return inner, {other: i for other, i in found if other is not None}
 
-    def _encode(self, parts: Sequence[str]) -> _Encoded:
-        """Parts of a rendered text as one text."""
-        inner, others = self._inner
-        found = inner.encode("".join(map(self._spelled, parts)), add_special_tokens=False)
-        return _Encoded([others.get(i, i) for i in found.ids], [start for start, _ in found.offsets])
+    def _encode(self, parts: Sequence[str]) -> Encoding:
+        """Parts of a rendered text as one text, in the ids of `_inner`."""
+        return encoding_of(self._inner[0], "".join(map(self._spelled, parts)))
+
+    def _ids(self, encoding: Encoding) -> list[int]:
+        others = self._inner[1]
+        return [others.get(i, i) for i in encoding.ids]
+
+
+def standing_alone(source: str, tokens: Mapping[str, str], known: Mapping[str, str]) -> str:
+    """The source of a template that sets its variables itself, except the known ones."""
+    needed = {name: text for name, text in tokens.items() if known.get(name) != text and name in source}
+    return "".join(f"{{% set {name} = {json.dumps(text)} %}}" for name, text in needed.items()) + source
 
 
 def own_template(tokenizer: Tokenizer) -> str | None:
-    """The source of a tokenizer's own chat template; of several, the default one. None if it has none."""
+    """The source of a tokenizer's own chat template; of several, the default one. None if it has none, or PAIRS."""
     found: Any = (tokenizer.published or {}).get("chat_template")
     if isinstance(found, list):
         found = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
     if isinstance(found, dict):
         found = found.get("default")
-    return found if isinstance(found, str) else None
+    return found if isinstance(found, str) and not found.endswith(PAIRS) else None
 
 
 def _any_of(texts: Sequence[str] | set[str] | dict[str, int]) -> re.Pattern[str]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lmtool import durable
-from lmtool.errors import LmtoolError, ResourceError
+from lmtool.errors import LmtoolError, ResourceError, UsageError
 
 
 def write_file(path: Path, content: bytes | memoryview) -> None:
@@ -33,6 +33,26 @@ def refusal(path: Path, error: OSError) -> LmtoolError:
     elif not isinstance(error, PermissionError):
         fix = "free some space on the disk, then start again: what is finished is kept"
     return ResourceError(f"cannot write: {error.strerror or error}", where=str(path), fix=fix)
+
+
+def refuse_used(folder: Path) -> None:
+    """Raise UsageError for a path that is no new or empty folder."""
+    with refusing_disk(folder):
+        if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
+            raise UsageError("the output folder is not empty", where=str(folder), fix="name a new one")
+
+
+@contextmanager
+def filling(folder: Path) -> Iterator[Path]:
+    """A hidden folder to write to, which becomes `folder` at the end; after an error nothing stays behind.
+
+    Raises ResourceError for all errors of the operating system.
+    """
+    with refusing_disk(folder):
+        folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+        with durable.staged(folder) as new:
+            new.mkdir()
+            yield new
 
 
 @contextmanager

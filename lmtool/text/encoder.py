@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tiktoken
 from numpy.typing import NDArray
+from tokenizers import Encoding
 from tokenizers import Tokenizer as Inner
 
 from lmtool.errors import CheckpointError
@@ -24,6 +25,9 @@ BatchEncoder = Callable[[Sequence[str]], tuple[Ids, Lengths]]
 
 _SPLIT = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 """GPT-2's pattern as tiktoken writes it: the same pieces as the original of ByteLevel, with less backtracking."""
+
+LONG_TEXT = 4096
+"""Characters from which it is worth to let other threads run while a text is encoded."""
 
 _SEPARATOR = "\v"
 _LONG_RUN = 1 << 16
@@ -50,6 +54,14 @@ def unknown_refused() -> Iterator[None]:
             f"the tokenizer cannot encode this text: {str(error)[:120]}",
             fix="its vocabulary lacks a token for what is unknown: take another tokenizer, or another text",
         ) from error
+
+
+def encoding_of(inner: Inner, text: str) -> Encoding:
+    """A text as `inner` encodes it; other threads run meanwhile where it is long."""
+    with unknown_refused():
+        if len(text) > LONG_TEXT:
+            return inner.encode_batch([text], add_special_tokens=False)[0]
+        return inner.encode(text, add_special_tokens=False)
 
 
 def batch_encoder(inner: Inner) -> BatchEncoder:

@@ -8,13 +8,15 @@ import io
 import os
 import re
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
 from lmtool.errors import DataError, LmtoolError, ResourceError, UsageError
+from lmtool.recipe.grammar import either
 from lmtool.text import bundled
 
 SUFFIXES = (".txt", ".jsonl", ".csv", ".parquet")
@@ -23,9 +25,16 @@ SUFFIXES = (".txt", ".jsonl", ".csv", ".parquet")
 PACKED = (".gz", ".zst")
 """Endings of compressed files: gzip, and Zstandard (RFC 8878)."""
 
+TABLES = (".tsv", ".conll", ".json")
+"""Formats of files that are tables only."""
+
+FORMATS = (*SUFFIXES, *TABLES, *PACKED)
+
 BLOCK = 1 << 17
 """Bytes read at once."""
 
+MOST_NEARBY = 10_000
+"""Entries of folders among which a file of a similar name is looked for."""
 
 LONGEST_SEARCH = 1 << 26
 """Bytes in which the end of a document is looked for."""
@@ -109,12 +118,47 @@ def _raise(error: OSError) -> None:
     raise error
 
 
+def nearby(path: Path) -> list[Path]:
+    """The texts and tables that a missing path may mean, the likeliest first, at most three.
+
+    Their names are similar, whatever the case and the ending. They are in its folder, or else in those inside it, in
+    folders of similar names where there is no such folder, or among the bundled ones.
+    """
+    base = next(parent for parent in path.parents if os.path.isdir(parent))
+    beside = list(islice(_visible(base), MOST_NEARBY))
+    folders = [entry for entry in beside if os.path.isdir(entry)]
+    if base != path.parent:
+        beside, folders = [], _alike(Path(path.relative_to(base).parts[0]), folders)
+    inside = (file for folder in folders for file in _visible(folder) if not os.path.isdir(file))
+    shipped = [] if path.is_absolute() else [Path("data", file.name) for file in _visible(bundled.folder())]
+    known = (*SUFFIXES, *TABLES, *filter(None, [path.suffix.lower()]))
+    levels = (
+        _alike(path, (entry for entry in level if unpacked_name(entry).endswith(known) or os.path.isdir(entry)))
+        for level in (beside, islice(inside, MOST_NEARBY), shipped)
+    )
+    return next(filter(None, levels), [])[:3]
+
+
+def _visible(folder: Path) -> Iterator[Path]:
+    """The entries of a folder that are not hidden, in order; nothing where it cannot be read."""
+    with suppress(OSError):
+        yield from sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+
+
+def _alike(path: Path, others: Iterable[Path]) -> list[Path]:
+    """The paths whose names are similar to that of `path`, the most similar first."""
+    by_stem: dict[str, list[Path]] = {}
+    for other in others:
+        by_stem.setdefault(Path(unpacked_name(other)).stem, []).append(other)
+    stem = Path(unpacked_name(path)).stem
+    stems = [stem] if stem in by_stem else get_close_matches(stem, by_stem, n=3, cutoff=0.6)
+    return [other for stem in stems for other in by_stem[stem]]
+
+
 def _missing(path: Path) -> DataError:
-    folder = path.parent
-    if not folder.is_dir():
-        return DataError("the file does not exist", where=place(path), fix=f"there is no {folder} either")
-    near = get_close_matches(path.name, os.listdir(folder), n=3, cutoff=0.6)
-    fix = f"did you mean {', '.join(str(folder / n) for n in near)}?" if near else f"look for its name in {folder}"
+    fix = f"look for its name in {path.parent}" if os.path.isdir(path.parent) else f"there is no {path.parent} either"
+    if near := nearby(path):
+        fix = f"did you mean {either([place(other) for other in near])}?"
     return DataError("the file does not exist", where=place(path), fix=fix)
 
 
@@ -127,6 +171,8 @@ def reading(path: Path) -> Iterator[None]:
         raise
     except FileNotFoundError as error:
         raise _missing(path) from error
+    except IsADirectoryError as error:
+        raise DataError("a folder, not a file", where=place(path), fix="name a file in it") from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(
             f"the gzip file is damaged: {error}", where=place(path), fix="copy or compress it again"
@@ -157,6 +203,21 @@ def open_bytes(path: Path) -> IO[bytes]:
 
 _OF_NAMES = frozenset({"idna", "punycode", "unicode-escape", "raw-unicode-escape"})
 """Python's encodings of host names and string literals, which no text file has."""
+
+
+def infer_encoding(path: Path, usual: str | None = None) -> str:
+    """UTF-16 where a file begins with its byte order mark; UTF-8; or `usual`, where not all of it is valid UTF-8."""
+    with reading(path), open_bytes(path) as file:
+        data = file.read(BLOCK)
+        if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            return "UTF-16"
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        try:
+            while usual is not None and decoder.decode(data, not data) is not None and data:
+                data = file.read(BLOCK)
+        except UnicodeDecodeError:
+            return usual or "UTF-8"
+    return "UTF-8"
 
 
 def next_document(path: Path, offset: int, size: int, *, blank_lines: bool) -> int:
@@ -247,7 +308,7 @@ def _refuse_other_formats(head: bytes, path: Path, encoding: str | None) -> None
         raise DataError("zstd, not text", where=place(path), fix="decompress it, or rename it to end in .zst")
     is_utf8 = codecs.lookup(encoding or "utf-8").name == "utf-8"
     if is_utf8 and head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        fix = "add --encoding utf-16" if encoding else "convert it: `iconv -f utf-16 -t utf-8`"
+        fix = "omit --encoding" if encoding else "convert it: `iconv -f utf-16 -t utf-8`"
         raise DataError("the text is UTF-16, not UTF-8", where=place(path), fix=fix)
 
 

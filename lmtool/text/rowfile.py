@@ -37,6 +37,8 @@ _ORDER = {".csv": ",;\t|", ".tsv": "\t,;|"}
 """Candidate delimiters, the most likely first."""
 _JSON_HEAD = 1000
 """Number of objects whose keys are the columns of a .jsonl file."""
+_COMPARED = 100
+"""Characters by which names of columns are compared with an unknown one."""
 _WORD = re.compile(r"[\w.-]+")
 _JSON_FIX = 'write one JSON object on each line, for example {"text": "..."}'
 
@@ -310,10 +312,16 @@ class Parquet(RowFile):
         return "Parquet"
 
 
+def matching_column(column: str, names: Sequence[str]) -> str | None:
+    """The name among `names` that is a column's: equal to it, or else the only one with the same `bare_name`."""
+    alike = [name for name in names if bare_name(name) == bare_name(column)]
+    return column if column in names else alike[0] if len(alike) == 1 else None
+
+
 def missing_column(column: str, found: Sequence[str], where: str, flag: str) -> DataError:
     """The error for a missing column: lists the columns, and suggests the nearest with the flag that takes it."""
-    bare = {bare_name(name): name for name in found}
-    near = get_close_matches(bare_name(column), bare, n=1) or (list(bare) if len(bare) == 1 else [])
+    bare = {bare_name(name)[:_COMPARED]: name for name in found}
+    near = get_close_matches(bare_name(column)[:_COMPARED], bare, n=1) or (list(bare) if len(bare) == 1 else [])
     fix = f"name one of these with {flag}"
     if near:
         name = bare[near[0]]

@@ -28,6 +28,9 @@ from lmtool.text.disk import refusing_disk, write_file
 SHARD_TOKENS = 1 << 24
 """A shard is closed when it holds this many tokens."""
 
+LARGEST = 1 << 30
+"""Bytes of a file of the cache that is read whole."""
+
 BLOCK = 1 << 20
 """Bytes of a block that has a checksum."""
 
@@ -262,7 +265,7 @@ def verify_store(path: Path) -> None:
 
 def _read_manifest(path: Path) -> StoreManifest:
     """The content of store.json. Raises OSError, and ValueError when it is damaged."""
-    raw = (path / MANIFEST).read_bytes()
+    raw = durable.read(path / MANIFEST, LARGEST)
     try:
         manifest = records.read(StoreManifest, raw)
     except ValueError as error:
@@ -350,7 +353,7 @@ class StoreWriter:
     def _recover(self) -> tuple[_Saved, _Checksums]:
         """What an earlier writer has left, if it is as it was written, and the checksums of the index."""
         try:
-            raw = (self._folder / _PROGRESS).read_bytes()
+            raw = durable.read(self._folder / _PROGRESS, LARGEST)
             done = records.read(_Saved, raw)
             index = _Checksums.of(self._folder / _DOCUMENTS, done.documents * _COLUMNS * 8)
             names = [_shard_name(i) for i in range(len(done.shards))]

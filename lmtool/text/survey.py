@@ -105,7 +105,7 @@ def settle(recipe: Resolved | DefaultRecipe, *, cache: Path, report: Report) -> 
     """The recipe for a text, and a line for each setting that follows from the text; see `DefaultRecipe.settle`."""
     if isinstance(recipe, Resolved):
         return recipe, ()
-    text, _ = divide(recipe.draft.text, cache=cache, seed=recipe.draft.seed, report=report)
+    text, _ = divide(recipe.recipe.text, cache=cache, seed=recipe.recipe.seed, report=report)
     return recipe.settle(text.shape)
 
 

@@ -2,11 +2,9 @@
 writing .csv."""
 
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,8 +14,8 @@ from lmtool import durable
 from lmtool.errors import DataError, UsageError
 from lmtool.text.annotated import CONLL, SQUAD, Conll, conll_lines, open_annotated
 from lmtool.text.delimited import FIELD_LIMIT
-from lmtool.text.disk import refusal
-from lmtool.text.files import find_files, place, shown, unpacked_name
+from lmtool.text.disk import refusing_disk
+from lmtool.text.files import find_files, infer_encoding, place, shown, unpacked_name
 from lmtool.text.hub import PREFIX, fetch
 from lmtool.text.rowfile import ENDINGS, RowFile, open_rows
 
@@ -126,27 +124,28 @@ def open_table(
     *,
     cache: Path,
     encoding: str | None = None,
+    usual_encoding: str | None = None,
     delimiter: str | None = None,
-    quoted: bool | None = None,
     field_limit: int = FIELD_LIMIT,
 ) -> Table:
     """Find a table, infer its format, and read its header.
 
     `source` is a .csv, .tsv, .jsonl or .parquet file, tagged sentences in a .conll file, or questions in a .json file,
     each also compressed (.gz, .zst), the bundled data/NAME, or `hf:NAME[:CONFIG][@SPLIT]`, which is streamed into
-    `cache` once. Delimiter and quoting, unless given, are inferred from the text: see `rowfile.open_rows`. The encoding
-    is UTF-8 unless given.
+    `cache` once. Delimiter and quoting, unless given, are inferred from the text: see `rowfile.open_rows`; the encoding
+    of a file, unless given, as `files.infer_encoding` does with the usual one.
     Raises DataError when it has no table, or one without rows; UsageError for a wrong encoding or delimiter.
     """
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0'):
         raise UsageError(f"{shown(delimiter)} cannot be a delimiter", fix="one character, for example --delimiter ';'")
     path = fetch(source, None, cache) if source.startswith(PREFIX) else _one_file(source)
     where = place(path) if not source.startswith(PREFIX) else shown(source)
-    ending, encoding = _ending(path, source), encoding or "UTF-8"
+    ending = _ending(path, source)
+    encoding = "UTF-8" if source.startswith(PREFIX) else encoding or infer_encoding(path, usual_encoding)
     if ending in (CONLL, SQUAD):
         file = open_annotated(path, ending, field_limit, encoding)
     else:
-        file = open_rows(path, ending, field_limit, encoding=encoding, delimiter=delimiter, quoted=quoted)
+        file = open_rows(path, ending, field_limit, encoding=encoding, delimiter=delimiter)
     table = Table(source, file)
     if not table.names:
         if next(table.rows(), None) is None:
@@ -271,15 +270,6 @@ def write_table(
             raise UsageError("not a file", where=where, fix="name a file that does not exist yet")
         if not overwrite:
             raise UsageError("the file exists already", where=where, fix="choose another name, or remove it")
-    path = Path(os.path.realpath(path))
-    temporary = path.with_name(f"{durable.TEMPORARY}{os.getpid()}-{path.name}")
     text = (line.encode() for line in table_lines(table, added, rows, guard_formulas=guard_formulas))
-    try:
-        durable.write_new(temporary, text)
-        temporary.replace(path)
-        durable.sync_directory(path.parent)
-    except OSError as error:
-        raise refusal(path, error) from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    with refusing_disk(path), durable.staged(path) as new:
+        durable.write_new(new, text)

@@ -12,13 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Inner
 
+from lmtool import durable
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.printable import plain
 from lmtool.recipe.spec.recipe import Recipe
@@ -42,12 +43,23 @@ from lmtool.text.decoder import (
     sentencepiece_bytes,
 )
 from lmtool.text.disk import write_file
-from lmtool.text.encoder import BatchEncoder, batch_encoder, char_encoder, fast_encoder, is_plain, unknown_refused
+from lmtool.text.encoder import (
+    LONG_TEXT,
+    BatchEncoder,
+    batch_encoder,
+    char_encoder,
+    encoding_of,
+    fast_encoder,
+    is_plain,
+)
 from lmtool.text.inner import inner_of
 from lmtool.text.runs import LONGEST_RUN, cut_runs
 
 SPECIALS = ("[PAD]", "[BOS]", "[EOS]", "[UNK]", "[MASK]", "[SEP]", "[CLS]")
 """The special tokens, in the order of their ids; sentinels <extra_id_0>, <extra_id_1>... follow."""
+
+LARGEST_FILE = 256 << 20
+"""Bytes of a tokenizer.json."""
 
 LARGEST_VOCABULARY = 10_000_000
 """More than any text yields. The trainers allocate memory for all requested entries, and abort when there is too
@@ -155,8 +167,8 @@ class Tokenizer:
         file = path / TOKENIZER if path.is_dir() else path
         companion = file.with_name(TOKENIZER_CONFIG)
         try:
-            inner = inner_of(file.read_text(encoding="utf-8"))
-            return cls(inner, json.loads(companion.read_bytes()) if companion.exists() else None)
+            inner = inner_of(durable.read(file, LARGEST_FILE).decode())
+            return cls(inner, json.loads(durable.read(companion)) if companion.exists() else None)
         except FileNotFoundError:
             raise CheckpointError(
                 "there is no tokenizer", where=str(file), fix="name a tokenizer.json, or a folder or run with one"
@@ -227,14 +239,15 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, without [BOS] or [EOS]. Lone surrogates count as U+FFFD."""
-        with unknown_refused():
-            ids: list[int] = self._inner.encode(without_surrogates(text), add_special_tokens=False).ids
+        text = without_surrogates(text)
+        if len(text) > LONG_TEXT:
+            return cast(list[int], self._encoder([text])[0].tolist())
+        ids: list[int] = encoding_of(self._inner, text).ids
         return ids
 
     def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Ids of `text` as by `encode`, and their character offsets in it (start, stop)."""
-        with unknown_refused():
-            encoding = self._inner.encode(without_surrogates(text), add_special_tokens=False)
+        encoding = encoding_of(self._inner, without_surrogates(text))
         return encoding.ids, encoding.offsets
 
     def encode_many(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:

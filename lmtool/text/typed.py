@@ -1,25 +1,30 @@
 """Texts from the command line and from standard input, as temporary files: all else reads files only."""
 
-import codecs
 import json
 import re
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
+from lmtool import durable
 from lmtool.errors import DataError, UsageError
+from lmtool.recipe.spec.text import Data
+from lmtool.text.delimited import FIELD_LIMIT, line_limit
 from lmtool.text.disk import refusing_disk
+from lmtool.text.files import infer_encoding, place, split_lines, text_stretches
+from lmtool.text.rowfile import bare_name
 
 STDIN = "-"
 """The name of standard input among files."""
 
+_INFERRED = Data()
+
 _HEAD = 1 << 16
 """Bytes from which the format of standard input is inferred."""
-
-_FIELDS = re.compile(r"[,;\t|]")
 
 
 @contextmanager
@@ -40,17 +45,25 @@ def text_files(sources: Sequence[str], texts: Sequence[str]) -> Iterator[list[st
 
 
 @contextmanager
-def table_files(sources: Sequence[str]) -> Iterator[list[str]]:
+def table_files(sources: Sequence[str], encoding: str | None = None) -> Iterator[list[str]]:
     """The sources, with standard input as a table: Parquet, JSON lines, or else CSV."""
     with _folder() as folder:
-        yield _with_stdin(sources, lambda: _received_table(folder))
+        yield _with_stdin(sources, lambda: _received_table(folder, encoding))
 
 
 @contextmanager
-def table_of_texts(source: str | None, texts: Sequence[str], columns: Sequence[str], chats: bool) -> Iterator[str]:
+def table_of_texts(
+    source: str | None,
+    texts: Sequence[str],
+    columns: Sequence[str],
+    chats: bool,
+    trained: Data = _INFERRED,
+    reading: Data = _INFERRED,
+) -> Iterator[str]:
     """A table that is named, is standard input, or is made of texts.
 
     columns: the model's texts of a row. chats: the texts are conversations, and those given are first messages.
+    trained, reading: how the tables of training were read, and how this one is.
     Standard input is a table when it is Parquet or JSON lines, or when its first line names all of `columns`; else each
     line of it is a text. Raises UsageError unless there is either a source or texts, and for texts where rows have
     several.
@@ -67,18 +80,34 @@ def table_of_texts(source: str | None, texts: Sequence[str], columns: Sequence[s
         if source is None:
             yield _rows(folder, texts, columns, chats)
             return
-        path = _received_table(folder)
-        names = {name.strip().strip('"') for name in _FIELDS.split(_head(path).partition("\n")[0].strip("\r\ufeff"))}
-        is_table = path.suffix != ".csv" or names.issuperset(columns)
-        yield str(path) if is_table else _rows(folder, _lines(path), columns, chats)
+        path = _received_table(folder, reading.encoding)
+        encoding = reading.encoding or infer_encoding(path, trained.encoding)
+        fields = re.compile(f"[{re.escape(reading.delimiter or trained.delimiter or '')},;\t|]")
+        names = {bare_name(name.strip('" \r')) for name in fields.split(_head(path, encoding).partition("\n")[0])}
+        is_table = path.suffix != ".csv" or names.issuperset(map(bare_name, columns))
+        yield str(path) if is_table else _rows(folder, _lines(path, encoding), columns, chats)
+
+
+def standard_input() -> BinaryIO | None:
+    """Standard input; None where it is closed. Raises UsageError in one of several processes, which share it."""
+    from lmtool.compute.processes import world_size  # it imports torch, without which texts are read
+
+    if world_size() > 1:
+        raise UsageError(
+            "standard input is for one process, and several would each read a part of it",
+            where=STDIN,
+            fix="write it to a file and name that, or run lmtool without torchrun",
+        )
+    return None if sys.stdin is None else sys.stdin.buffer
 
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    with refusing_disk(Path(tempfile.gettempdir())):
-        folder = tempfile.TemporaryDirectory(prefix="lmtool-")
-    with folder as name:
-        yield Path(name)
+    parent = Path(tempfile.gettempdir())
+    with ExitStack() as stack:
+        with refusing_disk(parent):
+            folder = stack.enter_context(durable.scratch(parent))
+        yield folder
 
 
 def _with_stdin(sources: Sequence[str], receive: Callable[[], Path]) -> list[str]:
@@ -90,40 +119,40 @@ def _with_stdin(sources: Sequence[str], receive: Callable[[], Path]) -> list[str
 def _received(folder: Path, name: str) -> Path:
     """Standard input as a file. Raises DataError when it is empty."""
     path = folder / name
+    given = standard_input()
     with refusing_disk(path), path.open("wb") as file:
-        if sys.stdin is not None:
-            shutil.copyfileobj(sys.stdin.buffer, file)
+        if given is not None:
+            shutil.copyfileobj(given, file)
     if not path.stat().st_size:
         raise DataError("standard input is empty", where=STDIN, fix="write to it, or name a file")
     return path
 
 
-def _received_table(folder: Path) -> Path:
+def _received_table(folder: Path, encoding: str | None) -> Path:
     path = _received(folder, "standard-input.csv")
-    head = _head(path).lstrip("\ufeff \t\r\n")
+    head = _head(path, encoding or infer_encoding(path)).lstrip()
     ending = ".parquet" if head.startswith("PAR1") else ".jsonl" if head.startswith("{") else ".csv"
     return path.rename(path.with_suffix(ending))
 
 
-def _head(path: Path) -> str:
+def _head(path: Path, encoding: str) -> str:
     with path.open("rb") as file:
-        return file.read(_HEAD).decode(errors="replace")
+        try:
+            return file.read(_HEAD).decode(encoding, errors="replace").removeprefix("\ufeff")
+        except LookupError:
+            return ""  # the reader of the file says that there is no such encoding
 
 
-def _lines(path: Path) -> Iterator[str]:
-    """The lines that are not blank. Raises DataError when they are not UTF-8."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                text = line.removeprefix(codecs.BOM_UTF8).decode().rstrip("\r\n")
-            except UnicodeDecodeError as error:
-                raise DataError(
-                    f"standard input is not UTF-8 at byte {error.start} of a line",
-                    where=f"standard input:{number}",
-                    fix="convert it to UTF-8",
-                ) from error
-            if text.strip():
-                yield text
+def _lines(path: Path, encoding: str) -> Iterator[str]:
+    """The lines that are not blank. Raises DataError when they are not of this encoding."""
+    try:
+        for text in text_stretches(path, encoding, line_limit(FIELD_LIMIT)):
+            for line in split_lines(text):
+                if line.strip():
+                    yield line.rstrip("\r\n")
+    except DataError as error:
+        where = error.where.replace(place(path), "standard input")
+        raise DataError(error.what, where=where, fix=error.fix) from error
 
 
 def _rows(folder: Path, texts: Iterable[str], columns: Sequence[str], chats: bool) -> str:

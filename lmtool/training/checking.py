@@ -21,7 +21,7 @@ from lmtool.run.verification import verify_run
 from lmtool.tables.columns import RowKind, has_usual_label
 from lmtool.tables.data import check_tables, kind_of_rows, open_tables, read_tables
 from lmtool.text.cached import verify_cache
-from lmtool.text.files import find_files, suffix
+from lmtool.text.files import TABLES, find_files, suffix, unpacked_name
 from lmtool.text.findings import find_in_text
 from lmtool.text.hub import PREFIX
 from lmtool.text.notices import Notice
@@ -32,9 +32,6 @@ from lmtool.text.table import open_table
 from lmtool.text.tokenizer import TOKENIZER, Tokenizer
 
 Subject = Literal["run", "table", "text", "tokens", "cache"]
-
-_TABLES = (".tsv", ".conll", ".json")
-"""Endings of files that are tables only; .csv, .jsonl and .parquet may be either."""
 
 _STORES = ("", "train", "valid")
 """Where a token store is in a folder that `lmtool tokenize` wrote."""
@@ -91,8 +88,7 @@ def subject_of(names: Sequence[str], data: Data, *, is_text: bool) -> Subject:
             return "tokens"
         if name == "last" or _run_path(name) is not None:
             return "run"
-        plain = name.lower().removesuffix(".gz")
-        if data.test or plain.endswith(_TABLES):
+        if data.test or unpacked_name(folder).endswith(TABLES):
             return "table"
         if not folder.is_dir() and (name.startswith(PREFIX) or suffix(folder) != ".txt"):
             return "table" if _is_labelled(name, data) else "text"
@@ -158,12 +154,10 @@ def check_text(
     return Checked("text", ", ".join(data.train), (line,), (), notices)
 
 
-def check_labelled(
-    data: Data, kind: RowKind | None, seed: int, tokenizer: Tokenizer | None, usual: float | None
-) -> Checked:
-    """The table that `data` names; see `check_tables`."""
-    lines, notices = check_tables(data, kind, seed, tokenizer, usual)
-    return Checked("table", ", ".join(data.train), tuple(lines), (), tuple(notices))
+def check_labelled(recipe: Recipe, kind: RowKind | None, tokenizer: Tokenizer | None, usual: float | None) -> Checked:
+    """The table that a recipe names; see `check_tables`."""
+    lines, notices = check_tables(recipe, kind, tokenizer, usual)
+    return Checked("table", ", ".join(recipe.data.train), tuple(lines), (), tuple(notices))
 
 
 def check_run(name: str, *, cache: Path, report: Report) -> Checked:

@@ -35,7 +35,6 @@ from lmtool.text.survey import Report
 from lmtool.text.tokenizer import Tokenizer
 from lmtool.training.comparison import MOST_TOKENS, ROW, SECONDS, TextResults, counted, to_count
 from lmtool.training.pairs import CountedPairs
-from lmtool.training.schedule import Pace
 from lmtool.training.streamed import StreamedMixture, StreamedWindows, streaming
 from lmtool.training.windows import ExampleSource, Mixture, Windows
 
@@ -48,7 +47,7 @@ class TrainingData(Protocol):
     descriptions of the data. warnings: about the data. bytes_per_token: of the validation text that a causal model
     predicts, else None. is_measured: the best checkpoint is evaluated at the end. split:
     the held-out rows, to be saved in the run; None where they follow from the recipe. known_lines: of a list of short
-    lines, to be saved too; else None.
+    lines, to be saved too; else None. per_epoch: examples of one pass.
     """
 
     @property
@@ -56,6 +55,9 @@ class TrainingData(Protocol):
 
     @property
     def is_measured(self) -> bool: ...
+
+    @property
+    def per_epoch(self) -> int: ...
 
     @property
     def batch_units(self) -> int: ...
@@ -87,6 +89,9 @@ class TrainingData(Protocol):
     @property
     def known_lines(self) -> KnownLines | None: ...
 
+    def with_recipe(self, recipe: Recipe) -> "TrainingData":
+        """The same data under a recipe that differs in its training and evaluation only."""
+
     def flowing(self, world: World, compute: Compute, marks: Sequence[StreamMark] = ()) -> AbstractContextManager[None]:
         """A context in which `examples` are of all the data, where these are read while a model trains; from a mark in
         each text, if there are any.
@@ -106,6 +111,9 @@ class TrainingData(Protocol):
     def validate(self, lm: LanguageModel, objective: Objective, compute: Compute, world: World) -> Validation:
         """Loss and metrics on the validation part; computed by all processes together."""
 
+    def seconds_after(self, validation: float) -> float:
+        """Estimate of the seconds that `measure` takes at the end, from those of a validation."""
+
     def measure(
         self, lm: LanguageModel, objective: Objective, step: int, compute: Compute, world: World
     ) -> Sequence[Results | TextResults]:
@@ -124,21 +132,18 @@ LONGEST_PROMPT = 24
 
 
 class TextData:
-    """A text in token stores; see `TrainingData`. pace: of a run whose time is limited, else None."""
+    """A text in token stores; see `TrainingData`."""
 
     unit = "token"
     split = None
 
-    def __init__(
-        self, prepared: Prepared, recipe: Recipe, pace: Pace | None = None, *, is_foreign: bool = False
-    ) -> None:
+    def __init__(self, prepared: Prepared, recipe: Recipe, *, is_foreign: bool = False) -> None:
         """is_foreign: the tokenizer was not trained on this text."""
         self._blocks: Sequence[BlockStores] = ()
         self._marks: Sequence[StreamMark] = ()
         rows = prepared.tokenizer.embedding_rows(recipe.model.vocab_size)
         model = recipe.model.model_copy(update={"vocab_size": rows})
         self.recipe = recipe.model_copy(update={"model": model, "data": prepared.data})
-        self.pace = pace
         self.framing = Framing.of(self.recipe, prepared.tokenizer)
         self.fingerprint = prepared.fingerprint
         self._prepared = prepared
@@ -164,9 +169,8 @@ class TextData:
             return None
         return KnownLines.of(line for both in parts for one in both for chunk in one.chunks() for line in chunk.texts)
 
-    def with_recipe(self, recipe: Recipe, pace: Pace | None) -> "TextData":
-        """The same text under a recipe that differs in its training and evaluation only, and its pace."""
-        data = TextData(self._prepared, recipe, pace, is_foreign=self._is_foreign)
+    def with_recipe(self, recipe: Recipe) -> "TextData":
+        data = TextData(self._prepared, recipe, is_foreign=self._is_foreign)
         data._blocks, data._marks = self._blocks, self._marks
         return data
 
@@ -332,7 +336,6 @@ class TextData:
         return gradient_norms(lm, tokens.tolist()).norms if len(tokens) > 1 else {}
 
     def seconds_after(self, validation: float) -> float:
-        """Estimate of the seconds that the last measurement takes, from those of a validation."""
         if not self.is_measured:
             return 0.0
         sample = min(self.recipe.evaluation.tokens or len(self._valid), len(self._valid))

@@ -47,6 +47,23 @@ class Noted:
 
 
 @dataclass(frozen=True)
+class Timed:
+    """How long the session will take, by steps that were measured on this machine.
+
+    seconds: of its `steps` steps, their validations and the measurement at the end. speed: of `unit`, tokens computed
+    or pairs, a second. patience: see `Evaluation`. whole_pass: minutes of a run with one pass over its data, where this
+    one has less.
+    """
+
+    seconds: float
+    speed: float
+    unit: str
+    steps: int
+    patience: int | None
+    whole_pass: float | None
+
+
+@dataclass(frozen=True)
 class Plan:
     """The plan of the session, before the first step.
 
@@ -117,7 +134,7 @@ class Resized:
 class Ended:
     """The run is over: all steps done, stopped early by patience, or interrupted by a signal.
 
-    is_overfitted: the validation loss of a text rose before the end.
+    remedies: what may help where the validation loss of a text rose before the end.
     """
 
     reason: EndReason
@@ -125,13 +142,14 @@ class Ended:
     best_step: int | None
     best_value: float | None
     metric: str
-    is_overfitted: bool = False
+    remedies: tuple[str, ...] = ()
 
 
 Event = (
     Started
     | AlreadyFinished
     | Noted
+    | Timed
     | Plan
     | Stepped
     | Logged

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -32,6 +32,9 @@ from lmtool.training.windows import ExampleSource, Windows
 MOST_SKIPPED = 25
 """Consecutive updates that float16 may skip while its loss scale is halved until gradients are finite."""
 
+AVERAGED = 64
+"""Steps whose tokens are averaged, where rows have any length."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -39,10 +42,10 @@ class Step:
 
     step: steps done so far. loss: mean over the step's targets, before the update. lr: peak learning rate x schedule.
     grad_norm: before clipping; like lr it is 0 for a model that counts. Where it is not finite, no weight was changed.
-    tokens: targets of the step, over all processes. seconds: duration of the step. micro_batch: rows computed at once.
-    recomputes: activations were recomputed because memory ran out.
-    stop: a stop was requested; the same in every process. carried: the initial state of the next step's rows; None
-    unless the recipe carries states.
+    tokens: targets of the step, over all processes. computed: tokens that they computed for it, padding included, which
+    depends on micro-batches; see `Objective.count_computed`. seconds: duration of the step. micro_batch: rows computed
+    at once. recomputes: activations were recomputed because memory ran out. stop: a stop was requested; the same in
+    every process. carried: the initial state of the next step's rows; None unless the recipe carries states.
     """
 
     step: int
@@ -50,6 +53,7 @@ class Step:
     lr: float
     grad_norm: float
     tokens: int
+    computed: int
     seconds: float
     micro_batch: int
     stop: bool
@@ -111,7 +115,7 @@ def fit(
             total, count = count_part(model, examples, recipe, step, compute)
             (stops,) = world.sum((float(stop()),), compute)
             seconds = time.perf_counter() - started
-            yield Step(step + 1, total / max(1, count), 0.0, 0.0, count, seconds, rows, stops > 0)
+            yield Step(step + 1, total / max(1, count), 0.0, 0.0, count, count, seconds, rows, stops > 0)
         return
     if module is None:
         module = world.wrap(LossModule(model, objective), compute)
@@ -133,7 +137,7 @@ def fit(
             while True:
                 try:
                     batches = loader.batches(step, rows)
-                    total, count, carried = _accumulate(
+                    total, count, carried, n_computed = _accumulate(
                         module, objective, optimizers, batches, before, recipe.seed, step, compute, world
                     )
                     break
@@ -148,7 +152,7 @@ def fit(
                 optimizers.forget_gradients()
                 if compute.device.type == "cuda":
                     torch.cuda.empty_cache()
-            total, n_targets, stops = world.sum((total, count, float(stop())), compute)
+            total, n_targets, n_computed, stops = world.sum((total, count, n_computed, float(stop())), compute)
             n_targets = max(1, n_targets)
             if not math.isfinite(total):
                 raise _not_finite("loss", total, step, loader)
@@ -161,7 +165,8 @@ def fit(
             seconds = time.perf_counter() - started
             lr = optimizers.peak_rate * rate
             loss, stopped = total / n_targets, stops > 0
-            yield Step(step + 1, loss, lr, norm, int(n_targets), seconds, rows, stopped, carried, recomputes)
+            counts = int(n_targets), int(n_computed)
+            yield Step(step + 1, loss, lr, norm, *counts, seconds, rows, stopped, carried, recomputes)
     finally:
         loader.close()
         if model.step_threads is not None:
@@ -178,11 +183,11 @@ def _accumulate(
     step: int,
     compute: Compute,
     world: World,
-) -> tuple[float, int, DecodeState | None]:
+) -> tuple[float, int, DecodeState | None, float]:
     """Accumulate the gradients of this process's micro-batches.
 
     before: the initial states of the rows, if they are carried.
-    Returns the summed loss, the number of targets, and the final states of the rows.
+    Returns the summed loss, the number of targets, the final states of the rows, and the number of tokens computed.
     """
     losses, states, count, n_rows = [], [], 0, 0
     for index, batch in enumerate(batches):
@@ -197,7 +202,9 @@ def _accumulate(
         losses.append(total.detach())
         states += [] if after is None else [after]
         count += objective.count(batch)
-    return float(torch.stack(losses).sum(dtype=torch.float32)), count, DecodeState.join(states) if states else None
+    after = DecodeState.join(states) if states else None
+    n_computed = sum(map(objective.count_computed, batches))
+    return float(torch.stack(losses).sum(dtype=torch.float32)), count, after, n_computed
 
 
 class _Loader:
@@ -212,14 +219,21 @@ class _Loader:
         self._micro_tokens = recipe.training.micro_tokens
         self._last_step = recipe.training.steps - 1
         self._world = world
+        self._compute = compute
         self._pin = compute.device.type == "cuda"
         self._thread = ThreadPoolExecutor(1)
         self._ahead: dict[tuple[int, int], Future[list[Batch]]] = {}
 
     def batches(self, step: int, rows: int) -> list[Batch]:
-        """The micro-batches of at most `rows` rows that this process computes in `step`."""
+        """The micro-batches of at most `rows` rows that this process computes in `step`.
+
+        Processes in step have the same number: those with fewer divide theirs, as all have the same number of rows.
+        """
         ahead = self._ahead.pop((step, rows), None)
         batches = self._read(step, rows) if ahead is None else ahead.result()
+        if self._world.in_step and self._micro_tokens is not None:
+            most = self._world.most(len(batches), self._compute)
+            batches = batches if len(batches) == most else self._read(step, rows, most)
         if step < self._last_step:
             self._ahead = {(step + 1, rows): self._thread.submit(self._read, step + 1, rows)}
         return batches
@@ -237,10 +251,10 @@ class _Loader:
         """Numbers of the documents in the whole batch of `step`, over all processes."""
         return self._examples.documents(rank_samples(step, self._batch_size))
 
-    def _read(self, step: int, rows: int) -> list[Batch]:
+    def _read(self, step: int, rows: int, least: int = 1) -> list[Batch]:
         found = self._examples.read(self.samples(step))
         done = step / (self._last_step + 1)
-        parts = micro_batches(found, rows, self._micro_tokens)
+        parts = micro_batches(found, rows, self._micro_tokens, least)
         batches = [self._objective.collate(part, done) for part in parts]
         return [batch.pin() for batch in batches] if self._pin else batches
 
@@ -248,17 +262,32 @@ class _Loader:
         self._thread.shutdown(cancel_futures=True)
 
 
-def micro_batches(examples: list[Example], rows: int, tokens: int | None) -> Iterator[list[Example]]:
+def tokens_of_a_step(examples: ExampleSource, objective: Objective, recipe: Recipe) -> float:
+    """Tokens that a step computes on average, by steps from all over an epoch."""
+    training = recipe.training
+    n_steps = max(1, examples.per_epoch // training.batch_size)
+    steps = np.unique(np.linspace(0, n_steps - 1, AVERAGED).round().astype(int)).tolist()
+    rows = training.rows_at_once(1)
+    read = (examples.read(rank_samples(step, training.batch_size)) for step in steps)
+    parts = (part for found in read for part in micro_batches(found, rows, training.micro_tokens))
+    return sum(objective.count_computed(objective.collate(part)) for part in parts) / len(steps)
+
+
+def micro_batches(examples: list[Example], rows: int, tokens: int | None, least: int = 1) -> list[list[Example]]:
     """Divide a batch into parts of at most `rows` rows and, unless None, `tokens` positions including padding.
 
-    With a limit of tokens rows of similar length are grouped, to reduce padding.
+    With a limit of tokens rows of similar length are grouped, to reduce padding. least: number of parts, of which a
+    batch of as many rows can always be made.
     """
     if tokens is None:
-        yield from (examples[i : i + rows] for i in range(0, len(examples), rows))
-        return
+        return [examples[i : i + rows] for i in range(0, len(examples), rows)]
     lengths = [(len(e.tokens), 0 if e.other is None else len(e.other)) for e in examples]
-    for group in by_length(lengths, tokens, rows):
-        yield [examples[i] for i in group]
+    parts = [[examples[i] for i in group] for group in by_length(lengths, tokens, rows)]
+    while len(parts) < least:
+        at = max(range(len(parts)), key=lambda i: len(parts[i]))
+        middle = len(parts[at]) // 2
+        parts[at : at + 1] = parts[at][:middle], parts[at][middle:]
+    return parts
 
 
 def _out_of_memory(error: RuntimeError) -> bool:

@@ -115,8 +115,8 @@ def _beyond(n: int, low: int, at_low: tuple[float, ...], high: int, at_high: tup
 
 def _trace(spec: Model, vocab_size: int, rows: Rows, precision: str, on_gpu: bool) -> tuple[int, int, int]:
     """Bytes, beside the weights, that a forward pass keeps, that the loss takes beside those, and at the peak."""
-    # the kernel of LSTMs does not tell fake tensors of its workspace
-    fake = None if isinstance(spec, Recurrent) and spec.cell == "lstm" else FakeTensorMode()
+    # recurrent layers look at what of a batch is text, and the kernel of LSTMs hides its workspace from fake tensors
+    fake = None if isinstance(spec, Recurrent) else FakeTensorMode()
     with ExitStack() as stack:
         if fake is not None:
             stack.enter_context(fake)

@@ -15,6 +15,7 @@ from lmtool.errors import ResourceError
 from lmtool.inference.evaluation import Validation
 from lmtool.model import LanguageModel
 from lmtool.model.lora import kept
+from lmtool.recipe.changes import yardstick
 from lmtool.recipe.dump import dump
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Checkpointing, Evaluation
@@ -49,13 +50,19 @@ class TrainingState:
     stream: list[dict[str, object]] | None = None
 
     @classmethod
-    def read(cls, checkpoint: Checkpoint, noted: Validated | None) -> Self:
+    def read(cls, checkpoint: Checkpoint, noted: Validated | None, recipe: Recipe) -> Self:
         """The state of a checkpoint, updated by the noted validation after it, if there is one.
 
-        Raises CheckpointError as `saved_state` does.
+        recipe: that training goes on by. Where it has another yardstick, there is no best one yet, and the last
+        validation is pending again. Raises CheckpointError as `saved_state` does.
         """
         state = cls(**saved_state(checkpoint).model_dump(exclude_unset=True))
-        if state.pending is not None and noted is not None and noted.step == checkpoint.step:
+        before, now = yardstick(state.recipe), yardstick(recipe.model_dump(mode="json"))
+        if before != now:
+            state.best_step = state.best_value = state.best_loss = None
+            state.stale = 0
+        is_noted = noted is not None and noted.step == checkpoint.step and (noted.yardstick or before) == now
+        if state.pending is not None and noted is not None and is_noted:
             state.best_step, state.best_value, state.stale = noted.best_step, noted.best_value, noted.stale
             state.best_loss = noted.best_loss
             state.pending = None
@@ -69,6 +76,7 @@ class TrainingState:
             best_value=self.best_value,
             best_loss=self.best_loss,
             stale=self.stale,
+            yardstick=yardstick(self.recipe),
         )
 
     def advance(self, step: Step) -> Record:
@@ -83,7 +91,7 @@ class TrainingState:
             "lr": step.lr,
             "grad_norm": _finite(step.grad_norm),
             "tokens": self.tokens,
-            "tokens_per_second": round(step.tokens / step.seconds),
+            "tokens_per_second": round(step.computed / step.seconds),
             "seconds": round(self.seconds, 3),
         }
 

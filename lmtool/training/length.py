@@ -1,23 +1,27 @@
-"""How many steps a run on text takes: from epochs, tokens and minutes, whichever ends first."""
+"""How long a run takes here: its steps, from epochs, tokens and minutes, whichever ends first, and its time."""
 
 import math
-import statistics
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from contextlib import suppress
+from dataclasses import dataclass
 
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World
+from lmtool.errors import NumericalError
 from lmtool.inference.base import Base
 from lmtool.inference.load import learner
-from lmtool.objective import build_objective
+from lmtool.model import LanguageModel
+from lmtool.objective import Objective, build_objective
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.training import Checkpointing, Evaluation
-from lmtool.training.data import TextData
-from lmtool.training.fit import fit
+from lmtool.training.data import TrainingData
+from lmtool.training.events import Timed
+from lmtool.training.fit import Step, fit, tokens_of_a_step
 from lmtool.training.optimizer import Optimizers
 from lmtool.training.schedule import Pace
 from lmtool.training.teaching import distilled
+from lmtool.training.windows import ExampleSource
 
 VALIDATIONS = 12
 """Validations of a run whose length is not given in steps."""
@@ -26,39 +30,140 @@ WARM_UPS = 10
 """A run whose length is not given in steps warms up for this share of them at most: one in ten."""
 
 PROBE_SECONDS = 6.0
-"""Time for which a model is trained to measure the speed: in its second half, since the first steps are slower."""
+"""Time for which a model is trained to measure the speed that the steps follow from."""
+
+SECONDS = 1.5
+"""The same where the speed only tells how long the steps will take."""
+
+PROBE_SHARE = 0.05
+"""Share of the steps that are measured at most, where their number is known."""
 
 LEAST_PROBE = 3
-"""Steps of that training at least."""
+"""Steps that are measured at least."""
 
 MOST_STEPS = 10**9
 """Steps of the model that is thrown away, which never sees the end of them."""
 
 LEAST_SHARE = 0.25
-"""Share of the time that is for training, however long it took to prepare the text."""
+"""Share of the time that is for training, however long it took to prepare the data."""
+
+MARGIN = 1.05
+"""Factor on the time of a whole pass over the data, so that it is one."""
 
 
-def with_length(
-    data: TextData, began: float, compute: Compute, world: World, base: Base | None, teacher: Base | None = None
-) -> tuple[TextData, str]:
-    """The same text under a recipe with its steps resolved, and a line on them; with its pace, where time is a limit.
+@dataclass(frozen=True)
+class Trial:
+    """Training of a model that is thrown away. seconds: for which it lasts. most: steps of it, if limited."""
 
-    began: when the command did, by time.perf_counter. base, teacher: as for `train`.
+    recipe: Recipe
+    compute: Compute
+    world: World
+    seconds: float
+    most: int | None = None
+
+    def steps(self, lm: LanguageModel, objective: Objective, examples: ExampleSource) -> list[Step]:
+        """Its second half, since the first steps are slower; none where the loss is not finite."""
+        for parameter in objective.idle(lm):
+            parameter.requires_grad_(False)
+        # as many weights as are trained in the end
+        tuning = self.recipe.tuning.model_copy(update={"unfreeze_every": None})
+        optimizers = Optimizers(self.recipe.optimizer, lm, self.compute, tuning)
+        training = self.recipe.training.model_copy(update={"steps": MOST_STEPS})
+        endless = self.recipe.model_copy(update={"training": training})
+        steps: list[Step] = []
+        spent, most = 0.0, MOST_STEPS if self.most is None else max(LEAST_PROBE, self.most)
+        with suppress(NumericalError):
+            for step in fit(lm, objective, optimizers, examples, endless, self.compute, self.world):
+                steps.append(step)
+                # all processes stop at the same step
+                (spent,) = self.world.sum((spent + step.seconds if self.world.is_main else 0.0,), self.compute)
+                if len(steps) >= most or (len(steps) >= LEAST_PROBE and spent > self.seconds):
+                    break
+        return steps[len(steps) // 2 :]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The trained models that a run begins with, learns from, and reads the states of."""
+
+    base: Base | None = None
+    teacher: Base | None = None
+    features: LanguageModel | None = None
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds on this machine. unit: see `Objective`. before: since the command began. step: of one, on average.
+    tokens: that it computes. validation: of one. after: of the measurement at the end."""
+
+    unit: str
+    before: float
+    step: float
+    tokens: float
+    validation: float
+    after: float
+
+    @classmethod
+    def measure(
+        cls, data: TrainingData, trained: Trained, compute: Compute, world: World, began: float
+    ) -> "Speed | None":
+        """By some seconds of training, and a validation; the same in all processes, by the figures of the main one.
+
+        began: when the command did, by time.perf_counter. None for a model of counts, and where a loss is not finite.
+        """
+        recipe, tokenizer, teacher = data.recipe, data.framing.tokenizer, trained.teacher
+        if recipe.model.counts:
+            return None
+        lm, _ = learner(recipe, tokenizer, compute, data.set_statistics, trained.base, False, None, trained.features)
+        objective = build_objective(recipe, tokenizer, lm.counts_V)
+        taught = objective if teacher is None else distilled(objective, recipe, tokenizer, teacher, compute)
+        examples = data.examples(objective)
+        limits = SECONDS, math.ceil(PROBE_SHARE * recipe.training.steps)
+        trial = Trial(recipe, compute, world, *((PROBE_SECONDS, None) if recipe.training.minutes else limits))
+        steps = trial.steps(lm, taught, examples)
+        if not steps:
+            return None
+        per_token = sum(step.seconds for step in steps) / sum(step.computed for step in steps)
+        tokens = sum(step.computed for step in steps) / len(steps)
+        if data.unit == "row":
+            tokens = tokens_of_a_step(examples, objective, recipe)
+        validation = _seconds(lambda: data.validate(lm, objective, compute, world))
+        # the first one is slower; all processes repeat it or none does
+        if world.sum((validation if world.is_main else 0.0,), compute)[0] < SECONDS:
+            validation = _seconds(lambda: data.validate(lm, objective, compute, world))
+        after, before = data.seconds_after(validation), time.perf_counter() - began
+        own = (before, per_token * tokens, tokens, validation, after)
+        return cls(objective.unit, *world.sum(own if world.is_main else (0.0,) * len(own), compute))
+
+    def seconds(self, steps: int, every: int, done: int = 0) -> float:
+        """Of the steps of a run after the first `done`, a validation each `every` steps, and what comes at the end."""
+        validations = math.ceil(steps / every) - done // every
+        return (steps - done) * self.step + validations * self.validation + self.after
+
+
+def with_length(data: TrainingData, speed: Speed | None) -> tuple[TrainingData, Pace | None, str]:
+    """The same data under a recipe with its steps resolved, its pace where time is a limit, and a line on the steps.
+
+    The line is empty where nothing had to be. speed: None for a model of counts, which no time limits.
     """
     recipe = data.recipe
     training = recipe.training
     limits: list[tuple[int, str]] = []
     pace = None
     if training.epochs is not None:
-        limits.append((steps_of_epochs(data, training.epochs), f"{training.epochs:g} passes over the text"))
+        source = "table" if data.unit == "row" else "text"
+        limits.append((steps_of_epochs(data, training.epochs), f"{training.epochs:g} passes over the {source}"))
     if training.tokens is not None:
         limits.append((steps_of_tokens(recipe, training.tokens), f"{training.tokens:,} tokens"))
-    if training.minutes is not None:
-        measured = _measure(training.minutes, data, began, compute, world, base, teacher)
+    if training.minutes is not None and speed is not None:
+        seconds = 60 * training.minutes
+        left = max(seconds - speed.before - speed.after, LEAST_SHARE * seconds)
         most = min((limit for limit, _ in limits), default=MOST_STEPS)
-        pace = Pace(measured.until, most)
-        speed = training.batch_size * recipe.model.context / measured.per_step
-        limits.append((measured.steps, f"{training.minutes:g} minutes at {speed:,.0f} tokens/s"))
+        pace = Pace(time.perf_counter() + left, most)
+        limit = _steps_in(left, speed, recipe.evaluation.every)
+        limits.append((limit, f"{training.minutes:g} minutes at {speed.tokens / speed.step:,.0f} {speed.unit}s/s"))
+    if pace is None and (data.unit == "row" or not limits):
+        return data, None, ""
     steps, why = min(limits)
     evaluation, checkpoint, schedule, between = recipe.evaluation, recipe.checkpoint, recipe.schedule, _between(steps)
     warmup = min(schedule.warmup_steps, math.ceil(steps / WARM_UPS))
@@ -67,22 +172,44 @@ def with_length(
         update={
             "training": training.model_copy(update={"steps": steps, **no_budget}),
             "schedule": schedule.model_copy(update={"warmup_steps": warmup}),
-            "evaluation": evaluation.model_copy(update={"every": min(evaluation.every, between)}),
+            "evaluation": evaluation.model_copy(update={"every": min(evaluation.every, between), "epochs": None}),
             "checkpoint": checkpoint.model_copy(update={"every": min(checkpoint.every, between)}),
         }
     )
-    pace = None if recipe.model.counts else pace
-    return data.with_recipe(settled, pace), f"length: {steps:,} steps, for {why}"
+    return data.with_recipe(settled), pace, f"length: {steps:,} steps, for {why}"
 
 
-def steps_of_epochs(data: TextData, epochs: float) -> int:
-    """Steps of so many passes over a text."""
+def timed(data: TrainingData, speed: Speed, *, done: int = 0, draft: Recipe | None = None) -> Timed:
+    """How long a run takes from now on, after its first `done` steps.
+
+    draft: the recipe before its steps were resolved; None for a run that goes on.
+    """
+    recipe = data.recipe
+    whole = steps_of_epochs(data, 1)
+    minutes = None
+    if draft is not None and recipe.training.steps < whole:
+        every = min(draft.evaluation.every, _between(whole))
+        seconds = MARGIN * (speed.before + speed.seconds(whole, every))
+        # to the tenth of a minute, and above ten minutes to the minute
+        minutes = math.ceil(seconds / 6) / 10 if seconds < 600 else math.ceil(seconds / 60)
+    return Timed(
+        seconds=speed.seconds(recipe.training.steps, recipe.evaluation.every, done),
+        speed=speed.tokens / speed.step,
+        unit=speed.unit,
+        steps=recipe.training.steps - done,
+        patience=recipe.evaluation.patience,
+        whole_pass=minutes,
+    )
+
+
+def steps_of_epochs(data: TrainingData, epochs: float) -> int:
+    """Steps of so many passes over the data."""
     training = data.recipe.training
     return max(training.min_steps or 1, math.ceil(epochs * data.per_epoch / training.batch_size))
 
 
 def steps_of_tokens(recipe: Recipe, tokens: int) -> int:
-    """Steps that so many tokens take."""
+    """Steps that so many tokens of text take."""
     return math.ceil(tokens / (recipe.training.batch_size * recipe.model.context))
 
 
@@ -107,53 +234,13 @@ def _between(steps: int) -> int:
     return math.ceil(steps / VALIDATIONS)
 
 
-class _Speed(NamedTuple):
-    """What was measured: seconds per step, the steps that the time leaves, and when training has to end."""
-
-    per_step: float
-    steps: int
-    until: float
-
-
-def _measure(
-    minutes: float,
-    data: TextData,
-    began: float,
-    compute: Compute,
-    world: World,
-    base: Base | None,
-    teacher: Base | None,
-) -> _Speed:
-    """The speed here, and the steps that so many minutes leave beside preparation, validation and the comparison.
-
-    A model is trained for some seconds and thrown away; all processes use the figures of the main one.
-    """
-    recipe = data.recipe
-    lm, _ = learner(recipe, data.framing.tokenizer, compute, data.set_statistics, base, False, None)
-    objective = build_objective(recipe, data.framing.tokenizer, lm.counts_V)
-    taught = objective
-    if teacher is not None:
-        taught = distilled(objective, recipe, data.framing.tokenizer, teacher, compute)
-    for parameter in objective.idle(lm):
-        parameter.requires_grad_(False)
-    optimizers = Optimizers(recipe.optimizer, lm, compute, recipe.tuning)
-    seconds: list[float] = []
-    endless = recipe.model_copy(update={"training": recipe.training.model_copy(update={"steps": MOST_STEPS})})
-    for step in fit(lm, taught, optimizers, data.examples(objective), endless, compute, world):
-        seconds.append(step.seconds)
-        (spent,) = world.sum((sum(seconds) if world.is_main else 0.0,), compute)
-        if len(seconds) >= LEAST_PROBE and spent > PROBE_SECONDS:
-            break
-    # the first one is slower
-    validation = min(_seconds(lambda: data.validate(lm, objective, compute, world)) for _ in range(2))
-    after = data.seconds_after(validation)
-    now = time.perf_counter()
-    until = max(began + 60 * minutes - after, now + LEAST_SHARE * 60 * minutes)
-    per_step = statistics.median(seconds[len(seconds) // 2 :])
-    left = max(until - now - VALIDATIONS * validation, LEAST_SHARE * (until - now))
-    own = (per_step, left / per_step) if world.is_main else (0.0, 0.0)
-    per_step, steps = world.sum(own, compute)
-    return _Speed(per_step, max(1, int(steps)), until)
+def _steps_in(seconds: float, speed: Speed, every: int) -> int:
+    """The steps that so much time leaves beside the validations, which come at least as often as each `every` steps."""
+    steps = min(
+        (seconds - VALIDATIONS * speed.validation) / speed.step,
+        seconds / (speed.step + speed.validation / every),
+    )
+    return max(1, int(max(steps, LEAST_SHARE * seconds / speed.step)))
 
 
 def _seconds(action: Callable[[], object]) -> float:

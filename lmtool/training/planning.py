@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import cast
 
@@ -15,6 +15,8 @@ from lmtool.batch import IGNORE, Batch
 from lmtool.compute.device import Compute, device_memory, resolve
 from lmtool.compute.processes import World
 from lmtool.errors import RecipeError, UsageError
+from lmtool.inference.base import Base
+from lmtool.inference.load import learner
 from lmtool.model import build
 from lmtool.model.anatomy import anatomy
 from lmtool.model.size import BEYOND, held_in_training, size_of
@@ -22,19 +24,20 @@ from lmtool.objective import Objective, Vocabulary, build_objective
 from lmtool.objective import build as objective_of
 from lmtool.recipe.load import Resolved
 from lmtool.recipe.pretraining import DefaultRecipe
-from lmtool.recipe.spec.objective import HeadSpec, Masked, ReplacedTokens, Seq2Seq, SkipGramWindow
+from lmtool.recipe.spec.objective import HeadSpec, Masked, ReplacedTokens, SkipGramWindow
 from lmtool.recipe.spec.recipe import Model, Recipe, generator_of
 from lmtool.recipe.spec.transformer import Transformer
+from lmtool.tables.data import TableData
 from lmtool.text.prepare import default_cache
 from lmtool.text.store import TokenStore
 from lmtool.text.survey import Report, settle
 from lmtool.text.tokenizer import vocabulary_of
 from lmtool.training.data import TextData, read_text
-from lmtool.training.fit import fit
 from lmtool.training.footprint import Footprint, Rows, footprint
-from lmtool.training.length import LEAST_PROBE, MOST_STEPS, VALIDATIONS, steps_of_epochs, steps_of_tokens
-from lmtool.training.optimizer import Optimizers
-from lmtool.training.windows import Windows
+from lmtool.training.length import SECONDS, VALIDATIONS, Trial, steps_of_epochs, steps_of_tokens
+from lmtool.training.start import FineTuning, is_for_tables
+from lmtool.training.teaching import tokenizer_of, with_teacher
+from lmtool.training.windows import ExampleSource, Windows
 
 UTILISATION = 0.4
 """Share of a GPU's peak that training is taken to reach, unless another one is stated."""
@@ -47,9 +50,6 @@ CHARACTERS = 100
 
 ROOM = 0.9
 """Share of a device's memory that training may take; the rest is for kernels and fragmentation."""
-
-SECONDS = 1.5
-"""Time for which steps are measured."""
 
 AVERAGED = 64
 """Rows over which the targets of a masked objective are averaged."""
@@ -87,9 +87,10 @@ class Forecast:
     """What a run takes.
 
     flops_per_token: of forward and backward pass. device: its name. memory: its bytes, None if unknown. footprint: with
-    micro-batches of `rows` rows, of which a step has `micro_batches` on each device. fits: whether it does. steps,
-    tokens: None where only a text decides. epochs: None without a text. step_seconds: None if unknown; basis: what it
-    comes from. seconds: of all steps and validations. optimal_tokens: by TOKENS_PER_PARAMETER. notes: what was assumed.
+    micro-batches of `rows` rows, of which a step has `micro_batches` on each device. fits: whether it does. examples:
+    rows of all steps. tokens: in them; None for tables, whose rows have any length. epochs: None without data.
+    step_seconds: None if unknown; basis: what it comes from. seconds: of all steps and validations. optimal_tokens: by
+    TOKENS_PER_PARAMETER; None for tables. notes: what was assumed.
     """
 
     title: str
@@ -105,12 +106,13 @@ class Forecast:
     micro_batches: int
     fits: bool | None
     steps: int
-    tokens: int
+    examples: int
+    tokens: int | None
     epochs: float | None
     step_seconds: float | None
     basis: str
     seconds: float | None
-    optimal_tokens: int
+    optimal_tokens: int | None
     notes: tuple[str, ...]
 
     def record(self) -> dict[str, object]:
@@ -118,31 +120,41 @@ class Forecast:
         return asdict(self)
 
 
-def forecast_of(
-    recipe: Resolved | DefaultRecipe, *, n_devices: int, kind: str | None, utilisation: float, report: Report
-) -> Forecast:
-    """What training a recipe takes; its text, if it names one, is tokenized as for training.
+Planned = Resolved | DefaultRecipe | FineTuning
+"""What `lmtool pretrain` or `lmtool finetune` would train."""
 
-    Raises UsageError for what cannot be planned, and the errors of reading a text.
+
+def forecast_of(
+    planned: Planned, base: Base | None, *, n_devices: int, kind: str | None, utilisation: float, report: Report
+) -> Forecast:
+    """What a training takes; the data that it names, if any, are read as for training. base: the run that it is on.
+
+    Raises UsageError for what cannot be planned, and the errors of reading data.
     """
     if kind is not None and kind not in KINDS:
         raise UsageError(f"there is no device kind {kind!r}", fix=f"name one of {', '.join(KINDS)}")
     if not 0 < utilisation <= 1:
         raise UsageError(f"a utilization of {utilisation:g} is no share of a peak", fix="for example 0.4")
-    resolved, _ = settle(recipe, cache=default_cache(), report=report)
-    found = resolved.recipe
-    data = None
-    if found.data.sources:
-        if isinstance(found.objective, HeadSpec | Seq2Seq):
-            raise UsageError("plans are for texts; this recipe is for tables", fix="omit --text")
-        data = read_text(found, None, World(), report)
+    data: TextData | TableData | None = None
+    choice = ""
+    if isinstance(planned, FineTuning):
+        report("reading", 0, 0)
+        data, choice = planned.rows(), planned.choice
+        recipe = data.recipe
+    else:
+        resolved, teacher = with_teacher(settle(planned, cache=default_cache(), report=report)[0], base)
+        recipe = resolved.recipe
+        if recipe.data.sources:
+            data = read_text(recipe, tokenizer_of(base, teacher), World(), report)
     report("measuring", 0, 0)
-    return forecast(found, data, n_devices=n_devices, kind=kind, utilisation=utilisation)
+    found = forecast(recipe, data, base, n_devices=n_devices, kind=kind, utilisation=utilisation)
+    return replace(found, notes=(*found.notes, choice)) if choice else found
 
 
 def forecast(
     recipe: Recipe,
-    data: TextData | None,
+    data: TextData | TableData | None,
+    base: Base | None = None,
     *,
     n_devices: int = 1,
     kind: str | None = None,
@@ -150,8 +162,8 @@ def forecast(
 ) -> Forecast:
     """What training a recipe takes, on this machine or on `n_devices` of a named kind.
 
-    data: the text, whose recipe is then used; None without one. Here, some steps are measured; elsewhere, time follows
-    from peak and utilisation.
+    data: their recipe is then used. base: the run that it is on. Here, some steps are measured; elsewhere, time
+    follows from peak and utilisation.
     Raises UsageError for a recipe without gradients and a batch that the devices cannot share, RecipeError for a model
     that no machine holds.
     """
@@ -172,7 +184,7 @@ def forecast(
     vocab_size = spec.vocab_size or vocabulary_of(recipe)
     if vocab_size is None:
         vocab_size = CHARACTERS
-        notes.append(f"the text decides on the vocabulary; {CHARACTERS} entries are assumed, --text FILE reads it")
+        notes.append(f"the text decides on the vocabulary; {CHARACTERS} entries are assumed where none is named")
     if size_of(spec, vocab_size) == BEYOND:
         raise RecipeError(["the model has a tensor of more bytes than can be counted"])
     if kind is None:
@@ -182,7 +194,7 @@ def forecast(
     else:
         on_gpu, precision, memory, device = True, KINDS[kind].precision, KINDS[kind].memory, kind
         precision = precision if training.precision == "auto" else training.precision
-    work = _Work(recipe, vocab_size, data)
+    work = _Work(recipe, vocab_size, data, base)
     held = held_in_training(recipe, vocab_size)
     share = training.batch_size // n_devices
     rows = min(training.rows_at_once(n_devices), share)
@@ -204,16 +216,13 @@ def forecast(
         notes.append("operations are those of the full softmax; negative samples take far fewer")
     row_flops = work.row_flops()
     seconds, basis = _step_seconds(work, row_flops, kind, n_devices, utilisation, fits)
-    steps, why = _steps(recipe, data, seconds)
+    steps, why = _steps(work, seconds)
     notes += why
-    tokens = steps * training.batch_size * spec.context
-    epochs = None
-    if data is not None:
-        epochs = steps * training.batch_size / data.per_epoch
-    total = None
-    if seconds is not None:
-        total = steps * seconds + _validation_seconds(recipe, data, seconds, steps)
-    parameters = held.parameters
+    examples = steps * training.batch_size
+    total = None if seconds is None else steps * seconds + _validation_seconds(work, seconds, steps)
+    parameters = work.n_parameters or held.parameters
+    if isinstance(recipe.objective, HeadSpec) and not work.n_parameters:
+        notes.append("the table decides on the labels; the head for them is not among the parameters")
     return Forecast(
         spec.title,
         vocab_size,
@@ -228,24 +237,31 @@ def forecast(
         -(-share // rows),
         fits,
         steps,
-        tokens,
-        epochs,
+        examples,
+        None if work.is_for_tables else examples * spec.context,
+        None if data is None else examples / data.per_epoch,
         seconds,
         basis,
         total,
-        TOKENS_PER_PARAMETER * parameters,
+        None if work.is_for_tables else TOKENS_PER_PARAMETER * parameters,
         tuple(notes),
     )
 
 
 class _Work:
-    """A recipe's model and rows: of the text, if there is one, where time is measured, and else of invented tokens."""
+    """A recipe's model and rows: of the data, if there are any, where time is measured, and else of invented tokens.
 
-    def __init__(self, recipe: Recipe, vocab_size: int, data: TextData | None) -> None:
-        self.recipe, self.vocab_size, self.data = recipe, vocab_size, data
+    n_parameters: of the model that was measured, all its heads included; 0 before.
+    """
+
+    def __init__(
+        self, recipe: Recipe, vocab_size: int, data: TextData | TableData | None, base: Base | None = None
+    ) -> None:
+        self.recipe, self.vocab_size, self.data, self.base = recipe, vocab_size, data, base
         self.spec: Model = recipe.model
         self.is_traced = self.spec.reads != "words"
-        self.is_for_tables = isinstance(recipe.objective, HeadSpec | Seq2Seq)
+        self.is_for_tables = is_for_tables(recipe)
+        self.n_parameters = 0
 
     @property
     def objective(self) -> Objective:
@@ -316,25 +332,21 @@ class _Work:
 
     def seconds(self, compute: Compute, n_rows: int) -> float:
         """Seconds of a step of `n_rows` rows on this machine, the median of some."""
-        if self.data is None:
-            objective, examples = self.objective, self.examples(self.objective)
-        else:
-            objective = build_objective(self.recipe, self.data.framing.tokenizer)
-            examples = self.data.windows(objective)
         torch.manual_seed(0)
-        lm = build(self.spec, self.vocab_size).to(compute.device)
-        for parameter in objective.idle(lm):
-            parameter.requires_grad_(False)
-        recipe = self.recipe
-        changed = recipe.training.model_copy(update={"steps": MOST_STEPS, "batch_size": n_rows})
-        recipe = recipe.model_copy(update={"training": changed})
-        optimizers = Optimizers(recipe.optimizer, lm, compute, recipe.tuning)
-        seconds: list[float] = []
-        for step in fit(lm, objective, optimizers, examples, recipe, compute, World()):
-            seconds.append(step.seconds)
-            if len(seconds) >= LEAST_PROBE and sum(seconds) > SECONDS:
-                break
-        return statistics.median(seconds[len(seconds) // 2 :])
+        if self.data is None:
+            objective = self.objective
+            examples: ExampleSource = self.examples(objective)
+            lm = build(self.spec, self.vocab_size).to(compute.device)
+        else:
+            tokenizer = self.data.framing.tokenizer
+            lm, _ = learner(self.recipe, tokenizer, compute, self.data.set_statistics, self.base, False, None)
+            objective = build_objective(self.recipe, tokenizer, lm.counts_V)
+            data = self.data
+            examples = data.windows(objective) if isinstance(data, TextData) else data.examples(objective)
+            self.n_parameters = sum(parameter.numel() for parameter in lm.parameters())
+        changed = self.recipe.training.model_copy(update={"batch_size": n_rows})
+        trial = Trial(self.recipe.model_copy(update={"training": changed}), compute, World(), SECONDS)
+        return statistics.median(step.seconds for step in trial.steps(lm, objective, examples))
 
 
 def _forward_flops(spec: Model, vocab_size: int, n_tokens: int, n_source: int, scored: float) -> float:
@@ -371,6 +383,8 @@ def _step_seconds(
 ) -> tuple[float | None, str]:
     """Seconds of a step, and what they come from."""
     training = work.recipe.training
+    if kind is not None and not work.is_traced:
+        return None, "look-ups take longer than products in this model"
     if kind is not None:
         peak = KINDS[kind].peak
         basis = f"{100 * utilisation:g} % of {peak / 1e12:,.0f} TFLOP/s" + (" each" if n_devices > 1 else "")
@@ -379,44 +393,51 @@ def _step_seconds(
         return None, "it does not fit"
     if n_devices > 1:
         return None, "several devices are not measured here: name their kind with --device-kind"
-    if work.is_for_tables or not work.is_traced:
-        return None, "its rows are not known before they are read"
+    if work.is_for_tables and work.data is None:
+        return None, "its rows are not known: name a table"
+    if getattr(work.spec, "features", None) is not None:
+        return None, "the model that it reads features of is not measured"
     compute = resolve(training.device, training.precision)
-    n_rows = max(1, min(training.batch_size // 2, int(LARGEST_STEP / row_flops)))
-    if 2 * n_rows * row_flops >= training.batch_size * row_flops or training.carry_state:
+    n_rows = max(1, min(training.batch_size // 2, int(LARGEST_STEP / max(1.0, row_flops))))
+    if 2 * n_rows >= training.batch_size or training.carry_state:
         return work.seconds(compute, training.batch_size), "measured"
     one, two = work.seconds(compute, n_rows), work.seconds(compute, 2 * n_rows)
     # an update takes as long for any number of rows
     return one + max(0.0, two - one) * (training.batch_size - n_rows) / n_rows, f"measured with {2 * n_rows} rows"
 
 
-def _steps(recipe: Recipe, data: TextData | None, seconds: float | None) -> tuple[int, list[str]]:
+def _steps(work: _Work, seconds: float | None) -> tuple[int, list[str]]:
     """The steps of a run, and notes; of several limits the one that ends first, as in training."""
-    training = recipe.training
+    data, training = work.data, work.recipe.training
+    if isinstance(data, TableData) and training.minutes is None:
+        return training.steps, []
     limits, notes = [], []
     if training.epochs is not None and data is not None:
         limits.append(steps_of_epochs(data, training.epochs))
     if training.tokens is not None:
-        limits.append(steps_of_tokens(recipe, training.tokens))
+        limits.append(steps_of_tokens(work.recipe, training.tokens))
     if training.minutes is not None and seconds is not None:
-        validations = VALIDATIONS * _once(recipe, data, seconds)
-        limits.append(max(1, int((60 * training.minutes - validations) / seconds)))
+        limits.append(max(1, int((60 * training.minutes - VALIDATIONS * _once(work, seconds)) / seconds)))
     if training.has_budget and not limits:
-        notes.append(f"only a text decides on the steps; {training.steps:,} are assumed, --text FILE reads it")
+        kind = "table" if work.is_for_tables else "text"
+        notes.append(f"only a {kind} decides on the steps; {training.steps:,} are assumed where none is named")
     return min(limits, default=training.steps), notes
 
 
-def _once(recipe: Recipe, data: TextData | None, step_seconds: float) -> float:
-    """Seconds of a validation, whose forward pass is a third of a training step for as many tokens."""
-    wanted = recipe.evaluation.tokens
+def _once(work: _Work, step_seconds: float) -> float:
+    """Seconds of a validation, whose forward pass is a third of a training step for as many tokens or rows."""
+    data, training = work.data, work.recipe.training
+    if isinstance(data, TableData):
+        return data.n_valid * step_seconds / (3 * training.batch_size)
+    wanted = work.recipe.evaluation.tokens
     n_tokens = wanted or 0
     if data is not None:
         n_tokens = min(wanted or data.n_valid, data.n_valid)
-    return n_tokens * step_seconds / (3 * recipe.training.batch_size * recipe.model.context)
+    return n_tokens * step_seconds / (3 * training.batch_size * work.spec.context)
 
 
-def _validation_seconds(recipe: Recipe, data: TextData | None, step_seconds: float, steps: int) -> float:
-    every = recipe.evaluation.every
-    if recipe.training.has_budget:
+def _validation_seconds(work: _Work, step_seconds: float, steps: int) -> float:
+    every = work.recipe.evaluation.every
+    if work.recipe.training.has_budget and not (work.is_for_tables and work.recipe.training.minutes is None):
         every = min(every, math.ceil(steps / VALIDATIONS))
-    return math.ceil(steps / every) * _once(recipe, data, step_seconds)
+    return math.ceil(steps / every) * _once(work, step_seconds)

@@ -15,10 +15,10 @@ from lmtool.inference.features import FeatureSource, open_features
 from lmtool.inference.load import features_of
 from lmtool.inference.vectors import open_vectors
 from lmtool.model.size import check_fits, outline, training_bytes
-from lmtool.recipe.changes import changes, unchangeable
+from lmtool.recipe.changes import RESUMING, changes, rule_of, unchangeable
 from lmtool.recipe.dump import dump
 from lmtool.recipe.finetuning import HeadKind, recipe_for_tables, recipe_for_text, with_choices
-from lmtool.recipe.load import Resolved, Setting, lay_over, load
+from lmtool.recipe.load import Assignments, Resolved, Setting, lay_over, load, settings_of
 from lmtool.recipe.pretraining import NAME, DefaultRecipe
 from lmtool.recipe.spec.objective import Classification, HeadSpec, QuestionAnswering, Seq2Seq, Tagging
 from lmtool.recipe.spec.position import LearnedPosition
@@ -31,10 +31,18 @@ from lmtool.records import encode
 from lmtool.run.checkpoint import ALONE, Checkpoint
 from lmtool.run.directory import FLOOR, LINES, RECIPE, RESULTS, SPLIT, Run, check_folder, describe_environment
 from lmtool.run.files import StreamMark
-from lmtool.run.find import find
+from lmtool.run.find import find, find_resumable
 from lmtool.run.verification import damaged_records
 from lmtool.tables.columns import RowKind
-from lmtool.tables.data import TableData, TaskTables, kind_of_rows, open_tables, read_tables, sample_texts
+from lmtool.tables.data import (
+    TableData,
+    TaskTables,
+    kind_of_rows,
+    open_tables,
+    read_tables,
+    sample_texts,
+    usual_metric,
+)
 from lmtool.tables.floor import Floor, has_words
 from lmtool.text.disk import write_file
 from lmtool.text.prepare import default_cache
@@ -43,12 +51,15 @@ from lmtool.text.tokenizer import Tokenizer
 from lmtool.training.data import TrainingData, read_text
 from lmtool.training.events import AlreadyFinished, Event, Noted, Started, Warned
 from lmtool.training.keeper import TrainingState
-from lmtool.training.length import with_length
+from lmtool.training.length import Speed, Trained, timed, with_length
 from lmtool.training.teaching import check_teacher, tokenizer_of, with_teacher
 from lmtool.training.train import train
 
 CHARACTERS = ("tokenizer.kind=char", "model.ngrams=5", "model.context=2048")
-"""Overrides of the recipe `linear` for texts whose words do not recur."""
+"""Assignments of the recipe `linear` for texts whose words do not recur."""
+
+PROLONGING = {"training.steps", "evaluation.patience", *(key for key, rule in RESUMING.items() if rule.resets)}
+"""Keys with which a run that is finished goes on."""
 
 
 def pretrain(
@@ -72,8 +83,7 @@ def pretrain(
     """
     began = time.perf_counter()
     check_folder(output, retry)
-    named = resolved.draft if isinstance(resolved, DefaultRecipe) else resolved.recipe
-    if not named.data.sources:
+    if not resolved.recipe.data.sources:
         raise UsageError("no text to train on", fix="name a file: lmtool pretrain TEXT")
     resolved, inferred = settle(resolved, cache=default_cache(), report=report)
     resolved, teacher = with_teacher(resolved, base)
@@ -85,32 +95,28 @@ def pretrain(
             where=", ".join(dict.fromkeys(resolved.origins[f"data.{key}"] for key in ("documents", "split"))),
             fix="set data.split=document, or data.documents=whole",
         )
-    if _is_for_tables(recipe):
+    if is_for_tables(recipe):
         raise UsageError(
             f"objective {recipe.objective.kind} is trained on a table, not on a text",
             fix="lmtool finetune TABLE" + ("" if resolved.name == NAME else f" --recipe {resolved.name}"),
         )
 
     def read(world: World, compute: Compute) -> tuple[TrainingData, tuple[str, ...]]:
-        data = read_text(recipe, tokenizer, world, report)
-        if not recipe.training.has_budget:
-            return data, inferred
-        report("measuring the speed", 0, 0)
-        data, length = with_length(data, began, compute, world, base, teacher)
-        return data, (*inferred, length)
+        return read_text(recipe, tokenizer, world, report), inferred
 
-    yield from _begin(resolved, read, base, teacher, output, retry, command, stop)
+    yield from _begin(resolved, read, base, teacher, output, retry, command, stop, began)
 
 
 def to_continue(
-    source: str, other: Resolved | None, overrides: Sequence[str], flags: Sequence[Setting]
+    source: str, other: Resolved | None, overrides: Assignments, flags: Sequence[Setting]
 ) -> tuple[Resolved, Base]:
     """The recipe with which `pretrain` continues training a run on another text, and the run's weights.
 
     other: the recipe of all but model, tokenizer and data; the run's own recipe when None.
     """
     base = open_base(source)
-    own_data = base.recipe.data.model_copy(update={"mixture": {}, "stream": "auto"})
+    kept = {"column", "documents", "split", "valid_fraction", "isolate_documents"}
+    own_data = Data(**base.recipe.data.model_dump(include=kept))
     own = base.recipe.model_copy(update={"distillation": Distillation(), "data": own_data})
     recipe = recipe_for_text(base.recipe, own if other is None else other.recipe)
     name = base.run.name
@@ -135,6 +141,12 @@ class FineTuning:
         recipe = self.resolved.recipe.model_copy(update={"seed": seed})
         return replace(self, resolved=replace(self.resolved, recipe=recipe))
 
+    def rows(self) -> TableData:
+        """The rows of the tables, as training reads them without a teacher."""
+        features = open_features(self.resolved.recipe, self.base)
+        recipe, base = (self.resolved.recipe, self.base) if features is None else (features.recipe, features.base)
+        return read_tables(recipe, self.tables, tokenizer_of(base, None))
+
     def run(
         self,
         *,
@@ -146,6 +158,7 @@ class FineTuning:
     ) -> Iterator[Event]:
         """Read the tables, create a run directory, train, and evaluate the best checkpoint; see `pretrain`."""
 
+        began = time.perf_counter()
         resolved, teacher = with_teacher(self.resolved, self.base)
         features = open_features(resolved.recipe, self.base)
         recipe = resolved.recipe if features is None else features.recipe
@@ -157,11 +170,11 @@ class FineTuning:
             return read_tables(recipe, self.tables, tokenizer_of(base, teacher)), lines
 
         resolved = replace(resolved, recipe=recipe)
-        yield from _begin(resolved, read, self.base, teacher, output, retry, command, stop, features)
+        yield from _begin(resolved, read, self.base, teacher, output, retry, command, stop, began, features)
 
 
 def plan_finetuning(
-    source: str | None, scratch: Resolved | None, overrides: Sequence[str], flags: Sequence[Setting]
+    source: str | None, scratch: Resolved | None, overrides: Assignments, flags: Sequence[Setting]
 ) -> FineTuning:
     """Open the tables that the command line names, and resolve the recipe.
 
@@ -170,7 +183,7 @@ def plan_finetuning(
     Raises UsageError for a recipe that is not for tables, and for a model that cannot be trained on them.
     """
     if scratch is not None:
-        if not _is_for_tables(scratch.recipe):
+        if not is_for_tables(scratch.recipe):
             raise UsageError(
                 f"recipe {scratch.name} is not for tables: its objective is {scratch.recipe.objective.kind}",
                 fix="add -s objective.kind=classification or seq2seq, or train it with lmtool pretrain",
@@ -179,29 +192,27 @@ def plan_finetuning(
         return FineTuning(
             scratch, None, tuple(open_tables(scratch.recipe.data, kind_of_rows(scratch.recipe.objective)))
         )
+    settings = settings_of(overrides, flags)
     choice = ""
     if source is None:
         base, why = _last_body()
         if base is None:
-            return _plan_linear(why, overrides, flags)
+            return _plan_linear(why, settings)
         choice = f"{why}: it is fine-tuned; --from RUN or --from hf:ORG/NAME takes another, --recipe linear none"
     else:
         base = open_base(source)
     name, label = base.run.name, f"fine-tuning of {base.run.name}"
     # settings of the data come first: the rest depends on them
-    about_data = [text for text in overrides if text.lstrip().startswith("data.")]
-    data_flags = [flag for flag in flags if flag.key.startswith("data.")]
+    about_data = [setting for setting in settings if setting.key.partition(".")[0] == "data"]
     unread = base.recipe.model_copy(update={"data": Data()})
-    tables = open_tables(
-        lay_over(unread, label, name, about_data, data_flags).recipe.data, _named_kind(overrides, flags)
-    )
+    tables = tuple(open_tables(lay_over(unread, label, name, about_data).recipe.data, named_kind(settings)))
     writes = bool(tables[0].name) or tables[0].columns.writes
     head = OF_ROWS[tables[0].columns.kind]
     n_rows = sum(task.table.n_rows for task in tables)
     recipe = recipe_for_tables(base.recipe, name, n_rows, writes, base.is_published, head)
-    chosen = lay_over(recipe, label, f"finetune-{name}", overrides, flags).recipe
+    chosen = lay_over(recipe, label, f"finetune-{name}", settings).recipe
     recipe = with_choices(recipe, chosen, n_rows, base.is_published)
-    return FineTuning(lay_over(recipe, label, f"finetune-{name}", overrides, flags), base, tuple(tables), choice)
+    return FineTuning(lay_over(recipe, label, f"finetune-{name}", settings), base, tables, choice)
 
 
 OF_ROWS: Mapping[RowKind, HeadKind] = {
@@ -212,10 +223,9 @@ OF_ROWS: Mapping[RowKind, HeadKind] = {
 """The objective that each kind of rows trains a head by."""
 
 
-def _named_kind(overrides: Sequence[str], flags: Sequence[Setting]) -> RowKind | None:
+def named_kind(settings: Sequence[Setting]) -> RowKind | None:
     """What the rows of a table are, as the command line names the objective; None where it does not."""
-    named = [text.partition("=")[2].strip() for text in overrides if text.partition("=")[0].strip() == "objective.kind"]
-    named += [str(flag.value) for flag in flags if flag.key == "objective.kind"]
+    named = [setting.value for setting in settings if setting.key == "objective.kind"]
     if not named:
         return None
     return next((kind for kind, objective in OF_ROWS.items() if objective == named[-1]), "texts")
@@ -239,19 +249,20 @@ def _last_body() -> tuple[Base | None, str]:
     return base, f"{last} a {recipe.model.title}"
 
 
-def _plan_linear(why: str, overrides: Sequence[str], flags: Sequence[Setting]) -> FineTuning:
+def _plan_linear(why: str, settings: Sequence[Setting]) -> FineTuning:
     """The linear model of a labelled table, where there is nothing to fine-tune. why: as `_last_body` says it."""
-    if part := next((flag for flag in flags if flag.key.startswith("tuning.")), None):
+    if part := next((setting for setting in settings if setting.key.startswith("tuning.")), None):
         raise UsageError(f"{part.flag} is for a trained model: {why}", fix="name one: --from RUN or --from hf:ORG/NAME")
-    kind = _named_kind(overrides, flags)
-    unkinded = [flag for flag in flags if flag.key != "objective.kind"]
-    data = load("linear", overrides, unkinded).recipe.data
+    kind = named_kind(settings)
+    data = load("linear", [setting for setting in settings if setting.key != "objective.kind"]).recipe.data
     tables = tuple(open_tables(data, kind))
     if tables[0].columns.kind != "texts":
-        what = "tagged words" if tables[0].columns.kind == "words" else "questions"
+        what, recipe = "tagged words", "tagger"
+        if tables[0].columns.kind == "questions":
+            what, recipe = "questions", "bert-tiny -s objective.kind=question-answering"
         raise UsageError(
             f"a table of {what} needs a model that reads a text word by word: {why}",
-            fix="name one: --from RUN or --from hf:ORG/NAME; or train one from scratch: --recipe tagger",
+            fix=f"name one: --from RUN or --from hf:ORG/NAME; or train one from scratch: --recipe {recipe}",
         )
     if tables[0].name or tables[0].columns.writes:
         raise UsageError(
@@ -260,7 +271,7 @@ def _plan_linear(why: str, overrides: Sequence[str], flags: Sequence[Setting]) -
         )
     words = has_words(sample_texts(tables[0], data.skip_bad_rows))
     of = "words and word pairs" if words else "character n-grams"
-    resolved = load("linear", [*(() if words else CHARACTERS), *overrides], flags)
+    resolved = load("linear", [*(() if words else CHARACTERS), *settings])
     choice = f"{why}: a linear model of {of} is trained; for more, --from hf:ORG/NAME or --from RUN fine-tunes a model"
     return FineTuning(resolved, None, tables, choice)
 
@@ -274,9 +285,13 @@ def _begin(
     retry: bool,
     command: Sequence[str],
     stop: Callable[[], bool],
+    began: float,
     features: FeatureSource | None = None,
 ) -> Iterator[Event]:
-    """Create a run directory for the data of `read`, which also says what was inferred from them, and train in it."""
+    """Create a run directory for the data of `read`, which also says what was inferred from them, and train in it.
+
+    began: when the command did, by time.perf_counter.
+    """
     recipe = resolved.recipe
     if base is None:
         _refuse_adapters_alone(recipe)
@@ -289,10 +304,15 @@ def _begin(
         if world.is_main:
             check_folder(output, retry)
         data, inferred = read(world, compute)
-        recipe = data.recipe
-        _agree(recipe, data.fingerprint, compute, world)
+        _agree(data.recipe, data.fingerprint, compute, world)
         if teacher is not None:
-            check_teacher(teacher, recipe, data.framing.tokenizer)
+            check_teacher(teacher, data.recipe, data.framing.tokenizer)
+        frozen = None if features is None else features.model
+        # a model that has to be sharded cannot be built whole
+        speed = None if sharded else Speed.measure(data, Trained(base, teacher, frozen), compute, world, began)
+        draft = data.recipe
+        data, pace, length = with_length(data, speed)
+        recipe, inferred = data.recipe, (*inferred, *filter(None, [length]))
         vectors = None if source is None else source.match(data.framing.tokenizer, data.token_counts())
         inferred = inferred if vectors is None else (*inferred, vectors.line)
         run = None
@@ -307,7 +327,11 @@ def _begin(
                 fingerprints={"data": data.fingerprint, "tokenizer": tokenizer.fingerprint},
                 base=None if base is None else base.record(),
                 teacher=None if teacher is None else teacher.record(),
-                data={"lines": [*data.lines, *inferred], "bytes_per_token": data.bytes_per_token},
+                data={
+                    "lines": [*data.lines, *inferred],
+                    "bytes_per_token": data.bytes_per_token,
+                    "valid_rows": data.n_valid if isinstance(data, TableData) else None,
+                },
                 retry=retry,
             )
         with run or nullcontext(), data.flowing(world, compute):
@@ -325,7 +349,8 @@ def _begin(
                 yield from map(Warned, () if opened is None else opened.warnings)
             yield from map(Warned, data.warnings)
             same = base is not None and _labels(base.recipe) == _labels(recipe)
-            frozen = None if features is None else features.model
+            if speed is not None:
+                yield timed(data, speed, draft=draft)
             yield from train(
                 run,
                 data,
@@ -337,6 +362,7 @@ def _begin(
                 vectors=vectors,
                 features=frozen,
                 sharded=sharded,
+                pace=pace,
                 stop=stop,
             )
 
@@ -357,8 +383,8 @@ def _floors(run: Run, data: TrainingData) -> Iterator[Event]:
 
 
 def resume(
-    reference: str,
-    overrides: Sequence[str],
+    reference: str | None,
+    overrides: Assignments,
     *,
     command: Sequence[str],
     report: Report,
@@ -366,9 +392,17 @@ def resume(
 ) -> Iterator[Event]:
     """Continue a run from its newest intact checkpoint, or from a given checkpoint.
 
-    overrides: `KEY=VALUE` texts over the run's recipe; only keys that do not change the steps already done.
-    Raises CheckpointError with the differences when recipe, data or tokenizer are not those of the run.
+    reference: None for the last run that can be resumed. overrides: over the run's recipe; `lmtool.recipe.changes` has
+    what may change, and what that resets.
+    Raises UsageError for a change that is not allowed, CheckpointError when data or tokenizer are not those of the run.
     """
+    if reference is None:
+        overrides = settings_of(overrides)
+        longer = any(setting.key in PROLONGING for setting in overrides)
+        run, passed = find_resumable(longer=longer)
+        if passed:
+            yield Noted(f"resuming {run.name}, since {', '.join(passed)}")
+        reference = str(run.path)
     found = find(reference)
     run = found.run
     if run.origin is not None:
@@ -379,11 +413,9 @@ def resume(
         )
     written, doubts = written_recipe(found)
     recipe = lay_over(written, RECIPE, run.name, overrides).recipe
-    if recipe.training.steps != written.training.steps:
-        # else steps would follow from epochs again
-        recipe = recipe.model_copy(
-            update={"training": recipe.training.model_copy(update={"epochs": None, "min_steps": None})}
-        )
+    if recipe.evaluation.metric == "auto":
+        evaluation = recipe.evaluation.model_copy(update={"metric": usual_metric(recipe.objective)})
+        recipe = recipe.model_copy(update={"evaluation": evaluation})
     compute = resolve(recipe.training.device, recipe.training.precision, local_rank())
     with joined(compute) as world:
         sharded = _check(recipe, compute, world, {})
@@ -391,28 +423,42 @@ def resume(
             run.lock()
         with run if world.is_main else nullcontext(), ExitStack() as stack:
             checkpoint, warnings = found.newest(peers=world.aside() if world.size > 1 else ALONE)
-            world.wait()  # all have found it before the first one changes anything on disk
             yield from map(Warned, (*warnings, *doubts))
-            state = TrainingState.read(checkpoint, run.validated)
-            changed = changes(recipe_of(checkpoint), recipe)
-            _refuse(changed, run)
+            before = recipe_of(checkpoint)
+            if recipe.training.steps != before.training.steps:
+                # else steps would follow from epochs again
+                training = recipe.training.model_copy(update={"epochs": None, "min_steps": None})
+                recipe = recipe.model_copy(update={"training": training})
+            changed, now = changes(before, recipe), changes(written, recipe)
+            _refuse(changed, recipe, checkpoint, run)
+            state = TrainingState.read(checkpoint, run.validated, recipe)
             tokenizer = read_tokenizer(run)
             unusable = dict(damaged_records(run))
-            if _is_over(run, recipe, checkpoint, state, RESULTS in unusable):
+            is_rescored = RESULTS in unusable or any("scores" in rule_of(key).resets for key in now)
+            is_over = _is_over(run, recipe, checkpoint, state, is_rescored)
+            world.wait()  # all have read the run before the first one changes anything on disk
+            if is_over:
                 yield from (Warned(why if name in why else f"{name}: {why}") for name, why in unusable.items())
                 if world.is_main:
-                    if not changed and run.info.sessions[-1].outcome is None:
-                        # killed between its last checkpoint and its end
-                        run.tidy(recipe.checkpoint.keep_last)
+                    run.write_recipe(dump(recipe))
+                    yield from map(Noted, now.values())
+                    run.tidy(recipe.checkpoint.keep_last)
+                    if run.info.sessions[-1].outcome != "finished":
+                        # killed between its last checkpoint and its end, or ended by its new recipe
                         run.end("finished")
-                    if not changed and not recipe.checkpoint.keep_optimizer:
+                    if not recipe.checkpoint.keep_optimizer:
                         run.drop_optimizers()
                     yield AlreadyFinished(run.path, checkpoint.step, state.is_stale(recipe.evaluation))
                 return
             base = base_of(run) if recipe.tuning.lora is not None else None
             teacher = teacher_of(run) if recipe.distillation.teacher is not None else None
             data = _read_again(recipe, run, tokenizer, world, report)
+            recipe = data.recipe
             _agree(recipe, data.fingerprint, compute, world)
+            features = features_of(run, recipe, compute)
+            trained = Trained(base, teacher, features)
+            # before the text flows, which is read once
+            speed = None if sharded else Speed.measure(data, trained, compute, world, time.perf_counter())
             marks = [StreamMark.model_validate(mark) for mark in state.stream or ()]
             stack.enter_context(data.flowing(world, compute, marks))
             if world.is_main:
@@ -431,6 +477,8 @@ def resume(
                 yield Started(run.path, run.name, recipe, tokenizer, data.lines, tuple(changed.values()))
                 yield from _floors(run, data)
             main = run if world.is_main else None
+            if speed is not None:
+                yield timed(data, speed, done=checkpoint.step)
             yield from train(
                 main,
                 data,
@@ -440,7 +488,7 @@ def resume(
                 state=state,
                 base=base,
                 teacher=teacher,
-                features=features_of(run, recipe, compute),
+                features=features,
                 sharded=sharded,
                 stop=stop,
             )
@@ -458,10 +506,13 @@ def go_on(folder: Path, *, command: Sequence[str], report: Report, stop: Callabl
     yield from resume(str(folder), (), command=command, report=report, stop=stop)
 
 
-def _is_over(run: Run, recipe: Recipe, checkpoint: Checkpoint, state: TrainingState, has_damaged_results: bool) -> bool:
-    """Whether the run is complete: all steps, the pending validation, and the final evaluation."""
-    measures = _is_for_tables(recipe) or recipe.evaluation.baseline
-    is_measured = not measures or ((run.path / RESULTS).exists() and not has_damaged_results)
+def _is_over(run: Run, recipe: Recipe, checkpoint: Checkpoint, state: TrainingState, is_rescored: bool) -> bool:
+    """Whether the run is complete: all steps, the pending validation, and the final evaluation.
+
+    is_rescored: that is to be done again.
+    """
+    measures = is_for_tables(recipe) or recipe.evaluation.baseline
+    is_measured = not measures or ((run.path / RESULTS).exists() and not is_rescored)
     trained = state.is_stale(recipe.evaluation) or recipe.training.steps <= checkpoint.step
     return trained and state.pending is None and is_measured
 
@@ -469,7 +520,7 @@ def _is_over(run: Run, recipe: Recipe, checkpoint: Checkpoint, state: TrainingSt
 def _read_again(recipe: Recipe, run: Run, tokenizer: Tokenizer, world: World, report: Report) -> TrainingData:
     """The training data of a run. Raises CheckpointError when they have changed."""
     data: TrainingData
-    if _is_for_tables(recipe):
+    if is_for_tables(recipe):
         tables = open_tables(recipe.data, kind_of_rows(recipe.objective))
         data = read_tables(recipe, tables, tokenizer, run.saved_split)
     else:
@@ -483,7 +534,8 @@ def _read_again(recipe: Recipe, run: Run, tokenizer: Tokenizer, world: World, re
     return data
 
 
-def _is_for_tables(recipe: Recipe) -> bool:
+def is_for_tables(recipe: Recipe) -> bool:
+    """Whether its examples are rows of a table, not windows of a text."""
     return isinstance(recipe.objective, HeadSpec | Seq2Seq)
 
 
@@ -613,12 +665,17 @@ def _agree(recipe: Recipe, fingerprint: str, compute: Compute, world: World) -> 
         )
 
 
-def _refuse(changed: Mapping[str, str], run: Run) -> None:
-    """Raise CheckpointError with the changes that a resumed run does not allow."""
-    refused = [changed[key] for key in unchangeable(changed)]
-    if refused:
-        raise CheckpointError(
-            f"the run cannot be resumed under another recipe: {'; '.join(refused)}",
+def _refuse(changed: Mapping[str, str], recipe: Recipe, checkpoint: Checkpoint, run: Run) -> None:
+    """Raise UsageError with the changes that a resumed run does not allow."""
+    if refused := unchangeable(changed):
+        raise UsageError(
+            f"the run cannot be resumed under another recipe: {'; '.join(changed[key] for key in refused)}",
             where=str(run.recipe_path),
-            fix="undo these changes, or start a new run with lmtool pretrain",
+            fix=f"undo this, or {'; or '.join(dict.fromkeys(rule_of(key).note for key in refused))}",
+        )
+    if recipe.training.steps < checkpoint.step:
+        raise UsageError(
+            f"training.steps is {recipe.training.steps}, and the run has done {checkpoint.step} steps",
+            where=str(run.recipe_path),
+            fix=f"train longer: -s training.steps=+N; or resume an earlier checkpoint: {run.name}@STEP",
         )

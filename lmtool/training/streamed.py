@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +73,8 @@ class StreamedWindows:
     """Examples of the blocks of a text, one block after the other, shuffled within each; see `ExampleSource`.
 
     Sample n is a function of the text, the seed and n. Where it is follows from the examples of all earlier blocks, of
-    which a mark has the number, so that a resumed run does not read them again.
+    which a mark has the number, so that a resumed run does not read them again. Several threads may use it: one that
+    reads ahead, and one that trains and marks where it is.
     """
 
     unit = "documents"
@@ -96,6 +98,7 @@ class StreamedWindows:
         self._begins = [0 if mark is None else mark.examples]
         self._documents = [0 if mark is None else mark.documents]
         self._opened: dict[int, Windows] = {}
+        self._opening = Lock()
         self._per_epoch = max(1, round(self._windows(0).per_epoch / share))
 
     @property
@@ -107,31 +110,36 @@ class StreamedWindows:
         return True
 
     def read(self, sample_S: NDArray[np.int64]) -> list[Example]:
-        found = [example for _, windows, own_S in self._of_blocks(sample_S) for example in windows.read(own_S)]
-        self._drop(int(sample_S.min()))
+        with self._opening:
+            found = [example for _, windows, own_S in self._of_blocks(sample_S) for example in windows.read(own_S)]
+            self._drop(int(sample_S.min()))
         return found
 
     def documents(self, sample_S: NDArray[np.int64]) -> list[int]:
         """Numbers of the documents of the samples in the order of the stream, sorted and distinct."""
-        return [
-            self._documents[at] + document
-            for at, windows, own_S in self._of_blocks(sample_S)
-            for document in windows.documents(own_S)
-        ]
+        with self._opening:
+            return [
+                self._documents[at] + document
+                for at, windows, own_S in self._of_blocks(sample_S)
+                for document in windows.documents(own_S)
+            ]
 
     def follow(self, sample: int) -> None:
         """Be where reading this sample would be: its block is open, and those long before it are dropped."""
-        while sample >= self._begins[-1]:
-            self._open()
-        self._drop(sample)
+        with self._opening:
+            while sample >= self._begins[-1]:
+                self._open()
+            self._drop(sample)
 
     def mark(self, sample: int) -> StreamMark:
         """The block of the sample before this one, the last one trained on; for the process that makes the blocks."""
-        while sample > self._begins[-1]:
-            self._open()
-        at = max(0, bisect_left(self._begins, sample) - 1)
-        number = self._first + at
-        turn, unit, chunk = self._blocks.place(number)
+        with self._opening:
+            while sample > self._begins[-1]:
+                self._open()
+            at = max(0, bisect_left(self._begins, sample) - 1)
+            number = self._first + at
+            content = self._blocks.store(number).content
+            turn, unit, chunk = self._blocks.place(number)
         return StreamMark(
             block=number,
             turn=turn,
@@ -139,7 +147,7 @@ class StreamedWindows:
             chunk=chunk,
             examples=self._begins[at],
             documents=self._documents[at],
-            content=self._blocks.store(number).content,
+            content=content,
         )
 
     def marks(self, sample: int) -> list[StreamMark]:

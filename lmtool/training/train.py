@@ -26,10 +26,13 @@ from lmtool.model.language_model import CountingModel
 from lmtool.model.size import held_in_training
 from lmtool.model.transformer import TransformerUnmasked
 from lmtool.objective import Objective, build_objective
+from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.recipe import Recipe
+from lmtool.recipe.spec.words import Averaging
 from lmtool.run.checkpoint import ALONE, Checkpoint, Peers
 from lmtool.run.directory import Run
 from lmtool.run.find import find
+from lmtool.tables.results import Results
 from lmtool.training import carried
 from lmtool.training.data import TextData, TrainingData
 from lmtool.training.events import Ended, EndReason, Event, Plan, Resized, Sampled, Stepped, Warned
@@ -37,7 +40,7 @@ from lmtool.training.fit import LossModule, Step, fit
 from lmtool.training.keeper import RunKeeper, TrainingState
 from lmtool.training.length import with_steps
 from lmtool.training.optimizer import Optimizers
-from lmtool.training.schedule import doubtful_rate
+from lmtool.training.schedule import Pace, doubtful_rate
 from lmtool.training.streamed import StreamedMixture, StreamedWindows
 from lmtool.training.teaching import distilled
 from lmtool.training.windows import ExampleSource
@@ -66,6 +69,7 @@ def train(
     vectors: MatchedVectors | None = None,
     features: LanguageModel | None = None,
     sharded: bool = False,
+    pace: Pace | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Event]:
     """Train on `data` with its recipe, from the start or from `checkpoint`, and save everything in `run`.
@@ -75,7 +79,8 @@ def train(
     base: initial weights, of another run; same_labels: its head has the same labels. With `checkpoint` only for a run
     that saves only adapters to them. teacher: of a distilled model. vectors: that the embeddings of a new model begin
     with. features: the frozen model whose states the model reads, if it reads any. sharded: over the processes.
-    stop: called after each step; when True the run is saved and ends, in all processes at the same step.
+    pace: where time limits the steps. stop: called after each step; when True the run is saved and ends, in all
+    processes at the same step.
 
     At a step that ends with a validation the checkpoint is saved first: no later error loses the step, and a run that
     is resumed there begins with that validation. A step at which the run is interrupted is validated as well, outside
@@ -148,12 +153,12 @@ def train(
                 yield from _validate(trainee, data, keeper, compute, world, step)
                 if reason == "finished" and last < recipe.training.steps and state.is_stale(recipe.evaluation):
                     reason = "early"
-                if reason == "finished" and isinstance(data, TextData) and data.pace is not None:
-                    own = data.pace.steps(recipe, last, began) if world.is_main else 0
+                if reason == "finished" and pace is not None:
+                    own = pace.steps(recipe, last, began) if world.is_main else 0
                     steps = int(world.sum((own,), compute)[0])
                     if last < recipe.training.steps != steps:
                         recipe = with_steps(recipe, steps)
-                        data = data.with_recipe(recipe, data.pace)
+                        data = data.with_recipe(recipe)
                         state.recipe = recipe.model_dump(mode="json")
                         yield from keeper.keep_recipe(recipe)
                         yield Resized(steps)
@@ -177,7 +182,9 @@ def train(
         # when interrupted, torchrun treats the first process that ends as failed, and terminates the others
         world.wait()
         is_overfitted = data.unit == "token" and reason != "interrupted" and state.stale >= RISING
-        yield Ended(reason, last, *best, metric, is_overfitted)
+        dropout = ["more model.dropout"] if "dropout" in type(recipe.model).model_fields else []
+        remedies = ("more text", *dropout, "fewer passes") if is_overfitted else ()
+        yield Ended(reason, last, *best, metric, remedies)
         if data.is_measured and reason != "interrupted":
             yield from _measure(trainee, data, run, compute, world, peers)
         if reason != "interrupted" and not recipe.checkpoint.keep_optimizer:
@@ -273,7 +280,8 @@ class _Trainee:
         first_step = 0
         states: DecodeState | None = None
         if checkpoint is not None and not checkpoint.has_optimizer:
-            if any(parameter.requires_grad for parameter in lm.parameters()):
+            ends = checkpoint.step >= recipe.training.steps
+            if not ends and any(parameter.requires_grad for parameter in lm.parameters()):
                 warnings.append(
                     "the optimizer state was removed when the run finished, and starts anew: the result is not bitwise "
                     "that of an unbroken run (checkpoint.keep_optimizer=true keeps the state)"
@@ -318,7 +326,7 @@ class _Trainee:
             examples,
             recipe,
             compute,
-            world,
+            world if self.sharding is None else replace(world, in_step=True),
             first_step=first_step,
             micro_batch=self.state.micro_batch,
             carried=carried,
@@ -385,7 +393,24 @@ def _measure(
         records = [result.record() for result in results]
         is_one = len(records) == 1
         run.write_results(records[0] if is_one else {"tasks": {record["task"]: record for record in records}})
-        yield from results
+        for result in results:
+            remedies = _untried(run, data.recipe, result.step)
+            yield replace(result, remedies=remedies) if isinstance(result, Results) else result
+
+
+def _untried(run: Run, recipe: Recipe, best_step: int) -> tuple[str, ...]:
+    """Options of `lmtool finetune` that may give a better model of a table, without those that this run was made with.
+
+    More epochs are one of them where the last step was the best.
+    """
+    model = recipe.model
+    is_linear = isinstance(model, Averaging) and model.one_hot and model.tf_idf
+    remedies = {
+        "--recipe linear": isinstance(recipe.objective, Classification) and not is_linear,
+        "--from hf:ORG/NAME, a published model,": run.info.base is None,
+        "more --epochs": best_step >= recipe.training.steps,
+    }
+    return tuple(remedy for remedy, helps in remedies.items() if helps)
 
 
 def _samples(keeper: RunKeeper, lm: LanguageModel, data: TrainingData, step: int) -> Iterator[Sampled | Warned]:

@@ -72,6 +72,18 @@ def test_radio_buttons_change_the_picture_by_click_and_keyboard(opened, html):
     assert visible() == [False, False, True]
 
 
+@pytest.mark.parametrize("width", [360, 639, 641, 820, 1200])
+def test_a_chart_is_as_wide_as_the_page_and_is_read_without_scrolling(opened, html, width):
+    shown = opened(html, viewport={"width": width, "height": 700})
+    charts = [chart for chart in shown.page.locator("svg[data-chart=lines]").all() if chart.is_visible()]
+    assert len(charts) == 3
+    for chart in charts:
+        room, drawn = chart.evaluate("e => [e.closest('figure').clientWidth, e.getBoundingClientRect().width]")
+        assert drawn == pytest.approx(room, abs=1)
+        sizes = "e => [...e.querySelectorAll('text')].map((t) => t.getBoundingClientRect().height)"
+        assert min(chart.evaluate(sizes)) > 8
+
+
 def test_arrow_keys_and_the_pointer_read_numbers_out(opened, html):
     shown = opened(html)
     chart = shown.page.locator("svg[data-chart=lines]").first

@@ -1,5 +1,6 @@
 """The page of `lmtool serve` in a browser: it asks its own server alone."""
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -39,7 +40,7 @@ def visit(chromium: Any) -> Iterator[Callable[[Served], Any]]:
         hits = one.page.evaluate("window.hits")
         one.page.context.close()
         assert all(url.startswith((f"{address}/", "data:,")) for url in one.requested)
-        assert ([text for text in one.complaints if "401" not in text], hits) == ([], 0)
+        assert ([text for text in one.complaints if "Failed to load resource" not in text], hits) == ([], 0)
 
 
 def told(page: Any, words: str) -> None:
@@ -105,3 +106,86 @@ def test_a_conversation_with_a_key(visit: Callable[[Served], Any], talker: str) 
         assert page.locator(".turn.user").all_text_contents() == ["Who saw the ball 1?", "Who saw the ball 2?"]
         page.get_by_role("button", name="Begin anew").click()
         assert page.locator(".turn").count() == 0
+
+
+def event(text: str) -> str:
+    """An event of a stream, with a token."""
+    return "data: " + json.dumps({"choices": [{"delta": {"content": text}, "logprobs": None}]}) + "\n\n"
+
+
+FAULTS: dict[str, Callable[[Any], None]] = {
+    "refused": lambda route: route.fulfill(status=429, json={"error": {"message": "too many requests"}}),
+    "failed": lambda route: route.fulfill(status=500, body="no JSON"),
+    "no network": lambda route: route.abort(),
+    "a stream that fails": lambda route: route.fulfill(
+        body=event("half an ") + 'data: {"error": {"message": "no"}}\n\n'
+    ),
+    "a stream that breaks off": lambda route: route.fulfill(body=event("half an ")),
+    "no text": lambda route: route.fulfill(body=event("") + "data: [DONE]\n\n"),
+}
+CHAT = "**/v1/chat/completions"
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_failed_message_is_back_in_the_input_and_the_conversation_as_before(
+    visit: Callable[[Served], Any],
+    server: Served,
+    fault: str,
+) -> None:
+    page = visit(server)
+    page.locator("#ways:not([hidden])").wait_for()
+    page.get_by_label("Chat").check()
+    page.get_by_text("Settings").click()
+    page.get_by_label("New tokens").fill("8")
+    message, turns = page.get_by_label("Message"), page.locator(".turn")
+    send = page.get_by_role("button", name="Generate")
+
+    def fail(press: str) -> None:
+        page.route(CHAT, FAULTS[fault])
+        page.evaluate("document.getElementById('said').textContent = ''")
+        page.get_by_role("button", name=press).click()
+        page.locator("#said.wrong:not(:empty)").wait_for()
+        page.unroute(CHAT)
+
+    for n in range(2):
+        asked = [f"Who saw {k}?" for k in range(n)]
+        before = turns.all_text_contents()
+        message.fill(f"Who saw {n}?")
+        for _ in range(2):
+            fail("Generate")
+            assert (turns.all_text_contents(), message.input_value()) == (before, f"Who saw {n}?")
+        send.click()
+        told(page, "tokens/s")
+        turns.nth(2 * n + 1).wait_for()
+        assert page.locator(".turn.user").all_text_contents() == [*asked, f"Who saw {n}?"]
+        assert message.input_value() == ""
+    whole = turns.all_text_contents()
+    message.fill("not yet sent")
+    fail("Another seed")
+    assert (turns.all_text_contents(), message.input_value()) == (whole, "not yet sent")
+    page.get_by_role("button", name="Another seed").click()
+    told(page, "tokens/s")
+    assert turns.count() == 4
+    assert turns.all_text_contents()[:3] == whole[:3]
+    assert message.input_value() == "not yet sent"
+
+
+def test_what_is_stopped_or_typed_meanwhile_is_not_lost(visit: Callable[[Served], Any], server: Served) -> None:
+    page = visit(server)
+    page.locator("#ways:not([hidden])").wait_for()
+    page.get_by_label("Chat").check()
+    message = page.get_by_label("Message")
+    page.route(CHAT, lambda route: None)  # never answered
+    message.fill("first")
+    page.get_by_role("button", name="Generate").click()
+    assert page.locator(".turn").all_text_contents() == ["first"]
+    assert page.get_by_role("button", name="Begin anew").is_disabled()
+    message.fill("second")
+    page.get_by_role("button", name="Stop").click()
+    told(page, "stopped after 0")
+    assert message.input_value() == "first\nsecond"
+    assert page.locator(".turn").count() == 0
+    page.get_by_role("button", name="Another seed").click()
+    assert page.locator(".turn").all_text_contents() == ["first\nsecond"]
+    page.get_by_role("button", name="Stop").click()
+    told(page, "stopped after 0")

@@ -194,7 +194,7 @@ def test_a_students_mistakes_are_told(folder: Path) -> None:
     questions["data"][0]["paragraphs"][1]["qas"][0]["answers"] = [{"text": "the moon", "answer_start": 900}]
     (folder / "a.json").write_text(json.dumps(questions))
     assert "the answer 'the moon' is not at answer_start 900" in refusal("finetune", folder / "a.json", "--from", base)
-    assert "is not exported" in exported(folder, train, base)
+    assert "model.norm.place (pre)" in exported(folder, train, base)
 
 
 def exported(folder: Path, train: Path, base: Path) -> str:

@@ -135,6 +135,13 @@ def test_commands(chat, talker, home):
         assert words in outcome.err
 
 
+@pytest.mark.parametrize("line", ["/exit", "/quit", "/bye", "/quit "])
+def test_a_command_ends_it_and_is_in_the_list(chat, talker, line):
+    outcome = chat(f"/help\n{line}\nWho?\n", talker, "--max-new-tokens", "3")
+    assert (outcome.code, outcome.out) == (0, "")
+    assert line.strip() in outcome.err
+
+
 @pytest.mark.parametrize(
     ("line", "words", "code"),
     [

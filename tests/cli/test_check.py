@@ -153,6 +153,60 @@ def test_each_fault_of_a_table_is_found(lmtool, home):
     finds(lmtool, DATA, "train.csv", "--test", "test.csv", "--strict", words=["--strict"])
 
 
+def test_each_finding_of_a_table_is_said_once(lmtool, home):
+    """Also where there are two held-out parts, and bad rows in each table."""
+    train = [*rows(60), *[rows(60)[3]] * 2, *[(f"a plain text {n}", "rare") for n in range(3)]]
+    train += [(f"another text {n}", "godo") for n in range(1)]
+    write(home / "train.csv", train)
+    for name, start in ("valid", 1000), ("test", 2000):
+        write(home / f"{name}.csv", [*rows(20, start), train[7], (train[8][0] + " indeed", "bad")])
+    for path in home.glob("*.csv"):
+        path.write_text(path.read_text() + "a row,of,three\n")
+    done = lmtool.succeeds("check", "train.csv", "--valid", "valid.csv", "--test", "test.csv", "--skip-bad-rows")
+    lines = [line for line in done.out.splitlines() if line.startswith("found")]
+    assert len(set(lines)) == len(lines)
+    assert sum("have no row in the training part" in line for line in lines) == 0
+    assert [sum(f"skipped 1 bad row of {name}.csv" in line for line in lines) for name in ("valid", "test")] == [1, 1]
+    for line in lines:
+        words = line.removeprefix("found").strip()
+        assert len(words) < 20 or line.count(words[:20]) == 1, "the kind is said, and then said again"
+    assert not any("godo" in line for line in lines if "no row" in line), "it is told as a misspelt label"
+    assert sum("'godo'" in line for line in lines) == 1
+
+
+def test_a_class_that_only_the_held_out_rows_have_is_said_once(lmtool, home):
+    """Of one row that is for validation nothing is learnt: whatever the other parts."""
+    write(home / "train.csv", rows(60))
+    found = record(lmtool, "train.csv", "--valid", "train.csv", "--test", "train.csv")
+    texts = [finding["text"] for finding in found["findings"]]
+    assert len(set(texts)) == len(texts)
+
+
+def test_columns_make_a_table_of_a_file_that_may_be_a_text(lmtool, home):
+    lines = [{"text": f"one line {n}", "mood": "ab"[n % 2], "title": f"its title {n}"} for n in range(40)]
+    (home / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert record(lmtool, "a.jsonl")["subject"] == "text"
+    assert (
+        "text 'title', label 'mood'"
+        in lmtool.succeeds("check", "a.jsonl", "--label-column", "MOOD", "--text-column", "title").out
+    )
+    both = ("--text-column", "TITLE", "--text-column", "text", "--label-column", "mood")
+    assert "text 'title' and 'text', label 'mood'" in lmtool.succeeds("check", "a.jsonl", *both).out
+
+
+def test_a_column_of_text_that_is_a_setting_means_a_text_too(lmtool, home):
+    lines = [{"text": f"one line {n}", "label": "ab"[n % 2]} for n in range(40)]
+    (home / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for setting in ("data.column=text", "data={column: text}"):
+        assert record(lmtool, "a.jsonl", "-s", setting)["subject"] == "text"
+
+
+def test_the_kind_of_labels_may_be_named(lmtool, home):
+    write(home / "a.csv", [(f"text {n} of it", n % 5) for n in range(40)])
+    assert "one class each of 5" in lmtool.succeeds("check", "a.csv").out
+    assert "one number each" in lmtool.succeeds("check", "a.csv", "--labels", "number").out
+
+
 def test_finetune_tells_of_rows_that_are_nearly_shared(lmtool, home):
     train = rows(60)
     write(home / "train.csv", train)

@@ -5,12 +5,14 @@ import gzip
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from lmtool.run.directory import Run
 from lmtool.text import bundled
 from tests.cli.conftest import RUN, SENTENCES, SMALL, contents
 
@@ -76,6 +78,30 @@ def test_resume_trains_on_and_says_when_there_is_nothing_left(lmtool, run):
     outcome = lmtool.succeeds("resume", "last")
     assert outcome.out == f"runs/{RUN}\n"
     assert outcome.err.splitlines()[0] == f"finished: runs/{RUN} has completed all 8 steps"
+
+
+def test_resume_without_a_name_takes_the_last_run_that_was_stopped(lmtool, run):
+    """And says so; with more steps the last one, which may be finished."""
+    finished = Path(shutil.copytree(run, run.with_name("finished")))
+
+    def session(path, step, outcome=None):
+        with Run.open(path) as began:
+            began.lock()
+            began.start(step=step, command=[], environment={})
+            if outcome:
+                began.end(outcome)
+
+    session(run, 4)
+    session(finished, 6, "finished")
+    outcome = lmtool.succeeds("resume")
+    assert outcome.err.splitlines()[0] == f"resuming {RUN}, since finished is finished"
+    assert "finished at step 6" in outcome.err
+    assert outcome.out == f"runs/{RUN}\n"
+    outcome = lmtool.succeeds("resume")
+    assert outcome.out == f"runs/{RUN}\n"
+    assert "has completed all 6 steps" in outcome.err
+    session(finished, 6, "finished")
+    assert lmtool.succeeds("resume", "-s", "training.steps=+2").out == "runs/finished\n"
 
 
 def test_a_text_is_looked_at_before_it_is_trained_on(lmtool, home):

@@ -12,7 +12,9 @@ from typer.testing import CliRunner
 
 from lmtool.cli import app
 from lmtool.errors import DataError, RecipeError, UsageError
-from lmtool.recipe.load import load
+from lmtool.recipe.load import Setting, load
+from lmtool.recipe.spec.objective import Classification
+from lmtool.training.start import plan_finetuning
 from tests.text import chat_templates
 
 RECIPE = """\
@@ -129,6 +131,52 @@ def test_a_trained_run_is_fine_tuned_and_resumed(folder: Path, base: Path) -> No
     # a head for the same labels is reused
     result = CliRunner().invoke(app, [*map(str, once[:2]), "--from", str(folder / "tuned"), "--epochs", "1"])
     assert "the head is reused" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("--label-column", "stars"),
+        ("-s", "data.label_column=stars"),
+        ("-s", " data.label_column = stars"),
+        ("-s", "data={label_column: stars}"),
+        ("-s", " data = {label_column: stars}"),
+        ("-s", "data={label_column: label}", "-s", "data.label_column=stars"),
+    ],
+)
+@pytest.mark.parametrize("source", ["base", "nothing", "recipe"])
+def test_however_a_column_is_named_it_is_the_one_that_is_trained_on(
+    settings: tuple[str, ...], source: str, folder: Path, request: pytest.FixtureRequest
+) -> None:
+    rows = "".join(f"the cat {i % 3} sat {i},{'xy'[i % 2]},{'pqr'[i % 3]}\n" for i in range(36))
+    (folder / "train.csv").write_text("text,label,stars\n" + rows)
+    begun: tuple[object, ...] = ()
+    if source == "base":
+        begun = ("--from", request.getfixturevalue("base"))
+    elif source == "recipe":
+        begun = ("--recipe", folder / "encoder.yaml")
+    run("finetune", folder / "train.csv", *begun, *settings, "--epochs", "1", "-q", "-o", folder / "tuned")
+    found = load(folder / "tuned/recipe.yaml").recipe
+    assert found.data.label_column == "stars"
+    assert isinstance(found.objective, Classification)
+    assert found.objective.labels == ("p", "q", "r")
+
+
+def test_the_table_may_be_a_setting(folder: Path) -> None:
+    assert "no table to train on name one: lmtool finetune TABLE" in refusal("finetune")
+    run("finetune", "-s", f"data={{train: [{folder / 'train.csv'}]}}", "--epochs", "1", "-q", "-o", folder / "run")
+    assert load(folder / "run/recipe.yaml").recipe.data.train == (str(folder / "train.csv"),)
+
+
+@pytest.mark.parametrize("named", ["objective.kind=classification", "objective={kind: classification}"])
+def test_an_objective_that_is_named_decides_what_the_rows_are(named: str, folder: Path, base: Path) -> None:
+    """Lists in `tokens` beside `tags` would be words with tags."""
+    row = {"tokens": ["the", "cat"], "tags": ["X", "Y"], "text": "the cat", "label": "x"}
+    (folder / "rows.jsonl").write_text("\n".join([json.dumps(row)] * 20))
+    table = Setting("data.train", [str(folder / "rows.jsonl")], "TABLE")
+    plan = plan_finetuning(str(base), None, [named], [table])
+    assert plan.tables[0].columns.texts == ("text",)
+    assert plan.resolved.recipe.objective.kind == "classification"
 
 
 @pytest.mark.parametrize(

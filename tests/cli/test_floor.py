@@ -96,7 +96,42 @@ def test_a_resumed_run_is_held_to_the_floor_it_began_with(folder: Path) -> None:
 def test_a_model_below_the_floor_is_said_to_be(folder: Path) -> None:
     (folder / "tiny.yaml").write_text(TINY.replace("KIND", "transformer") + "objective: {kind: classification}\n")
     found = run("finetune", folder / "train.csv", "--recipe", folder / "tiny.yaml", "-s", "training.steps=1")
-    assert "% is below it: take --recipe linear" in found.stdout
+    assert "% is below it: lmtool finetune with --recipe linear" in found.stdout
+
+
+WEAK = ("-s", "training.steps=1", "-s", "optimizer.lr=1e-9")
+UNINFORMED = ("-s", "model.log_ratios=false", "-s", "model.buckets=5000")
+"""Of a linear model that does not begin with naive Bayes."""
+
+
+def advice(found: Result) -> str:
+    (line,) = (line for line in found.stdout.splitlines() if "; this model " in line)
+    return line.partition("% is below it")[2]
+
+
+def test_what_was_done_is_not_advised(folder: Path) -> None:
+    """A linear model is not advised to be one, whether named or chosen, under any name; nor a fine-tuned one a run."""
+    train = folder / "train.csv"
+    (folder / "mine.yaml").write_text(run("recipes", "show", "linear").stdout)
+    for recipe in ((), ("--recipe", "linear"), ("--recipe", folder / "mine.yaml")):
+        told = advice(run("finetune", train, *recipe, *WEAK, *UNINFORMED))
+        assert "--from hf:" in told
+        assert "linear" not in told
+    base = pretrain(folder, TINY.replace("KIND", "transformer"))
+    for named in ((), ("--from", base)):
+        told = advice(run("finetune", train, *named, *WEAK, "-o", folder / f"tuned-{len(named)}"))
+        assert "--recipe linear" in told
+        assert "--from" not in told
+    (folder / "tuned-2/metrics.json").unlink()
+    assert advice(run("resume", folder / "tuned-2")) == told
+
+
+def test_more_epochs_are_advised_only_where_the_last_step_was_the_best(folder: Path) -> None:
+    assert "more --epochs" in advice(run("finetune", folder / "train.csv", *WEAK, *UNINFORMED))
+    longer = ("-s", "training.steps=3", "-s", "evaluation.every=1", "--metric", "accuracy")
+    told = advice(run("finetune", folder / "train.csv", *WEAK, *UNINFORMED, *longer))
+    assert "--from" in told
+    assert "--epochs" not in told
 
 
 def test_numbers_and_names_have_a_linear_model(folder: Path) -> None:
@@ -148,6 +183,7 @@ def test_what_only_counts_is_no_body(folder: Path) -> None:
         (("pairs.tsv",), "needs a model that writes: there is no last run"),
         (("--task", "a:pairs.tsv"), "needs a model that writes"),
         (("train.csv", "--lora-rank", "4"), "--lora-rank is for a trained model"),
+        (("train.csv", "-s", "tuning={freeze: body}"), "is for a trained model"),
         (("train.csv", "--freeze", "body"), "--freeze is for a trained model"),
     ],
 )

@@ -429,7 +429,7 @@ def test_an_empty_prompt_and_a_stop_string_that_never_comes(lmtool, run):
     ("arguments", "words"),
     [
         (["--temperature", "-1"], ["temperature is -1.0"]),
-        (["--temperature", "nan"], ["temperature is nan"]),
+        (["--temperature", "nan"], ["nan is no finite number", "--temperature"]),
         (["--top-p", "0"], ["top_p is 0.0"]),
         (["--min-p", "2"], ["min_p is 2.0"]),
         (["--typical-p", "0"], ["typical_p is 0.0"]),

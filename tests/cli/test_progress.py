@@ -13,7 +13,7 @@ from lmtool.cli import progress
 from lmtool.cli.progress import Display
 from lmtool.inference.evaluation import Validation
 from lmtool.recipe.load import load
-from lmtool.training.events import AlreadyFinished, Ended, Plan, Sampled, Started, Stepped, Warned
+from lmtool.training.events import AlreadyFinished, Ended, Plan, Sampled, Started, Stepped, Timed, Warned
 from lmtool.training.fit import Step
 
 NASTY = "[red]a[/red] :smile: \x1b[31m\x07\nb"
@@ -77,6 +77,7 @@ def stepped(number, valid_loss=None, is_best=False, seconds=0.5):
         lr=1e-3,
         grad_norm=1.0,
         tokens=4096,
+        computed=4096,
         seconds=seconds,
         micro_batch=8,
         stop=False,
@@ -116,8 +117,9 @@ def test_lines_where_there_is_no_terminal(stderr):
         "step 1/10 (10 %)  loss 2.5000  lr 1.00e-03  8,192 tokens/s  0:04 left",
         "step 2/10 (20 %)  loss 2.5000  valid loss 2.2500 (best)  lr 1.00e-03  8,192 tokens/s  0:04 left",
     ]
-    assert lines[8:10] == [f"  {SHOWN}↵b|{SHOWN}↵b", f"warning: {SHOWN}\\nb"]
-    assert lines[10:] == ["finished at step 10 after 0:00; best valid loss 2.2500 at step 2"]
+    assert lines[8] == "samples, one to a line: the prompt, |, what the model writes; ↵ is a line break"
+    assert lines[9:11] == [f"  {SHOWN}↵b|{SHOWN}↵b", f"warning: {SHOWN}\\nb"]
+    assert lines[11:] == ["finished at step 10 after 0:00; best valid loss 2.2500 at step 2"]
 
 
 def test_how_much_of_a_model_learns_is_said(stderr):
@@ -140,7 +142,73 @@ def test_lines_come_every_few_seconds(stderr, monkeypatch):
             display.report("tokenizing", done, 100)
         display.report("reading", 12345, 0)
     shown = [line.split("(")[0].strip() for line in stream.getvalue().splitlines()[3:]]
-    assert shown == ["step 1/100", "step 12/100", "step 23/100", "tokenizing: 15 %", "tokenizing: 70 %"]
+    assert shown == [
+        "step 1/100",
+        "step 12/100",
+        "step 23/100",
+        "tokenizing: 15 %, 0:17 left",
+        "tokenizing: 70 %, 0:06 left",
+    ]
+
+
+def test_the_marks_of_samples_are_explained_once(stderr):
+    stream = stderr()
+    tell([started(), plan(), *[Sampled(n, "one", "two") for n in range(3)]])
+    lines = stream.getvalue().splitlines()
+    assert [n for n, line in enumerate(lines) if "prompt" in line] == [lines.index("  one|two") - 1]
+    assert lines.count("  one|two") == 3
+
+
+def test_a_stage_has_the_time_of_its_own(stderr, monkeypatch):
+    """What came before does not count, and what is not begun or done has none left."""
+    stream, now = stderr(), [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with Display(shown=True, quiet=False) as display:
+        for stage, done in (
+            ("reading", 1),
+            ("reading", 99),
+            ("evaluating", 0),
+            ("evaluating", 25),
+            ("evaluating", 100),
+        ):
+            now[0] += 20
+            display.report(stage, done, 100)
+    assert stream.getvalue().splitlines()[2:] == ["evaluating: 0 %", "evaluating: 25 %, 1:00 left", "evaluating: 100 %"]
+
+
+def test_a_speed_is_that_of_all_recent_tokens(stderr):
+    """Not those of the last step in the mean time of all."""
+    stream = stderr()
+    steps = [replace(stepped(n), step=replace(stepped(n).step, computed=100 * n, seconds=0.1 * n)) for n in range(1, 9)]
+    tell([plan(), *steps, stepped(9, valid_loss=2.0, seconds=4.096)])
+    assert " 1,000 tokens/s" in stream.getvalue().splitlines()[-1]
+
+
+def test_the_time_left_has_validations_in_it(stderr, monkeypatch):
+    stream, now = stderr(), [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with Display(shown=True, quiet=False) as display:
+        display.show(plan(steps=100))
+        for step in range(1, 11):
+            now[0] += 4 if step % 5 == 0 else 1
+            display.show(stepped(step, valid_loss=2.0 if step % 5 == 0 else None, seconds=1))
+    # 90 steps, and 18 validations of 3 seconds
+    assert stream.getvalue().splitlines()[-1].endswith(" 2:24 left")
+
+
+def timed(**changes):
+    return replace(Timed(130, 5300.4, "token", 600, None, None), **changes)
+
+
+def test_the_time_is_told_before_the_first_step(stderr):
+    stream = stderr()
+    tell([timed(), timed(patience=5), timed(unit="pair", whole_pass=12.5)])
+    assert stream.getvalue().splitlines() == [
+        "time: about 2:10 here, at 5,300 tokens/s, padding included",
+        "time: about 2:10 here, at 5,300 tokens/s, padding included; less where patience (5 validations) ends it",
+        "time: about 2:10 here, at 5,300 pairs/s",
+        "less than one pass over the data is planned; --minutes 12.5 reads all of it",
+    ]
 
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
@@ -213,6 +281,11 @@ def test_a_process_that_only_computes_says_nothing(stderr):
         (AlreadyFinished(Path("a b"), 10, early=True), "finished: a b stopped early, at step 10\n"),
         (AlreadyFinished(Path("a b"), 10, early=True), "  lmtool resume 'a b' -s evaluation.patience=+5 trains longer"),
         (Ended("early", 5, 2, 1.5, "loss"), "stopped early at step 5 after 0:00: validation did not improve; best"),
+        (
+            Ended("finished", 5, 2, 1.5, "loss", ("more text", "fewer passes")),
+            "finished at step 5 after 0:00; best valid loss 1.5000 at step 2; trained on the same text for too long: "
+            "more text or fewer passes would help",
+        ),
         (Ended("interrupted", 5, None, None, "loss"), "interrupted and saved at step 5; lmtool resume continues"),
     ],
 )

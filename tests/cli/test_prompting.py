@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from lmtool.errors import UsageError
+from lmtool.recipe.spec.text import Data
 from lmtool.tables.prompting import PromptTemplate, calibrated_scores, read_answers
 from lmtool.text.table import open_table
 from tests.reference.prompting import calibrated
@@ -133,6 +134,6 @@ def test_a_prompt_longer_than_the_context(lmtool, run, files, home):
 def test_braces_stand_for_columns(tmp_path):
     table = open_table(str(write(tmp_path / "rows.csv", [("it rains", "a")], ("a b", "label"))), cache=tmp_path)
     prompt = PromptTemplate("{{x}} {a b}: ")
-    assert prompt.filled(prompt.columns(table, None), ("it rains",)) == "{x} it rains: "
+    assert prompt.filled(prompt.columns(table, Data()), ("it rains",)) == "{x} it rains: "
     with pytest.raises(UsageError, match="does not say where"):
-        PromptTemplate("{{text}}").columns(table, None)
+        PromptTemplate("{{text}}").columns(table, Data())

@@ -1,6 +1,7 @@
 """Errors of the command line: an exit code, at most three lines, and no run is changed."""
 
 import gzip
+import io
 import json
 import re
 import socket
@@ -305,7 +306,7 @@ def test_no_tokenizer(lmtool, run, home, corpus):
 def test_another_recipe_or_text_than_the_runs(lmtool, run, corpus, home):
     before = contents(run)
     words = ["optimizer.lr 0.02 -> 0.5", f"runs/{RUN}/recipe.yaml", "lmtool pretrain"]
-    lmtool.refuses(CHECKPOINT, "resume", "last", "-s", "optimizer.lr=0.5", words=words)
+    lmtool.refuses(USAGE, "resume", "last", "-s", "optimizer.lr=0.5", words=words)
     recipe = run / "recipe.yaml"
     (home / "tales.txt").write_text("Another text than it was.\n" * 100)
     recipe.write_text(recipe.read_text().replace(str(corpus), "tales.txt"))
@@ -460,6 +461,27 @@ def test_an_environment_that_torchrun_did_not_make(lmtool, home, corpus, monkeyp
     lmtool.refuses(USAGE, "pretrain", corpus, *SMALL, words=words)
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("generate", "The"),
+        ("runs", "ls"),
+        ("tokenize", "--show", "The"),
+        ("export", "last", "exported"),
+        ("eval", "last", "-"),
+    ],
+)
+def test_commands_that_several_processes_would_repeat(lmtool, run, monkeypatch, command):
+    """Each would write the same files, or read a part of standard input."""
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"The map\n")))
+    what = "standard input" if "-" in command else f"lmtool {command[0]}"
+    lmtool.refuses(USAGE, *command, words=[what, "one process", "torchrun"])
+    monkeypatch.delenv("WORLD_SIZE")  # a rank alone is what a shell may have left
+    assert lmtool("runs", "ls").code == 0
+
+
 def test_processes_that_cannot_meet(lmtool, home, corpus, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -470,9 +492,12 @@ def test_processes_that_cannot_meet(lmtool, home, corpus, monkeypatch):
             lmtool.refuses(5, "pretrain", corpus, *SMALL, words=words)
 
 
-@pytest.mark.parametrize("penalty", ["1e300", "-1e300", "nan", "101"])
-def test_a_length_penalty_that_overflows(lmtool, run, penalty):
-    words = ["between -100 and 100"]
+@pytest.mark.parametrize(
+    ("penalty", "what"),
+    [("1e300", "too large"), ("-1e300", "too large"), ("nan", "no finite number"), ("101", "between -100 and 100")],
+)
+def test_a_length_penalty_that_overflows(lmtool, run, penalty, what):
+    words = [what, "length"]
     lmtool.refuses(USAGE, "generate", "a", "--num-beams", "2", f"--length-penalty={penalty}", words=words)
 
 
@@ -501,7 +526,19 @@ def test_weights_that_are_not_finite(lmtool, run, corpus, value):
     lmtool.succeeds("eval", f"{run}@4", corpus)
 
 
-@pytest.mark.parametrize("setting", ["training.batch_size=1000000000000000000000", "optimizer.lr=1e308"])
-def test_numbers_that_no_training_has(lmtool, home, corpus, setting):
-    words = [setting.split("=")[0], "above 0 and at most"]
+@pytest.mark.parametrize(
+    ("setting", "what"),
+    [
+        ("training.batch_size=1000000000000000000000", "too large"),
+        ("training.batch_size=1000000000", "above 0 and at most"),
+        ("optimizer.lr=1e308", "too large"),
+    ],
+)
+def test_numbers_that_no_training_has(lmtool, home, corpus, setting, what):
+    words = [setting.split("=")[0], what]
     lmtool.refuses(USAGE, "pretrain", corpus, *SMALL, "-s", setting, words=words)
+
+
+def test_a_file_in_place_of_a_command(lmtool, home, corpus):
+    lmtool.refuses(USAGE, corpus, words=["no command", f"lmtool pretrain {corpus}"])
+    lmtool.refuses(USAGE, "pretrian", corpus, words=["pretrain"])

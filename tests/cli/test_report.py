@@ -7,6 +7,10 @@ import pytest
 from rich.cells import cell_len
 
 from lmtool.report import training as pages
+from lmtool.report.history import History, doubts
+from lmtool.run.directory import Run
+from lmtool.run.evaluations import keep_evaluation
+from lmtool.run.listing import COUNTING
 from tests.cli.conftest import SMALL
 
 
@@ -19,6 +23,9 @@ def test_the_page_of_a_run(lmtool, run, tmp_path):
     losses = [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert len(losses) == 6
     assert html.count(">Sessions<") == 1
+    lmtool.succeeds("report", "-o", file)
+    assert file.read_text() == html
+    assert lmtool.succeeds("runs", "show").out == lmtool.succeeds("runs", "show", "last").out
 
 
 def test_several_runs_twice_the_same_is_one(lmtool, run, tmp_path):
@@ -118,4 +125,98 @@ def test_comparing_runs(lmtool, run, corpus, tmp_path):
         assert entry["tokens"] == records[-1]["tokens"]
         # about so many bytes in a token of this text
         assert 0.5 < entry["best_loss"] / (entry["bits_per_byte"] * 0.6931) < 20
+    assert found["notes"] == []
     lmtool.refuses(2, "runs", "compare", run, words=["nothing to be compared with"])
+
+
+LINEAR = ("--recipe", "linear", "-s", "model.buckets=5000", "-s", "training.min_steps=1", "--epochs", "2", "-q")
+
+
+@pytest.fixture
+def tables(home):
+    """Rows for training, few of which are held out, and for testing."""
+    for name, first, n in (("train.csv", 0, 60), ("few.csv", 60, 12), ("many.csv", 100, 600)):
+        rows = [f"{'poor' if i % 2 else 'good'} play {i},{'no' if i % 2 else 'yes'}" for i in range(first, first + n)]
+        (home / name).write_text("\n".join(["text,label", *rows]))
+    return home
+
+
+def test_test_figures_come_first_and_rows_are_called_rows(lmtool, tables):
+    lmtool.succeeds("finetune", "train.csv", *LINEAR, "--test", "few.csv", "-o", "runs/one")
+    lmtool.succeeds(
+        "finetune", "train.csv", *LINEAR, "--test", "few.csv", "-s", "model.log_ratios=false", "-o", "runs/two"
+    )
+    found = json.loads(lmtool.succeeds("runs", "compare", "one", "two", "--json").out)
+    assert list(found["runs"][0])[:2] == ["name", "test"]
+    assert found["runs"][0]["test"]["few.csv"]["rows"] == 12
+    lines = lmtool.succeeds("runs", "compare", "one", "two").out.splitlines()
+    assert lines[1].startswith("few.csv accuracy\t")
+    rows = dict(line.split("\t", 1) for line in lines)
+    assert rows["few.csv rows"] == "12\t12"
+    assert rows["valid rows"] == "6\t6"
+    assert rows["rows"].split("\t")[0] == f"{128 * int(rows['steps'].split(chr(9))[0]):,}"
+    assert "rows per second" in rows
+    assert "bits per byte" not in rows
+
+
+def test_few_rows_are_not_taken_to_rank_runs(lmtool, tables):
+    """Neither those of validation nor those of a test; many are."""
+    for name, options in (("one", ()), ("two", ("-s", "seed=2"))):
+        lmtool.succeeds("finetune", "train.csv", *LINEAR, *options, "-o", f"runs/{name}")
+    listed = lmtool.succeeds("runs", "ls").out.splitlines()
+    assert all(re.search(r"\taccuracy [\d.]+ ± 0\.\d+, 6 rows\t", line) for line in listed)
+    for name, accuracy in (("one", 0.75), ("two", 0.5)):
+        for file, n in (("few.csv", 12), ("many.csv", 600)):
+            step = Run.open(tables / "runs" / name).best_step
+            figures = {"step": step, "rows": n, "accuracy": accuracy}
+            keep_evaluation(tables / "runs" / name, [file], [], figures)
+    notes = json.loads(lmtool.succeeds("runs", "compare", "one", "two", "--json").out)["notes"]
+    assert any(note == "accuracy on few.csv: 12 rows are too few to tell one from two" for note in notes)
+    assert not any("many.csv" in note for note in notes)
+    printed = lmtool.succeeds("runs", "compare", "one", "two").out
+    assert all(f"note\t{note}" in printed.splitlines() for note in notes)
+    page = tables / "page.html"
+    lmtool.succeeds("report", "one", "two", "-o", page)
+    assert "12 rows are too few to tell one from two" in page.read_text()
+
+
+def test_what_eval_measures_is_listed(lmtool, tables):
+    """Unless the run was trained on it, or at another checkpoint than the best one."""
+    lmtool.succeeds("finetune", "train.csv", *LINEAR, "-o", "runs/one")
+    lmtool.succeeds("eval", "one", "train.csv", "-q")
+    assert "\taccuracy " in lmtool.succeeds("runs", "ls").out
+    lmtool.succeeds("eval", "one", "few.csv", "many.csv", "-q")
+    (summary,) = json.loads(lmtool.succeeds("runs", "ls", "--json").out)
+    assert (summary["part"], summary["source"], summary["rows"]) == ("test", "many.csv", 600)
+    assert "\ttest accuracy " in lmtool.succeeds("runs", "ls").out
+    shown = lmtool.succeeds("runs", "show", "one").out.splitlines()
+    assert sum(line.startswith("test ") for line in shown) == 2
+    assert any("few.csv: rows 12, loss " in line for line in shown)
+    lmtool.succeeds("check", "one", "-q")
+
+
+def test_what_few_rows_say_of_a_loss_is_left_open(lmtool, tables):
+    """Its standard error does not follow from it."""
+    for name, rate in (("one", "1e-3"), ("two", "1e-1")):
+        options = (*LINEAR, "-s", "model.log_ratios=false", "-s", f"optimizer.lr={rate}")
+        lmtool.succeeds("finetune", "train.csv", *options, "-o", f"runs/{name}")
+        for file in ("metrics.json", "evaluations.json"):
+            (tables / "runs" / name / file).unlink(missing_ok=True)
+    runs = [History.of(Run.open(tables / "runs" / name)) for name in ("one", "two")]
+    records = [{k: v for k, v in run.chosen.items() if k not in COUNTING} for run in runs]
+    for run, record in zip(runs, records, strict=True):
+        run.__dict__["chosen"] = record
+    assert doubts(runs) == ["loss on validation rows: of 6 rows; lmtool finetune --seeds 5 shows how far it varies"]
+
+
+def test_the_test_of_a_text_is_listed(lmtool, run, corpus, home):
+    (home / "other.txt").write_text("The sailor found a moon at dawn.\n" * 40)
+    for words in (["other.txt", "--stride", "4"], ["--text", "The sailor"], [corpus]):
+        lmtool.succeeds("eval", "last", *words, "-q")
+        assert json.loads(lmtool.succeeds("runs", "ls", "--json").out)[0]["part"] == "validation"
+    measured = json.loads(lmtool.succeeds("eval", "last", "other.txt", "--json").out)
+    (summary,) = json.loads(lmtool.succeeds("runs", "ls", "--json").out)
+    assert (summary["part"], summary["source"], summary["metric"]) == ("test", "other.txt", "loss")
+    assert summary["value"] == measured["loss"]
+    lmtool.succeeds("resume", "last", "-s", "training.steps=+2", "-q")
+    assert json.loads(lmtool.succeeds("runs", "ls", "--json").out)[0]["part"] == "validation"

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from lmtool.errors import UsageError
+from lmtool.errors import CheckpointError, UsageError
 from lmtool.run.checkpoint import listed
 from lmtool.run.directory import Run, check_folder, is_begun
-from tests.cli.conftest import CommandLine
-from tests.training.programs import TORCHRUN, output, pretraining, saved, start, wait_until
+from tests.cli.conftest import CommandLine, contents
+from tests.training.programs import LMTOOL, TORCHRUN, output, pretraining, saved, start, wait_until
 from tests.training.test_processes import TOGETHER, rank
 from tests.training.tiny import Work, after, lasting, metrics, warnings_in
 
@@ -108,3 +108,37 @@ def test_a_killed_rank_restarts_by_itself(work: Work) -> None:
     assert [record["step"] for record in found] == list(range(1, 61))
     for key in ("loss", "valid_loss", "grad_norm"):
         assert [record[key] for record in found] == pytest.approx([record[key] for record in expected], abs=1e-5)
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_the_run_of_another_process_that_began_meanwhile(work: Work, is_held: bool) -> None:
+    """It has its first checkpoint since this process looked, and may have ended: not the mistake of a command."""
+    work.pretrain("training.steps=2")
+    before = contents(work.run())
+    with Run.open(work.run()) as run:
+        if is_held:
+            run.lock()
+        for check in (lambda: check_folder(work.run(), retry=True), lambda: create(work.run())):
+            with pytest.raises(CheckpointError, match="another process") as raised:
+                check()
+            assert raised.value.exit_code == 4
+            assert "again" in raised.value.fix or "wait" in raised.value.fix
+    assert {name: found for name, found in contents(work.run()).items() if name != ".lock"} == {
+        name: found for name, found in before.items() if name != ".lock"
+    }
+
+
+def create(folder: Path) -> Run:
+    fingerprints = {"data": "", "tokenizer": ""}
+    return Run.create(folder, name="r", summary="", recipe="", tokenizer={}, fingerprints=fingerprints, retry=True)
+
+
+def test_of_three_at_once_one_trains(work: Work) -> None:
+    """The others end with the code of a run that is in use, or find it finished, wherever they were when it began."""
+    programs = [start(work, [*LMTOOL, *command(work, "training.steps=40")]) for _ in range(3)]
+    codes = sorted(program.wait() for program in programs)
+    assert codes[0] == 0, output(work)
+    assert set(codes) <= {0, 4}, output(work)
+    assert start(work, [*LMTOOL, *command(work, "training.steps=40")]).wait() == 0
+    (session,) = [session for session in Run.open(work.run()).info.sessions if session.step == 0]
+    assert session.outcome == "finished"

@@ -125,6 +125,7 @@ def test_two_real_processes(tmp_path: Path) -> None:
         assert one["sum"] == [1, 2]
         assert one["text"] == "naïve"
         assert one["order"] == [0, 1], "the main process is first"
+        assert one["again"] == [2]
 
 
 _WAITING = """
@@ -165,6 +166,25 @@ def test_a_process_that_waits_for_others_can_be_interrupted(number: signal.Signa
             begun.kill()
 
 
+@pytest.mark.parametrize("ended", ["rank", "parent"])
+def test_a_process_in_a_collective_leaves_at_the_second_signal_and_is_no_orphan(ended: str) -> None:
+    """It waits in compiled code, where Python calls no handler. When what has started it ends, that is a signal."""
+    command = [sys.executable, "-m", "tests.compute.waiting"]
+    root, environment = Path(lmtool.__file__).parents[1], os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, cwd=root, env=environment, stdout=subprocess.PIPE, text=True) as begun:
+        assert begun.stdout is not None
+        pids = dict(begun.stdout.readline().split() for _ in range(2))
+        if ended == "rank":
+            os.kill(int(pids["0"]), signal.SIGTERM)
+            time.sleep(0.3)
+            assert begun.poll() is None, "the first signal waits for the step"
+            os.kill(int(pids["0"]), signal.SIGTERM)
+            assert begun.wait() == 1
+        else:
+            begun.kill()
+        assert begun.stdout.read() == "", "the end of what both can write to: both are gone"
+
+
 def _tell(order: Path) -> None:
     """What one of two real processes finds, as JSON."""
     with joined(CPU) as world:
@@ -182,6 +202,8 @@ def _tell(order: Path) -> None:
             "text": world.from_main("naïve" * world.is_main, CPU),
             "order": [int(rank) for rank in order.read_text()],
         }
+    with joined(CPU) as world:  # as a command does that evaluates several tables
+        told["again"] = world.sum([1.0], CPU)
     os.write(1, f"{json.dumps(told)}\n".encode())  # at once, so that lines do not mix
 
 

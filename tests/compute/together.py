@@ -1,56 +1,218 @@
-"""Several processes in one: threads that tell each other what processes would."""
+"""Several processes in one: threads that tell each other what processes would, and notice where their ways part.
 
+Each collective is entered by all, with tensors of one shape and type, before any goes on; so is the end. What real
+processes would wait for without end, since one of them never comes, is an error here.
+"""
+
+import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from types import ModuleType
-from typing import TypeVar
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lmtool.compute import processes
 from lmtool.compute.device import Compute
 from lmtool.compute.processes import World
+from lmtool.inference import load
+from lmtool.inference.sharding import _layers
+from lmtool.model import LanguageModel
+from lmtool.training import length, train
 
 Given = TypeVar("Given")
 
 
-def together(
-    patch: pytest.MonkeyPatch, size: int, work: Callable[[World], Given], joining: Sequence[ModuleType] = ()
-) -> list[Given]:
-    """What `work` gives in each of so many processes, which add up their tensors as processes do.
+@dataclass
+class Meeting:
+    """Where threads meet. entered: the collectives, in order. asides: meetings of other threads of theirs."""
 
-    joining: modules that join the processes by themselves.
+    size: int
+    entered: list[Hashable] = field(default_factory=list)
+    asides: list["Meeting"] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._barrier = threading.Barrier(self.size)
+        self._told: dict[int, tuple[Hashable, Any]] = {}
+
+    def enter(self, rank: int, what: Hashable, value: Any = None) -> list[Any]:
+        """The values of all, once all have entered. Raises AssertionError where they entered different collectives."""
+        self._told[rank] = what, value
+        self._barrier.wait()
+        kinds, values = zip(*(self._told[other] for other in range(self.size)), strict=True)
+        self._barrier.wait()
+        assert len(set(kinds)) == 1, f"processes enter different collectives: {' / '.join(str(k)[:99] for k in kinds)}"
+        if rank == 0:
+            self.entered.append(what)
+        return [*values]
+
+    def abort(self) -> None:
+        """End all waiting, with an error."""
+        for meeting in (self, *self.asides):
+            meeting._barrier.abort()
+
+
+def together(patch: pytest.MonkeyPatch, size: int, work: Callable[[World], Given]) -> list[Given]:
+    """What `work` gives in each of so many processes; see `meet`."""
+    return meet(patch, size, work)[0]
+
+
+def meet(patch: pytest.MonkeyPatch, size: int, work: Callable[[World], Given]) -> tuple[list[Given], list[Hashable]]:
+    """What `work` gives in each of so many processes, and the collectives that they entered.
+
+    A model that is replicated has its gradients averaged, all at the end of a backward pass; one that is shared is
+    whole in each as well, but each layer of it is entered by all.
     """
-    meeting, own = threading.Barrier(size), threading.local()
-    told: dict[int, Tensor] = {}
-
-    def all_reduced(tensor: Tensor) -> Tensor:
-        told[own.rank] = tensor
-        meeting.wait()
-        shapes = {(one.shape, one.dtype) for one in told.values()}
-        total = torch.stack([told[rank] for rank in range(size)]).sum(0).to(tensor.dtype)
-        meeting.wait()
-        assert len(shapes) == 1, "processes told each other different things"
-        return total
-
-    @contextmanager
-    def joined(compute: Compute) -> Iterator[World]:
-        yield World(own.rank, size)
+    meeting, own = Meeting(size), threading.local()
+    local = _Local(meeting, lambda: int(own.rank))
 
     def process(rank: int) -> Given:
         own.rank = rank
         try:
-            return work(World(rank, size))
+            found = work(World(rank, size))
+            meeting.enter(rank, "the end")
         except BaseException:
-            meeting.abort()  # or the others would wait for ever
+            meeting.abort()
             raise
+        return found
 
     with patch.context() as own_patch, ThreadPoolExecutor(size) as threads:
-        own_patch.setattr(processes, "_all_reduced", all_reduced)
-        for module in joining:
-            own_patch.setattr(module, "joined", joined)
-        return list(threads.map(process, range(size)))
+        local.patch(own_patch)
+        begun = [threads.submit(process, rank) for rank in range(size)]
+        errors = [error for one in begun if (error := one.exception()) is not None]
+        for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+            raise error
+        return [one.result() for one in begun], meeting.entered
+
+
+@dataclass
+class _Local:
+    """What stands for collectives. rank: of the thread that asks."""
+
+    meeting: Meeting
+    rank: Callable[[], int]
+
+    def patch(self, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(processes, "_all_reduced", self._all_reduced)
+        patch.setattr(World, "wait", lambda _: self._enter("wait"))
+        patch.setattr(World, "aside", lambda _: self._aside())
+        patch.setattr(World, "wrap", lambda _, module, __: self.exchanging(module))
+        patch.setattr(World, "alone", lambda _, module: _alone(module))
+        for module in [module for name, module in sys.modules.items() if name.startswith("lmtool.")]:
+            if module is not processes and vars(module).get("joined") is processes.joined:
+                patch.setattr(module, "joined", self._joined)
+        # threads draw from one generator, so that none may train while another one initializes its model
+        drawing, genuine = threading.Lock(), train.learner
+
+        def learner(*arguments: Any, **options: Any) -> Any:
+            self._enter("initializes")
+            with drawing:
+                found = genuine(*arguments, **options)
+            self._enter("initialized")
+            return found
+
+        for module in (train, length):
+            patch.setattr(module, "learner", learner)
+        for module in (train, load):
+            patch.setattr(module, "Sharding", partial(Shared, self))
+            patch.setattr(module, "ShardedBuild", lambda *_: None)
+
+    def _enter(self, *what: Hashable, value: Any = None) -> list[Any]:
+        return self.meeting.enter(self.rank(), what, value)
+
+    def _all_reduced(self, tensor: Tensor) -> Tensor:
+        told = self._enter("sum", tensor.shape, tensor.dtype, value=tensor.clone())
+        return torch.stack(told).sum(0).to(tensor.dtype)
+
+    @contextmanager
+    def _joined(self, compute: Compute) -> Iterator[World]:
+        yield World(self.rank(), self.meeting.size)
+
+    def _aside(self) -> "_Aside":
+        aside, *_ = self._enter("aside", value=Meeting(self.meeting.size))
+        self.meeting.asides.append(aside)
+        return _Aside(self.rank(), self.meeting.size, aside)
+
+    def exchanging(self, module: nn.Module) -> nn.Module:
+        """A module whose gradients are averaged at the end of a backward pass, unless it is `alone`."""
+        trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+        touched: set[str] = set()
+
+        def touch(name: str, _: Tensor) -> None:
+            if not touched:
+                torch.autograd.Variable._execution_engine.queue_callback(exchange)  # type: ignore[attr-defined]
+            touched.add(name)
+
+        def exchange() -> None:
+            assert touched == trained.keys(), f"no gradient of {trained.keys() - touched}"
+            touched.clear()
+            if getattr(module, "is_alone", False):
+                return
+            shapes = tuple((name, parameter.shape, parameter.dtype) for name, parameter in trained.items())
+            told = self._enter("gradients", shapes, value=[parameter.grad for parameter in trained.values()])
+            for parameter, *gradients in zip(trained.values(), *told, strict=True):
+                parameter.grad = sum(gradients[1:], gradients[0]) / self.meeting.size
+
+        for name, parameter in trained.items():
+            parameter.register_post_accumulate_grad_hook(partial(touch, name))
+        return module
+
+
+@contextmanager
+def _alone(module: nn.Module) -> Iterator[None]:
+    module.is_alone = True  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        module.is_alone = False  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class _Aside:
+    """Stands for `processes.Aside`."""
+
+    rank: int
+    size: int
+    meeting: Meeting
+
+    def texts(self, text: str) -> list[str]:
+        return self.meeting.enter(self.rank, "texts", text)
+
+
+class Shared:
+    """Stands for `Sharding`: all enter each pass through a layer, forward and backward, unless they have gathered all
+    weights."""
+
+    def __init__(self, local: _Local, lm: LanguageModel, module: nn.Module, compute: Compute, world: World) -> None:
+        self.module = local.exchanging(module)
+        self._local = local
+        self._is_whole = False
+        for number, linears in enumerate(_layers(lm)):
+            first = next(iter(linears))
+            first.register_forward_pre_hook(partial(self._gather, f"forward {number}"))
+            first.register_forward_hook(partial(self._gather_again, f"backward {number}"))
+
+    def _gather_again(self, what: str, _: nn.Module, __: Any, output: Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(partial(self._gather, what))
+
+    def _gather(self, what: str, *_: Any) -> None:
+        if not self._is_whole:
+            self._local._enter(what)
+
+    @contextmanager
+    def by_layer(self) -> Iterator[None]:
+        self._gather("root")
+        yield
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        self._gather("all")
+        self._is_whole = True
+        yield
+        self._is_whole = False

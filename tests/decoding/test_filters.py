@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     MinPLogitsWarper,
     NoRepeatNGramLogitsProcessor,
@@ -180,6 +181,36 @@ def test_logit_bias_equals_transformers():
     expected = SequenceBiasLogitsProcessor([[list(ids), bias] for ids, bias in biases])(texts_BT, logits_BV)
     torch.testing.assert_close(filters.logit_bias(logits_BV, biases, texts_BT.tolist()), expected)
     assert filters.logit_bias(logits_BV, biases, texts_BT.tolist())[3, 8] == logits_BV[3, 8] + 3
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operations on tensors."""
+
+    n = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.n += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_many_biases_of_many_rows_take_no_more_operations_than_a_few_of_one(length):
+    def counted(n_biases, n_rows):
+        logits_BV = torch.zeros(n_rows, 2000)
+        biases = tuple(((7,) * (length - 1) + (i,), 1.0) for i in range(n_biases))
+        filters.logit_bias(logits_BV, biases, [[1, 2]] * n_rows)
+        with Operations() as operations:
+            biased_BV = filters.logit_bias(logits_BV, biases, [[1, 2]] * n_rows)
+        assert biased_BV.sum() == (n_biases * n_rows if length == 1 else 0)
+        return operations.n
+
+    assert counted(1024, 64) <= 2 * counted(2, 1)
+
+
+def test_equal_biases_add_up():
+    biases = (((1,), 1.0), ((0, 2), 1.0), ((1,), 2.0), ((0, 2), 0.5))
+    assert filters.logit_bias(torch.zeros(2, 3), biases, [[5, 0], [0, 5]]).tolist() == [[0, 3, 1.5], [0, 3, 0]]
+    assert filters.logit_bias(torch.zeros(1, 3), biases).tolist() == [[0, 3, 0]]
 
 
 @given(

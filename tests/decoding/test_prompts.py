@@ -26,10 +26,11 @@ def test_each_line_is_a_prompt(tmp_path, monkeypatch, data, expected):
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
-    with pytest.raises(DataError, match="No such file") as error:
-        read_prompts(str(tmp_path / "none.txt"))
-    assert "none.txt" in error.value.where
-    with pytest.raises(DataError, match="directory"):
+    (tmp_path / "prompts.txt").write_text("one\n")
+    with pytest.raises(DataError, match="does not exist") as error:
+        read_prompts(str(tmp_path / "promts.txt"))
+    assert error.value.fix == f"did you mean {tmp_path / 'prompts.txt'}?"
+    with pytest.raises(DataError, match="a folder"):
         read_prompts(str(tmp_path))
 
 

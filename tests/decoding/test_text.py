@@ -1,4 +1,5 @@
 import random
+import sys
 
 import pytest
 from hypothesis import given
@@ -169,6 +170,30 @@ def test_of_several_stop_strings_in_one_piece_the_first_to_be_complete_counts():
     cutter = StopStrings(["abc", "b"])
     assert cutter.push("xabcd") == "xa"
     assert cutter.stopped
+
+
+def test_the_work_for_a_character_does_not_grow_with_the_stop_string():
+    stops = ["a" * 999 + "b", *("a" * n + "c" + "a" * 999 for n in range(100, 500, 100))]
+
+    def counted(n):
+        cutter, steps = StopStrings(stops), 0
+
+        def count(frame, event, argument):
+            nonlocal steps
+            steps += 1
+            return count
+
+        traced = sys.gettrace()
+        sys.settrace(count)
+        try:
+            for _ in range(n):
+                cutter.push("a")
+        finally:
+            sys.settrace(traced)
+        return steps
+
+    counted(1)
+    assert counted(900) < 40 * len(stops) * 900
 
 
 def test_empty_stop_strings_are_refused():

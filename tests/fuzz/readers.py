@@ -206,13 +206,17 @@ def _weights() -> dict[str, torch.Tensor]:
 def _configs(_: Path) -> list[bytes]:
     scaled = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     scaled |= {"original_max_position_embeddings": 32}
-    return [json.dumps(config).encode() for config in (CONFIG, CONFIG | {"rope_scaling": scaled})]
+    head = {"kind": "classification", "task": "class", "labels": ["a", "b"], "pool": "mean"}
+    note = {"context": 32, "objective": head, "data": {"text_columns": ["text"]}}
+    more = ({}, {"rope_scaling": scaled}, {"lmtool": note, "id2label": {"0": "a", "1": "b"}})
+    return [json.dumps(CONFIG | one).encode() for one in more]
 
 
 def _read_config(folder: Path, content: bytes) -> None:
     _written(folder, "config.json", content)
     if not (folder / "model.safetensors").exists():
         _written(folder, "model.safetensors", save(_weights(), {"format": "pt"}))
+        _written(folder, "head.safetensors", save({"head.weight": torch.zeros(2, 16)}))
     describe(open_source(folder))
 
 

@@ -102,7 +102,7 @@ def test_any_number_of_processes_gives_the_same(
 ) -> None:
     monkeypatch.setattr(embedding, "TEXTS", 4)  # so that there are two rounds
     alone = list(embed(encoder, TEXTS, -1, pool))
-    for found in together(monkeypatch, size, lambda _: list(embed(encoder, TEXTS, -1, pool)), [embedding]):
+    for found in together(monkeypatch, size, lambda _: list(embed(encoder, TEXTS, -1, pool))):
         assert [(one.text, one.words) for one in found] == [(one.text, one.words) for one in alone]
         for one, other in zip(found, alone, strict=True):
             np.testing.assert_allclose(one.vectors, other.vectors, rtol=1e-4, atol=1e-5)
@@ -113,12 +113,20 @@ def test_a_text_that_cannot_be_read_is_told(encoder: Loaded, monkeypatch: pytest
     # 14 tokens fit between the special tokens
     long = "cat " * 4
     with pytest.raises(UsageError, match="text 2 has 16 tokens, but the model reads 14"):
-        together(monkeypatch, size, lambda _: list(embed(encoder, ["cat", long], -1, "mean")), [embedding])
+        together(monkeypatch, size, lambda _: list(embed(encoder, ["cat", long], -1, "mean")))
     (short,) = embed(encoder, [long], -1, "none", truncate=True)
     assert short.words is not None
     assert len(short.words) == 4
     with pytest.raises(DataError, match="there is no text"):
         list(embed(encoder, [], -1, "mean"))
+
+
+def test_standard_input_is_for_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of several would read a part of it, and wait for the others."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for sources in ([], ["-"]):
+        with pytest.raises(UsageError, match="for one process"):
+            list(embedding.read_texts(sources, "text"))
 
 
 def test_no_path_is_left_behind(encoder: Loaded, tmp_path: Path) -> None:

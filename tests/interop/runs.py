@@ -46,8 +46,16 @@ def recipe_of(model: Mapping[str, Any], objective: Mapping[str, Any], **more: An
     )
 
 
-def made(folder: Path, recipe: Recipe, tokenizer: Tokenizer, base: Path | None = None, std: float = 0.3) -> Path:
-    """A run whose weights are random: all of them, or with adapters only these and the head."""
+def made(
+    folder: Path,
+    recipe: Recipe,
+    tokenizer: Tokenizer,
+    base: Path | None = None,
+    std: float = 0.3,
+    biases: float | None = None,
+) -> Path:
+    """A run whose weights are random: all of them, or with adapters only these and the head. biases: their deviation,
+    where it is not that of all weights."""
     rows = tokenizer.embedding_rows(recipe.model.vocab_size)
     recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab_size": rows})})
     found = None if base is None else open_base(str(base))
@@ -55,8 +63,8 @@ def made(folder: Path, recipe: Recipe, tokenizer: Tokenizer, base: Path | None =
     torch.manual_seed(2)
     trained = lora.kept(lm)
     with torch.no_grad():
-        for tensor in trained.values():
-            nn.init.normal_(tensor, std=std)
+        for name, tensor in trained.items():
+            nn.init.normal_(tensor, std=std if biases is None or not name.endswith("bias") else biases)
     with Run.create(
         folder,
         name="small",

@@ -79,6 +79,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[str]
         ["feed-forward"],
     ),
     "bert of numbers": (BERT, MASKED, NUMBER, ALL),
+    "bert tagger": (BERT, MASKED, {"kind": "tagging", "labels": ("a", "b", "c")}, ["query", "value"]),
     "bert": ({**BERT, "next_sentence_head": False}, MASKED, MASKED, ["output"]),
     "roberta classifier": (ROBERTA, MASKED, TWO, ALL),
     "distilbert classifier": (ONE_TEXT, MASKED, classes("a", "b", dense="relu"), ["value", "output"]),
@@ -234,6 +235,13 @@ def test_a_base_of_another_family(tmp_path: Path) -> None:
     _, run = adapted_run(tmp_path, ONE_TEXT, MASKED, classes("a", "b"), ["query"])
     with pytest.raises(UsageError, match="exported as distilbert, which cannot express"):
         export_adapters(str(run), tmp_path / "out")
+
+
+def test_a_head_that_no_class_has(tmp_path: Path) -> None:
+    _, run = adapted_run(tmp_path, BERT, MASKED, classes("a", "b", pool="mean"), ["query"])
+    with pytest.raises(UsageError, match="none has this head") as refusal:
+        export_adapters(str(run), tmp_path / "out")
+    assert "objective.pool" in str(refusal.value.where)
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

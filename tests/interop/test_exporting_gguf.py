@@ -13,6 +13,7 @@ from lmtool.interop.exporting import export_gguf
 from lmtool.interop.importing import imported
 from lmtool.recipe.spec.recipe import Recipe
 from tests.interop.runs import SMALL, TEXTS, made, recipe_of, shipped, tokenizer_of
+from tests.interop.test_importing import peer_in
 
 GPT2 = recipe_of({**SMALL, "activation": "gelu-tanh"}, {"kind": "causal"}, data={"split": "document"})
 LLAMA = {**shipped("llama-tiny"), "d_model": 64, "n_heads": 4, "n_kv_heads": 2, "d_ff": 96, "n_layers": 2}
@@ -65,3 +66,31 @@ def test_what_gguf_does_not_have_is_refused(recipe: Recipe, what: str, tmp_path:
     (tmp_path / "there.gguf").touch()
     with pytest.raises(UsageError, match="exists already"):
         export_gguf(str(run), tmp_path / "there.gguf", "f16")
+
+
+def test_all_keys_that_gguf_does_not_have_are_told_at_once(tmp_path: Path) -> None:
+    window = {"kind": "window", "size": 8}
+    recipe = recipe_of({**SMALL, "activation": "gelu", "score": "dot", "d_model": 18, "n_heads": 2}, {"kind": "causal"})
+    run = made(tmp_path / "run", recipe, tokenizer_of())
+    with pytest.raises(UsageError, match="activation_function") as refusal:
+        export_gguf(str(run), tmp_path / "model.gguf", "f16")
+    assert "scale_attn_weights" in str(refusal.value.where)
+    mistral = recipe_of({**LLAMA, "context": 40, "pattern": window}, {"kind": "causal"})
+    with pytest.raises(UsageError, match="sliding_window"):
+        export_gguf(str(made(tmp_path / "other", mistral, tokenizer_of())), tmp_path / "model.gguf", "f16")
+
+
+@pytest.mark.parametrize("case", ["own tokenizer", "published"])
+def test_heads_are_not_lost(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A classifier is no language model, also where its body and its tokenizer could be written."""
+    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
+    spec = {"kind": "classification", "task": "class", "labels": ("a", "b"), "bias": False}
+    if case == "published":
+        peer_in(tmp_path / "published", "llama")
+        base = load_run(str(imported(str(tmp_path / "published"))))
+        tokenizer, model = base.tokenizer, base.recipe.model.model_dump()
+    else:
+        tokenizer, model = tokenizer_of(), {**LLAMA, "context": 40}
+    run = made(tmp_path / "run", recipe_of(model, spec), tokenizer)
+    with pytest.raises(UsageError, match="a head for classification"):
+        export_gguf(str(run), tmp_path / "model.gguf", "f16")

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from lmtool.recipe.grammar import kind_of, parts
-from lmtool.recipe.spec.base import Spec
+from lmtool.recipe.spec.base import LARGEST, Spec
 from lmtool.recipe.spec.objective import Classification
 from lmtool.recipe.spec.position import LearnedPosition
 from lmtool.recipe.spec.recipe import Recipe, objectives_of
@@ -33,13 +33,13 @@ def values(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
         return st.just(schema["const"])
     if schema["type"] == "integer":
         low = schema.get("minimum", schema.get("exclusiveMinimum", -1) + 1)
-        high = schema.get("maximum", schema.get("exclusiveMaximum", 10**30) - 1)
+        high = schema.get("maximum", schema.get("exclusiveMaximum", LARGEST + 1) - 1)
         return st.integers(low, min(high, max(low, 10**6))) | st.integers(low, high)
     if schema["type"] == "number":
         low, high = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
         return st.floats(
-            schema.get("minimum", low),
-            schema.get("maximum", high),
+            schema.get("minimum", -LARGEST if low is None else low),
+            min(schema.get("maximum", LARGEST if high is None else high), LARGEST),
             exclude_min=low is not None,
             exclude_max=high is not None,
             allow_nan=False,

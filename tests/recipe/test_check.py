@@ -5,12 +5,14 @@ import contextlib
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from lmtool.errors import RecipeError
 from lmtool.recipe.check import check
 from lmtool.recipe.document import Origin, parse
 from lmtool.recipe.dump import dump
 from lmtool.recipe.load import load
+from lmtool.recipe.spec.recipe import Recipe
 from tests.recipe.strategies import texts
 
 RECIPE = """\
@@ -110,7 +112,10 @@ def test_wrong_values_of_the_model(refused, line, message):
         ("optimizer: {kind: sgd}", "optimizer.lr: missing; a number above 0 and at most 1e+30"),
         ("optimizer: {lr: abc}", "optimizer.lr: 'abc' is not a number above 0 and at most 1e+30"),
         ("optimizer: {lr: .inf}", "optimizer.lr: inf is not a finite number"),
-        ("optimizer: {lr: 1" + "0" * 400 + "}", "optimizer.lr: a number of more than 60 digits is not"),
+        ("optimizer: {lr: 1" + "0" * 400 + "}", "optimizer.lr: the number is too large; at most 9007199254740992"),
+        ("training: {tokens: 1e308}", "training: written twice"),
+        ("tokenizer: {vocab_size: 0x" + "f" * 400 + "}", "tokenizer.vocab_size: the number is too large"),
+        ("data: {mixture: {a.txt: -1e300}}", "data.mixture.a.txt: the number is too large"),
         ("optimizer: {momentum: 0.5}", "optimizer.momentum: unknown key for kind adamw; sgd and muon have it"),
         (
             "optimizer: {kind: muon, adamw: {lr: -1}}",
@@ -123,10 +128,16 @@ def test_wrong_values_of_the_model(refused, line, message):
         ("data: {train: 3}", "data.train: 3 is not text or a list of texts"),
         ("data: {train: [a, 3]}", "data.train: ['a', 3] is not text or a list of texts"),
         ("data: {column: 3}", "data.column: 3 is not text"),
-        ('evaluation: {prompts: "\\ud800"}', "evaluation.prompts: hold a character that UTF-8 cannot encode"),
+        ('evaluation: {prompts: "\\ud800"}', "evaluation.prompts: holds a character that UTF-8 cannot encode"),
+        ('"\\ud800": 1', "\\ud800: holds a character that UTF-8 cannot encode"),
+        ('"a\\udcffb": {kind: 2}', "a\\udcffb: holds a character that UTF-8 cannot encode"),
+        ('data: {"\\ud800": 1}', "data.\\ud800: holds a character that UTF-8 cannot encode"),
+        ('data: {mixture: {"\\ud800": 1}}', "data.mixture.\\ud800: holds a character"),
+        ('optimizer: {kind: "\\ud800"}', "optimizer.kind: holds a character"),
         ("description: {a: b}", "description: {'a': 'b'} is not text"),
         ("model: {}", "model: written twice, first in line 1"),
         ("seed: -1", "seed: -1 is not a whole number of at least 0 and below 9007199254740992"),
+        ("tokenizer: {sentinels: 4294967296}", "tokenizer.sentinels: 4294967296 is not a whole number"),
         ("tokenizer: {vocab_size: 3}", "tokenizer.vocab_size: 3 is not a whole number of at least 300"),
     ],
 )
@@ -338,3 +349,16 @@ def test_narrow_embeddings_need_an_output_matrix_only_to_predict_tokens(objectiv
     narrow = ["model.embedding_width=8", "model.head_transform=false"]
     with contextlib.nullcontext() if fits else pytest.raises(RecipeError, match="tie_embeddings"):
         load("roberta-tiny", [*narrow, f"objective={{kind: {objective}}}"])
+
+
+def test_an_escape_beyond_unicode_is_located(refused):
+    (told,) = refused(RECIPE + 'description: "\\U0010ffff\\U00110000"\n')
+    assert told == "r.yaml:10:25: not YAML: this escape names no character"
+
+
+def test_values_of_state_json_are_in_range_too():
+    """Where no text is parsed."""
+    values = {"model": {"kind": "ngram"}, "training": {"steps": 1, "batch_size": 1}}
+    for wrong in ({"seed": 10**400}, {"description": "\ud800"}, {"\udfff": 1}):
+        with pytest.raises(ValidationError):
+            Recipe.model_validate(values | wrong)

@@ -13,9 +13,11 @@ def base(width: int = 128, *settings: str) -> Recipe:
     return load("tiny", [f"model.d_model={width}", *settings]).recipe
 
 
-def chosen(n_rows: int, *settings: str, source: Recipe | None = None, published: bool = True) -> Recipe:
+def chosen(
+    n_rows: int, *settings: str, source: Recipe | None = None, published: bool = True, writes: bool = False
+) -> Recipe:
     """The recipe for a table, with a person's settings, as `lmtool finetune` resolves it."""
-    recipe = recipe_for_tables(source or base(), "run", n_rows, writes=False, published=published)
+    recipe = recipe_for_tables(source or base(), "run", n_rows, writes=writes, published=published)
     first = lay_over(recipe, "", "", settings).recipe
     return lay_over(with_choices(recipe, first, n_rows, published), "", "", settings).recipe
 
@@ -80,3 +82,21 @@ def test_an_averaging_model_is_trained_as_it_was() -> None:
     assert recipe.schedule == source.schedule
     assert (recipe.training.epochs, recipe.training.batch_size) == (7, 10)
     assert recipe.evaluation.every == 54
+
+
+@pytest.mark.parametrize("published", [True, False])
+def test_few_target_texts_are_learnt(published: bool) -> None:
+    """All of them are trained on, for enough steps; more texts are held out in part, and so are few classes."""
+    for n_rows in (1, 20, 100, 250, 499):
+        few = chosen(n_rows, published=published, writes=True)
+        assert few.data.valid_fraction == 0
+        assert few.training.epochs * n_rows / few.training.batch_size >= (300 if published else 600)
+    for others in (chosen(500, published=published, writes=True), chosen(100, published=published)):
+        assert others.data.valid_fraction == 0.1
+        assert others.training.epochs == passes(
+            500 if others.data.valid_fraction and others.objective.kind == "seq2seq" else 100, published
+        )
+    counts = [chosen(n, published=published, writes=True).training.epochs for n in (1, 20, 100, 250, 499, 500, 4000)]
+    assert counts == sorted(counts, reverse=True)
+    held = chosen(100, "data.valid_fraction=0.2", published=published, writes=True)
+    assert (held.data.valid_fraction, held.evaluation.every) == (0.2, 10)

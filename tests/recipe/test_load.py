@@ -1,5 +1,6 @@
 """Finding recipes, command-line overrides, and origins of values."""
 
+import json
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from lmtool.errors import RecipeError, UsageError
 from lmtool.recipe.dump import leaves
 from lmtool.recipe.grammar import keys, parts
-from lmtool.recipe.load import LARGEST_FILE, Setting, find, load, shipped
+from lmtool.recipe.load import LARGEST_FILE, Setting, find, load, load_of_run, shipped
 from lmtool.recipe.spec.base import Spec
 from lmtool.recipe.spec.recipe import Recipe
 from lmtool.recipe.spec.text import BpeTokenizer, WordPieceTokenizer
@@ -98,7 +99,7 @@ def test_a_folder_is_not_a_recipe(tmp_path):
         (b"true", "x.yaml: holds true or false; a recipe"),
         (b"description: caf\xe9\n", "x.yaml: byte 16 is not UTF-8; a recipe is YAML text"),
         (b"a: [1\n", "x.yaml:1:4: not YAML: a list that [ opened is not closed"),
-        (b"\n" * (LARGEST_FILE + 1), "x.yaml: 1000001 bytes; a recipe is a short YAML file"),
+        (b"\n" * (LARGEST_FILE + 1), "x.yaml: it has more than 1,000,000 bytes; a recipe is a short YAML file"),
     ],
 )
 def test_a_file_that_is_no_recipe(tmp_path, monkeypatch, content, message):
@@ -174,13 +175,40 @@ def test_precedence_and_origins(file):
         ("description=null", lambda r: r.description, "null"),
         ("tokenizer={kind: file, path: t.json}", lambda r: r.tokenizer.path, "t.json"),
         ("model.norm={place: post}", lambda r: (r.model.norm.kind, r.model.norm.place), ("layer", "post")),
-        ("optimizer={lr: 0.5}", lambda r: (r.optimizer.kind, r.optimizer.beta1), ("adamw", 0.9)),
+        ("optimizer={lr: 0.5}", lambda r: (r.optimizer.lr, r.optimizer.beta1), (0.5, 0.8)),
+        ("optimizer={kind: sgd}", lambda r: (r.optimizer.kind, r.optimizer.lr), ("sgd", 1e-3)),
+        ("optimizer={}", lambda r: (r.optimizer.lr, r.optimizer.beta1), (1e-3, 0.8)),
+        ("tuning.lora={}", lambda r: r.tuning.lora.rank, 8),
+        ("tuning={lora: {alpha: 2.0}}", lambda r: (r.tuning.lora.rank, r.tuning.lora.alpha), (8, 2.0)),
+        ("tuning={lora.rank: 2}", lambda r: r.tuning.lora.rank, 2),
+        ("data.mixture={a.b: 2.0}", lambda r: r.data.mixture, {"a.b": 2.0}),
+        ("data={mixture: {a.b: 2.0}}", lambda r: r.data.mixture, {"a.b": 2.0}),
+        ("data.label_column=2024", lambda r: r.data.label_column, "2024"),
+        ("data.label_column=null", lambda r: r.data.label_column, None),
+        ("data.delimiter=|", lambda r: r.data.delimiter, "|"),
     ],
 )
 def test_overrides(file, override, read, value):
     got = read(load(file, [override]).recipe)
     assert got == value
     assert type(got) is type(value)
+
+
+def one_by_one(value: object, path: str = "") -> list[str]:
+    """A nested mapping as one override for each of its values."""
+    if isinstance(value, dict):
+        return [text for key in value for text in one_by_one(value[key], f"{path}.{key}" if path else key)]
+    return [f"{path}={json.dumps(value)}"]
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_a_mapping_sets_its_keys_as_they_are_set_one_by_one(file, name):
+    """Whatever was there before: all values of each shipped recipe, over two others."""
+    parts = load(name).recipe.model_dump(mode="json")
+    whole = [f"{key}={json.dumps(value)}" for key, value in parts.items()]
+    for before in (file, "t5-tiny"):
+        written = load(before, one_by_one(parts)).recipe
+        assert load(before, whole).recipe == written == load(name).recipe
 
 
 def test_relative_values_add_up_in_order(file):
@@ -219,8 +247,7 @@ def test_a_value_inside_a_mapping_from_the_command_line_has_its_origin(file):
         ("optimizer.momentum=0.9", "optimizer.momentum: unknown key for kind adamw; sgd and muon have it"),
         ("tokenizer.lowercase=true", "tokenizer.lowercase: unknown key for kind bpe; wordpiece and word have it"),
         ("tokenizer.kind=file", "tokenizer.path: missing; text"),
-        ("optimizer={kind: sgd}", "optimizer.lr: missing; a number above 0 and at most 1e+30"),
-        ("model.norm={knd: rms}", "model.norm.knd: unknown key; did you mean kind?"),
+        ("model.norm={knd: rms}", "model.norm.knd: unknown key; did you mean model.norm.kind?"),
         ("training.steps=[1", "not YAML: a list that [ opened is not closed"),
         ("model.n_heads=5", "model.n_heads: 5 does not divide d_model 32"),
         ("model.d_model=5", "model.n_heads: 4 does not divide d_model 5"),
@@ -339,3 +366,21 @@ def test_what_the_user_sets_is_not_overruled_by_the_recipe(overrides: list[str],
         "evaluation.epochs": found.evaluation.epochs,
     }
     assert [key for key, value in values.items() if value is None] == dropped
+
+
+def test_a_tokenizer_beside_the_recipe_is_found_from_elsewhere(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/tokenizer.json").write_text("{}")
+    recipe = tmp_path / "run/recipe.yaml"
+    recipe.write_text(RECIPE + "tokenizer: {kind: file, path: tokenizer.json}\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert load("run/recipe.yaml").recipe.tokenizer.path == "run/tokenizer.json"
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert load("run/recipe.yaml").recipe.tokenizer.path == "tokenizer.json"
+
+
+def test_the_recipe_of_a_run_is_read_as_it_was_written(tmp_path, monkeypatch):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(RECIPE + "tokenizer: {kind: file, path: tokenizer.json}\n", encoding="utf-8")
+    assert load_of_run(recipe).tokenizer.path == "tokenizer.json"

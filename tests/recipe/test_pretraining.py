@@ -141,6 +141,10 @@ def test_heads_divide_any_even_width() -> None:
         assert model.d_model == width
 
 
+def test_a_width_counts_however_it_is_written() -> None:
+    assert settled(PROSE, " model.d_model = 96 ") == settled(PROSE, "model.d_model=96")
+
+
 @pytest.mark.parametrize("kind", ["recurrent", "skipgram", "ngram"])
 def test_another_model_takes_what_it_has_of_it(kind: str) -> None:
     objective = "skip-gram" if kind == "skipgram" else "causal"

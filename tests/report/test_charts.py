@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from lmtool.report.charts import Level, Line, heat_map, heat_table, line_chart, standalone
+from lmtool.report.charts import Level, Line, LineChart, Mark, heat_map, heat_table, standalone
 from lmtool.report.numbers import short, ticks
 
 NAME = '<b title="x">&'
@@ -22,7 +22,7 @@ def points_of(svg):
 
 def test_points_are_linear_in_their_numbers():
     numbers = [(0, 4.0), (10, 3.0), (30, 1.0)]
-    svg = line_chart([Line("a", numbers)], x="x", y="y", label="l")
+    svg = LineChart([Line("a", numbers)], x="x", y="y", label="l").svg()
     ((one, two, three),) = points_of(svg)
     assert (three[0] - one[0]) == pytest.approx(3 * (two[0] - one[0]), abs=0.3)
     assert (three[1] - one[1]) == pytest.approx(3 * (two[1] - one[1]), abs=0.3)
@@ -32,7 +32,7 @@ def test_points_are_linear_in_their_numbers():
 
 
 def test_a_line_is_broken_where_it_has_no_number():
-    svg = line_chart([Line("a", [(0, 1), (1, 2), (2, math.nan), (3, 2), (4, math.inf)])], x="x", y="y", label="l")
+    svg = LineChart([Line("a", [(0, 1), (1, 2), (2, math.nan), (3, 2), (4, math.inf)])], x="x", y="y", label="l").svg()
     assert [len(part) for part in points_of(svg)] == [2, 2]
 
 
@@ -40,16 +40,47 @@ def test_a_line_is_broken_where_it_has_no_number():
     "points", [[], [(0, 0)], [(5, 3)], [(1, math.nan)], [(1, 1e-30), (2, 1e300)], [(1, 7), (2, 7)]]
 )
 def test_few_or_strange_points_are_drawn(points):
-    root = ET.fromstring(line_chart([Line("a", points)], x="x", y="y", label="l"))
+    root = ET.fromstring(LineChart([Line("a", points)], x="x", y="y", label="l").svg())
     assert "nan" not in ET.tostring(root, encoding="unicode").lower()
 
 
 def test_all_levels_are_in_sight():
-    svg = line_chart([Line("a", [(0, 5), (1, 4)])], x="x", y="y", label="l", levels=[Level("limit", 1.0)])
+    svg = LineChart([Line("a", [(0, 5), (1, 4)])], x="x", y="y", label="l", levels=[Level("limit", 1.0)]).svg()
     height = float(re.search(r'viewBox="0 0 \d+ (\d+)', svg)[1])
     (place,) = re.findall(r'class="level" d="M\d+ ([\d.]+)H', svg)
     assert 0 < float(place) < height
     assert "limit" in svg
+
+
+def test_a_mark_is_a_ring_at_its_point_with_its_name_once():
+    lines = [Line("a", [(0, 4.0), (10, 3.0), (20, 5.0)]), Line("b", [(0, 2.0), (20, 1.0)], 1)]
+    svg = LineChart(lines, x="x", y="y", label="l", marks=[Mark("best", (10, 3.0)), Mark("best", (20, 1.0), 1)]).svg()
+    one, two = points_of(svg)
+    rings = [(float(x), float(y)) for x, y in re.findall(r'<circle class="mark" cx="([\d.]+)" cy="([\d.]+)"', svg)]
+    assert rings == [one[1], two[1]]
+    texts = [element.text for element in ET.fromstring(svg).iter("text")]
+    assert texts.count("best") == 1
+
+
+def test_a_chart_for_a_page_has_two_widths_of_the_same_lines():
+    lines = [Line(f"a line with a long name {i}", [(0, i), (7, i + 1)], i) for i in range(9)]
+    wide, narrow = ET.fromstring(f"<p>{LineChart(lines, x='x', y='y', label='l').for_page()}</p>")
+    assert int(wide.get("width")) > 2 * int(narrow.get("width"))
+    for svg in (wide, narrow):
+        assert len(list(svg.iter("polyline"))) == 9
+        assert svg.get("aria-label") == "l"
+        for x, y in points_of(ET.tostring(svg, encoding="unicode"))[0]:
+            assert 0 < x < int(svg.get("width"))
+            assert 0 < y < int(svg.get("height"))
+        rooms = [float(text.get("x", 0)) + 7.2 * len(text.text) for text in svg.iter("text") if "line" in text.text]
+        assert max(rooms) <= int(svg.get("width"))
+
+
+def test_whole_numbers_have_whole_ticks():
+    svg = LineChart([Line("a", [(21, 1.5), (22, 2.5)])], x="x", y="y", label="l").svg()
+    below = [text.text for text in ET.fromstring(svg).iter("text") if text.get("text-anchor") == "middle"]
+    assert below[:2] == ["21", "22"]
+    assert below[2] == "x"
 
 
 def test_shades_follow_the_numbers():
@@ -71,7 +102,7 @@ def test_the_table_of_a_heat_map_has_its_numbers():
 
 def test_names_are_text():
     drawn = [
-        line_chart([Line(NAME, [(0, 1)]), Line("b", [(0, 1)])], x=NAME, y=NAME, label=NAME),
+        LineChart([Line(NAME, [(0, 1)]), Line("b", [(0, 1)])], x=NAME, y=NAME, label=NAME).svg(),
         heat_map([[1]], [NAME], [NAME], label=NAME, x=NAME, y=NAME),
     ]
     for svg in drawn:
@@ -81,7 +112,7 @@ def test_names_are_text():
 
 
 def test_a_standalone_picture_is_xml_with_its_styles():
-    root = ET.fromstring(standalone(line_chart([Line("a", [(0, 1)])], x="x", y="y", label="l")))
+    root = ET.fromstring(standalone(LineChart([Line("a", [(0, 1)])], x="x", y="y", label="l").svg()))
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert "--ink" in root[0].text
 

@@ -10,6 +10,7 @@ import pytest
 from lmtool.report.history import History, differences, thinned
 from lmtool.report.training import training_page, write_report
 from lmtool.run.directory import Run
+from lmtool.run.files import Validated
 from tests.report.test_page import HOSTILE, Elements
 
 RECIPE = (
@@ -92,7 +93,7 @@ def test_limit_and_ngram_are_lines_where_they_were_measured(tmp_path):
     ):
         (run.path / "metrics.json").write_text(json.dumps(record | more))
         html = training_page([History.of(run)])
-        assert html.count('class="level" d="M56') == 3 * len(names)  # on each of the three axes
+        assert html.count('class="level" d="M56') == 2 * 3 * len(names)  # on each of the three axes, in two widths
         assert all(name in html for name in names)
 
 
@@ -200,3 +201,30 @@ def test_the_report_is_a_file_of_the_run(tmp_path):
     run = make(tmp_path)
     assert write_report(run) == run.path / "report.html"
     assert (run.path / "report.html").read_text().startswith("<!doctype html>")
+
+
+def rings(html: str) -> list[tuple[float, float]]:
+    """Where the best checkpoints are marked in the pictures of a page."""
+    found = re.findall(r'<circle class="mark" cx="([\d.]+)" cy="([\d.]+)" r="4.5"><title>', html)
+    return [(float(x), float(y)) for x, y in found]
+
+
+def test_the_best_checkpoint_is_marked_on_the_curves(tmp_path):
+    """That which the metric has chosen, not the lowest loss; on each axis of the losses, and of a page of several."""
+    run = make(tmp_path)
+    steps = [record["step"] for record in run.metrics.read() if record.get("valid_loss") is not None]
+    lowest = History.of(run).best["step"]
+    other = next(step for step in steps if step != lowest)
+    run.lock()
+    run.note_validation(Validated(step=steps[-1], best_step=other, best_value=1.0, stale=0))
+    run.release()
+    html = training_page([History.of(run)])
+    assert f"best checkpoint, step {other:,}" in html
+    assert f"best checkpoint, step {lowest:,}" not in html
+    losses = html[html.index('id="loss-1"') : html.index("</figure>")]
+    assert len(rings(losses)) == 2 * 3
+    lines = [points.split() for points in re.findall(r'points="([^"]*)"', losses)]
+    for x, y in rings(losses):
+        assert any(f"{x},{y}" in points for points in lines)
+    several = training_page([History.of(run), History.of(run)])
+    assert several.count(">best checkpoints</text>") >= 6

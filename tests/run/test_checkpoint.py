@@ -154,7 +154,7 @@ def test_what_is_in_the_way_is_set_aside_not_overwritten(tmp_path: Path) -> None
 
 
 def test_other_peoples_files_are_left_alone(tmp_path: Path) -> None:
-    others = ["notes.txt", "step-1", "step-000004-copy", "step-00000٣", "best"]
+    others = ["notes.txt", "step-1", "step-000004-copy", "step-00000٣", "best", f"step-{'9' * 200}"]
     for name in others:
         (tmp_path / name).mkdir()
     for step in (8, 9):

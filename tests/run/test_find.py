@@ -6,7 +6,7 @@ import pytest
 
 from lmtool.errors import CheckpointError
 from lmtool.run.directory import Run
-from lmtool.run.find import find
+from lmtool.run.find import find, find_resumable
 from tests.run.conftest import MakeRun
 
 
@@ -187,3 +187,40 @@ def test_a_name_wins_over_a_folder_that_is_no_run(
     (tmp_path / "work" / "mine").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "work")
     assert find("mine").run.path.samefile(run.path)
+
+
+def test_what_is_resumed_is_the_last_run_that_was_stopped(make: MakeRun) -> None:
+    """Not one that is finished, in use, damaged, or without a checkpoint."""
+    older, stopped = make(), make()
+    finished, empty, torn = make(finished=True), make(steps=()), make()
+    for checkpoint in (torn.path / "checkpoints").iterdir():
+        (checkpoint / "model.safetensors").unlink()
+    used = make()
+    with used:
+        used.lock()
+        run, passed = find_resumable(longer=False)
+        assert run.name == stopped.name
+        assert passed == [
+            f"{used.name} is running",
+            f"{torn.name} is without an intact checkpoint",
+            f"{empty.name} is without an intact checkpoint",
+            f"{finished.name} is finished",
+        ]
+        assert find_resumable(longer=True)[0].name == finished.name
+    assert find_resumable(longer=False)[0].name == used.name
+    for other in (used, stopped):
+        shutil.rmtree(other.path)
+    assert find_resumable(longer=False)[0].name == older.name
+    shutil.rmtree(older.path)
+    assert find_resumable(longer=False)[0].name == finished.name
+
+
+def test_a_misspelt_last_is_recognized_and_a_file_is_no_run(make: MakeRun, tmp_path: Path) -> None:
+    make()
+    with pytest.raises(CheckpointError) as refused:
+        find("lst")
+    assert refused.value.where == "similar: last"
+    (tmp_path / "book.txt").write_text("text")
+    with pytest.raises(CheckpointError, match="a file, not a run") as refused:
+        find(str(tmp_path / "book.txt"))
+    assert "last" in refused.value.fix

@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from lmtool.run.listing import summaries, summarise
+from lmtool.run.evaluations import evaluations_of, keep_evaluation
+from lmtool.run.listing import figures_on_tests, summaries, summarise
+from lmtool.run.verification import damaged_records
 from tests.run.conftest import MakeRun
 
 
@@ -90,6 +92,40 @@ def test_what_counts_for_a_run(
     summary = summarise(run.path)
     assert (summary.metric, summary.value, summary.part) == expected
     assert summary.problem == ""
+
+
+def test_a_test_set_counts_before_validation(make: MakeRun) -> None:
+    """One that `lmtool eval` has measured, at the best checkpoint; before it one of training."""
+    run = make()
+    (run.path / "metrics.json").write_text('{"part": "validation", "rows": 12, "loss": 1.0, "accuracy": 0.9}')
+    summary = summarise(run.path)
+    assert (summary.value, summary.part, summary.rows) == (0.9, "validation", 12)
+    assert summary.standard_error == pytest.approx(0.1, abs=0.02)
+    for step, accuracy in ((20, 0.1), (10, 0.5), (10, 0.6)):
+        keep_evaluation(
+            run.path, ["data/new.csv"], [], {"step": step, "rows": 400, "accuracy": accuracy, "classes": {}}
+        )
+    summary = summarise(run.path)
+    assert (summary.value, summary.part, summary.source, summary.rows) == (0.6, "test", "new.csv", 400)
+    assert summary.standard_error == pytest.approx(0.0245, abs=0.001)
+    (run.path / "metrics.json").write_text('{"part": "test", "rows": 100, "loss": 1.0, "accuracy": 0.7}')
+    assert list(figures_on_tests(run)) == ["test", "new.csv"]
+    assert summarise(run.path).value == 0.7
+    (run.path / "evaluations.json").write_text("[{}]")
+    assert "evaluations.json is damaged" in summarise(run.path).problem
+    assert "evaluations.json" in [name for name, _ in damaged_records(run)]
+
+
+@pytest.mark.parametrize(
+    "source", ["train.csv", "other/train.csv", "texts/a.txt", "texts", "part-1.jsonl", "./valid.csv"]
+)
+def test_what_a_run_was_trained_on_is_no_test_set(make: MakeRun, tmp_path: Path, source: str) -> None:
+    run = make()
+    known = ["train.csv", "texts", "shards/part-*.jsonl", "valid.csv"]
+    keep_evaluation(run.path, [source], known, {"step": 10, "loss": 1.0})
+    assert evaluations_of(run) == []
+    keep_evaluation(run.path, ["new.csv"], known, {"step": 10, "loss": float("nan")})
+    assert [found.source for found in evaluations_of(run)] == ["new.csv"]
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"3", b"{", b"\xff", b'{"tasks": {}}', b'{"tasks": [1]}'])

@@ -3,13 +3,14 @@ import hashlib
 import json
 import math
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from lmtool.errors import CheckpointError, ResourceError
 from lmtool.records import FileModel
-from lmtool.run.log import Log, LogMark
+from lmtool.run.log import LONGEST, Log, LogMark
 
 
 class Numbered(FileModel, extra="allow"):
@@ -192,3 +193,29 @@ def test_a_changed_number_is_told(log: Log) -> None:
     assert log.check(2, mark, range(1, 3)) == [
         "metrics.jsonl has been changed since it was written: its numbers may be wrong"
     ]
+
+
+def test_a_line_of_absurd_length_is_refused_in_little_memory(tmp_path: Path) -> None:
+    log = Log(tmp_path / "metrics.jsonl", Numbered)
+    log.append({"step": 1})
+    with log.path.open("ab") as file:
+        file.truncate(1 << 36)
+    tracemalloc.start()
+    for read in (lambda: list(log.read()), lambda: log.check(1, None), lambda: log.rewind(0)):
+        with pytest.raises(CheckpointError, match="more than 16,777,216 bytes") as raised:
+            read()
+        assert raised.value.where == f"{log.path}:2"
+    assert tracemalloc.get_traced_memory()[1] < 10 * LONGEST
+    tracemalloc.stop()
+
+
+def test_steps_and_lines_without_number_are_counted_in_little_memory(tmp_path: Path) -> None:
+    """As a forged validated.json names them: a range is not gone through."""
+    log = Log(tmp_path / "metrics.jsonl", Numbered)
+    for step in (1, 2, 4):
+        log.append({"step": step})
+    with log.path.open("ab") as file:
+        file.write(b"\n" * 100_000)
+    damaged, missing = log.check(5, None, range(1, (1 << 53) + 1))
+    assert damaged == "metrics.jsonl: damaged and removed: lines 4, 5, 6, 7, 8 and 99,995 more"
+    assert missing == f"metrics.jsonl has no record of steps 3, 5, 6, 7, 8 and {(1 << 53) - 8:,} more"

@@ -158,6 +158,7 @@ def test_classes_are_those_of_predict(classifier: str) -> None:
             assert one[1:] == pytest.approx([float(str(p)) for p in cells[1:]], abs=1e-5)
             assert math.isclose(sum(one[1:]), 1, abs_tol=1e-4)
         assert client.post("/classify", json={"input": {"text": "the cat"}}).status_code == 200
+        assert client.post("/classify", json={"input": {" Text": "the cat"}}).status_code == 200
         refused = client.post("/classify", json={"input": {"other": "the cat"}})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input")
 

@@ -3,18 +3,26 @@
 import json
 import logging
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import httpx
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
 from lmtool.errors import UsageError
 from lmtool.serving import application, server
 from lmtool.serving.guard import Access, read_key
 from lmtool.serving.server import Serving
+from tests.serving import harness
 from tests.serving.harness import Served, served
 
 KEY = "a-key-of-some-length"
@@ -101,6 +109,16 @@ def test_what_is_nowhere_and_what_is_no_json(client: httpx.Client, monkeypatch: 
     assert client.post("/v1/completions", json={"prompt": "a" * 1000}).status_code == 413
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/classify"])
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain; charset=utf-8", "", None])
+def test_a_body_of_another_type_is_told_the_header_to_send(client: httpx.Client, path: str, kind: str | None) -> None:
+    answer = client.post(path, content=b'{"prompt": "Who"}', headers={} if kind is None else {"content-type": kind})
+    assert answer.status_code == 415
+    message = error_of(answer)["message"]
+    assert "Content-Type: application/json" in message
+    assert (kind or "no Content-Type") in message
+
+
 def test_a_body_that_does_not_come(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(application, "BODY_SECONDS", 0.1)
     host, port = server.address.removeprefix("http://").split(":")
@@ -121,6 +139,120 @@ def test_silent_and_too_many_connections_are_closed(talker: str, monkeypatch: py
             connection.close()
         with found.http() as client:
             assert client.get("/health").status_code == 200
+
+
+def connected(found: Served) -> socket.socket:
+    """A connection without requests so far."""
+    host, port = found.address.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=60)
+
+
+def status_of(connection: socket.socket, request: bytes) -> int:
+    """The status of the answer to a request, which is read."""
+    connection.sendall(request)
+    answer = HTTPResponse(connection)
+    answer.begin()
+    answer.read()
+    return answer.status
+
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+
+@pytest.mark.parametrize("n_before", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("begins", "drips"),
+    [
+        (b"", b""),
+        (b"GET /heal", b""),
+        (b"GET /heal", b"l"),
+        (b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ", b"y"),
+        (b"", b"\r\n"),
+        (b"POST /classify HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 999999\r\n\r\n", b"a"),
+        (b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\na\r\n"),
+    ],
+    ids=["nothing", "half a line", "a slow line", "slow headers", "blank lines", "an unread body", "unread chunks"],
+)
+def test_nobody_holds_a_connection_with_half_a_request(
+    talker: str, monkeypatch: pytest.MonkeyPatch, n_before: int, begins: bytes, drips: bytes
+) -> None:
+    monkeypatch.setattr(server, "IDLE_SECONDS", 0.3)
+    ended = threading.Event()
+
+    def drip(connection: socket.socket) -> None:
+        with suppress(OSError):
+            while drips and not ended.wait(0.02):
+                connection.sendall(drips)
+
+    with served(talker) as found, connected(found) as connection:
+        for _ in range(n_before):
+            assert status_of(connection, HEALTH) == 200
+        connection.sendall(begins)
+        dripping = threading.Thread(target=drip, args=(connection,))
+        dripping.start()
+        try:
+            with suppress(ConnectionResetError):
+                while connection.recv(65536):
+                    pass
+        finally:
+            ended.set()
+            dripping.join()
+
+
+def test_a_body_after_a_first_answer_comes_in_time_too(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(application, "BODY_SECONDS", 0.1)
+    head = b"POST /classify HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+    with connected(server) as connection:
+        assert [status_of(connection, HEALTH), status_of(connection, head)] == [200, 408]
+
+
+def with_little_memory(host: str, port: int) -> socket.socket:
+    """A socket that listens, whose connections hold little that is not yet read."""
+    found = server.listen(host, port)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    return found
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_an_answer_that_nobody_reads_holds_no_connection(
+    talker: str, monkeypatch: pytest.MonkeyPatch, streams: bool
+) -> None:
+    monkeypatch.setattr(server, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(harness, "listen", with_little_memory)
+    asked = {"prompt": ["Who saw it? " * 14] * 16, "max_tokens": 1, "echo": True, "logprobs": 20, "stream": streams}
+    body = json.dumps(asked).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    with served(talker) as found, socket.socket() as connection, found.http() as client:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        host, port = found.address.removeprefix("http://").split(":")
+        connection.connect((host, int(port)))
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        for _ in range(1000):
+            with suppress(httpx.TransportError):
+                assert client.get("/health").status_code == 200
+                break
+            time.sleep(0.02)
+        else:
+            pytest.fail("nobody else is let in")
+
+
+def test_who_reads_slowly_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[Callable[[], None]] = []
+    transport, loop = MagicMock(), MagicMock()
+    loop.call_later.side_effect = lambda seconds, call, *given: waits.append(partial(call, *given)) or MagicMock()
+    connection = server._Connection(uvicorn.Config(MagicMock()), ServerState(), {}, loop)
+    for unsent in (1000, 900, 400):
+        transport.get_write_buffer_size.return_value = unsent
+        if not waits:
+            connection.connection_made(transport)
+            connection.pause_writing()
+        else:
+            waits[-1]()
+        transport.abort.assert_not_called()
+    waits[-1]()
+    transport.abort.assert_called_once()
 
 
 def test_the_log_holds_no_prompts_unless_asked(talker: str, caplog: pytest.LogCaptureFixture) -> None:

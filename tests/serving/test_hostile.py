@@ -2,9 +2,13 @@
 
 import gc
 import json
+import logging
 import random
+import re
 import socket
 import threading
+import time
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -107,6 +111,135 @@ def test_random_bytes_are_no_requests(server: Served) -> None:
             assert answer == b"" or answer.startswith(b"HTTP/1.1 4")
     with server.http() as client:
         assert client.get("/health").status_code == 200
+
+
+HOST = "Host: 127.0.0.1\r\n"
+JSON_TYPE = "Content-Type: application/json\r\n"
+SECOND = f"GET /second HTTP/1.1\r\n{HOST}\r\n"
+CHUNKED = f"POST /v1/completions HTTP/1.1\r\n{HOST}{JSON_TYPE}Transfer-Encoding: chunked\r\n"
+BODY = '{"prompt": "Who", "max_tokens": 3}'
+CHUNKS = f"{len(BODY):x}\r\n{BODY}\r\n0\r\n\r\n"
+
+
+def whole_answer(server: Served, *parts: str, pause: float = 0.05) -> bytes:
+    """What comes back until the connection is closed, for bytes that are sent in these parts."""
+    host, port = server.address.removeprefix("http://").split(":")
+    answer = b""
+    with socket.create_connection((host, int(port)), timeout=60) as connection, suppress(ConnectionError):
+        for part in parts:
+            connection.sendall(part.encode("latin-1"))
+            time.sleep(pause)
+        while more := connection.recv(65536):
+            answer += more
+    return answer
+
+
+def statuses(answer: bytes) -> list[str]:
+    return re.findall(r"HTTP/1\.1 (\d+) ", answer.decode("latin-1"))
+
+
+def tracebacks(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.exc_info or "Traceback" in one.getMessage()]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/health", "/nothing"])
+@pytest.mark.parametrize(
+    ("version", "lengths"),
+    [
+        ("1.1", "Content-Length: {n}\r\nTransfer-Encoding: chunked\r\n"),
+        ("1.1", "transfer-encoding: chunked\r\ncontent-length: 0\r\n"),
+        ("1.1", "Transfer-Encoding:\tCHUNKED\r\nContent-Length: {n}, {n}\r\n"),
+        ("1.1", "Content-Length: 1\r\nContent-Length: {n}\r\n"),
+        ("1.1", "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n"),
+        ("1.1", "Transfer-Encoding: gzip, chunked\r\n"),
+        ("1.1", "Transfer-Encoding: identity\r\n"),
+        ("1.1", "Content-Length: +{n}\r\n"),
+        ("1.0", "Connection: keep-alive\r\nTransfer-Encoding: chunked\r\n"),
+    ],
+)
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_body_of_two_lengths_is_refused_and_what_follows_it_is_no_request(
+    server: Served, caplog: pytest.LogCaptureFixture, path: str, version: str, lengths: str, parts: int
+) -> None:
+    caplog.set_level(logging.INFO)
+    head = f"POST {path} HTTP/{version}\r\n{HOST}{JSON_TYPE}{lengths.format(n=len(CHUNKS))}\r\n"
+    sent = (head + CHUNKS + SECOND,) if parts == 1 else (head, CHUNKS + SECOND)
+    assert statuses(whole_answer(server, *sent)) == ["400"]
+    assert "/second" not in caplog.text
+    assert tracebacks(caplog) == []
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.1])
+@pytest.mark.parametrize(
+    "body", ["zz\r\n", "5\r\nabcdefgh\r\n", "-1\r\n\r\n", "f" * 40, "1\r\na\r\n0\r\n\x00: y\r\n\r\n"]
+)
+@pytest.mark.parametrize(
+    "head",
+    [
+        CHUNKED,
+        CHUNKED.replace("application/json", "text/plain"),
+        CHUNKED.replace("POST /v1/completions", "GET /health"),
+        CHUNKED.replace("/v1/completions", "/nothing"),
+        CHUNKED.replace("127.0.0.1", "evil.example"),
+        CHUNKED + "Expect: 100-continue\r\n",
+    ],
+    ids=["read", "other type", "no body", "no endpoint", "other host", "expect"],
+)
+def test_a_malformed_body_ends_the_connection_alone(
+    server: Served, caplog: pytest.LogCaptureFixture, head: str, body: str, pause: float
+) -> None:
+    for begun in ("", "1\r\n{\r\n"):
+        answer = whole_answer(server, f"{head}\r\n{begun}", body + SECOND, pause=pause)
+        assert all(status.startswith(("1", "4")) or status == "200" for status in statuses(answer)), answer
+        assert b"no such endpoint" not in answer or b"/nothing" in head.encode()
+    assert "/second" not in caplog.text
+    assert tracebacks(caplog) == []
+
+
+def test_what_is_malformed_behind_a_stream_leaves_no_traceback(
+    server: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = json.dumps({"prompt": "Who", "max_tokens": 100, "temperature": 0, "stream": True})
+    head = f"POST /v1/completions HTTP/1.1\r\n{HOST}{JSON_TYPE}Content-Length: {len(asked)}\r\n"
+    for end in ("\r\n", "Connection: close\r\n\r\n"):
+        for garbage in ("\0\0\0\r\n\r\n", "GET / HTTP/9\r\n\r\n", SECOND + "\0\r\n\r\n"):
+            answer = whole_answer(server, head + end + asked, garbage)
+            assert statuses(answer)[:1] in (["200"], ["400"])
+    assert tracebacks(caplog) == []
+
+
+@pytest.mark.parametrize(
+    "request_line",
+    [
+        *("CONNECT localhost:80 HTTP/1.1", "CONNECT / HTTP/1.1", "OPTIONS * HTTP/1.1", "TRACE / HTTP/1.1"),
+        *(
+            "GET http://[::1 HTTP/1.1",
+            "GET //evil.example/%2e%2e HTTP/1.1",
+            "GET /%ff%00%0a HTTP/1.1",
+            "G@T / HTTP/1.1",
+        ),
+        *("GET /health HTTP/2.0", "GET /health", "\x16\x03\x01\x02", "GET /%s HTTP/1.1" % ("a" * 70_000)),
+        *("POST / HTTP/1.1", "HEAD /v1/models HTTP/1.1", "PRI * HTTP/2.0"),
+    ],
+)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        *(HOST, "", f"{HOST}{HOST}", "Host: [::1\r\n", f"{HOST}Upgrade: websocket\r\nConnection: Upgrade\r\n"),
+        *(
+            f"{HOST}Authorization: \xff\r\n",
+            f"{HOST} folded\r\n",
+            f"{HOST}X\x00: y\r\n",
+            f"{HOST}Content-Length: 9e9\r\n",
+        ),
+    ],
+)
+def test_no_malformed_request_leaves_a_traceback(
+    server: Served, caplog: pytest.LogCaptureFixture, request_line: str, headers: str
+) -> None:
+    answer = whole_answer(server, f"{request_line}\r\n{headers}Connection: close\r\n\r\n", pause=0)
+    assert all(status[0] in "24" for status in statuses(answer)), answer
+    assert tracebacks(caplog) == []
 
 
 def broken_off(address: str, seed: int, problems: list[Any]) -> None:

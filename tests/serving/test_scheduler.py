@@ -1,7 +1,7 @@
 """Each text is that of `lmtool generate` alone, whoever else joins and leaves."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from lmtool.decoding import filters
+from lmtool.decoding.chain import Chain
+from lmtool.decoding.reader import Reader
+from lmtool.decoding.request import TokenEvent
 from lmtool.decoding.settings import Sample
+from lmtool.decoding.text import Transcript
 from lmtool.errors import NumericalError
 from lmtool.inference.writing import Writer, writer_of
 from lmtool.serving import scheduler as scheduling
@@ -176,6 +181,130 @@ def test_a_failure_ends_the_texts_of_the_batch_and_no_later_ones(
             monkeypatch.setattr(type(model), "logits", working)
             assert await texts_of(scheduler, asked) == decoder.complete("a", asked.settings)
             assert await scheduler.compute(lambda: 3) == 3
+
+    asyncio.run(asyncio.wait_for(failing(), 60))
+
+
+def poisons(monkeypatch: pytest.MonkeyPatch, fault: str, poison: tuple[int, ...]) -> None:
+    """Make one part of decoding fail for texts that begin with these ids."""
+
+    def raising(ids: Sequence[int]) -> None:
+        if tuple(ids[: len(poison)]) == poison:
+            raise ZeroDivisionError(fault)
+
+    def patch(owner: Any, name: str, texts_of: Callable[..., Iterable[Sequence[int]]]) -> None:
+        working = getattr(owner, name)
+
+        def failing(*given: Any, **options: Any) -> Any:
+            for ids in texts_of(*given, **options):
+                raising(ids)
+            return working(*given, **options)
+
+        monkeypatch.setattr(owner, name, failing)
+
+    match fault:
+        case "joining":
+            patch(Chain, "begin", lambda self, request: [request.start.text])
+        case "reading":
+            patch(Reader, "start", lambda self, windows: [window.tokens for window in windows])
+        case "advancing":
+            patch(Reader, "advance", lambda self, tokens, state: tokens)
+        case "filtering":
+            patch(filters, "steer", lambda scores, settings, texts, *rest: texts)
+        case "choosing":
+            patch(Chain, "extend", lambda self, requests, *rest: [one.hypotheses[0].text for one in requests])
+        case "writing":
+            patch(Transcript, "of", lambda framing, prompt, *rest: [prompt.text])
+        case "nan":
+            advance = Reader.advance
+
+            def spoilt(self: Reader, tokens: Any, state: Any) -> Any:
+                hidden_BTD, after = advance(self, tokens, state)
+                hidden_BTD = hidden_BTD.clone()
+                hidden_BTD[[tuple(ids) == poison for ids in tokens]] = torch.nan
+                return hidden_BTD, after
+
+            monkeypatch.setattr(Reader, "advance", spoilt)
+
+
+async def together(scheduler: Scheduler, every: list[Generating]) -> list[Any]:
+    """The texts of each, or the exception that ended it."""
+    return await asyncio.gather(*(texts_of(scheduler, one) for one in every), return_exceptions=True)
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["equal settings", "other settings"])
+@pytest.mark.parametrize("fault", ["joining", "reading", "advancing", "filtering", "choosing", "writing", "nan"])
+def test_a_text_that_fails_ends_its_own_request_alone(
+    decoder: Writer, monkeypatch: pytest.MonkeyPatch, fault: str, same: bool
+) -> None:
+    settings = Sample(seed=1, temperature=1.0, max_new_tokens=12)
+    others = [asking(decoder, prompt, settings, n=2) for prompt in ("a cat", "a mat", "the dog", "and ran away")]
+    poisoned = asking(decoder, "a dog", settings if same else replace(settings, top_k=5), n=2)
+    expected = [decoder.complete(prompt, settings, n=2) for prompt in ("a cat", "a mat", "the dog", "and ran away")]
+
+    async def failing() -> None:
+        with opened(decoder) as scheduler:
+            for _ in range(2):
+                *found, failed, last = await together(scheduler, [*others[:3], poisoned, others[3]])
+                assert [*found, last] == expected
+                assert isinstance(failed, NumericalError if fault == "nan" else ZeroDivisionError)
+            assert await texts_of(scheduler, others[0]) == expected[0]
+
+    poisons(monkeypatch, fault, poisoned.prompts[0].tokens)
+    asyncio.run(asyncio.wait_for(failing(), 60))
+
+
+def test_a_text_that_fails_later_ends_its_own_request_alone(
+    decoder: Writer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    poison = decoder.loaded.tokenizer.encode("d")[0]
+    never = Sample(seed=1, temperature=1.0, max_new_tokens=40, logit_bias=(((poison,), -100.0),))
+    some = replace(never, logit_bias=(((poison,), 3.0),), max_new_tokens=200)
+    step, advance, push = Reader.step, Reader.advance, Transcript.push
+
+    def stepping(self: Reader, tokens: Sequence[int], state: Any) -> Any:
+        assert poison not in tokens
+        return step(self, tokens, state)
+
+    def advancing(self: Reader, tokens: Any, state: Any) -> Any:
+        assert not any(poison in ids for ids in tokens)
+        return advance(self, tokens, state)
+
+    def pushing(self: Transcript, event: TokenEvent) -> str:
+        assert event.token != poison
+        return push(self, event)
+
+    asked = [asking(decoder, prompt, never, n=2) for prompt in ("a cat", "the mat")]
+    expected = [decoder.complete(prompt, never, n=2) for prompt in ("a cat", "the mat")]
+    bad = asking(decoder, "mat", some)
+
+    async def failing() -> None:
+        with opened(decoder) as scheduler:
+            first, failed, last = await together(scheduler, [asked[0], bad, asked[1]])
+            assert isinstance(failed, AssertionError)
+            assert [first, last] == expected
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Reader, "step", stepping)
+        patch.setattr(Reader, "advance", advancing)
+        asyncio.run(asyncio.wait_for(failing(), 60))
+    assert "requests apart" in caplog.text
+    monkeypatch.setattr(Transcript, "push", pushing)
+    asyncio.run(asyncio.wait_for(failing(), 60))
+
+
+def test_memory_that_is_short_for_all_together_ends_all(decoder: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = asking(decoder, "a", Sample(seed=1, temperature=1.0, max_new_tokens=4), n=2)
+
+    def full(*given: Any) -> Any:
+        raise torch.OutOfMemoryError
+
+    async def failing() -> None:
+        with opened(decoder) as scheduler:
+            with monkeypatch.context() as patch:
+                patch.setattr(Reader, "step", full)
+                assert all(isinstance(one, torch.OutOfMemoryError) for one in await together(scheduler, [asked, asked]))
+            assert await texts_of(scheduler, asked) == decoder.complete("a", asked.settings, n=2)
 
     asyncio.run(asyncio.wait_for(failing(), 60))
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from lmtool.errors import DataError, UsageError
+from lmtool.recipe.spec.text import Data
 from lmtool.tables.columns import Columns, choose_columns
 from lmtool.text.table import Table, open_table
 
@@ -23,7 +24,7 @@ def table(path: Path, header: str) -> Table:
         ("text,label", ["text"], "label", None),
         ("Label,Review Text", ["Review Text"], "Label", None),
         ("id,review,sentiment,date", ["review"], "sentiment", None),
-        ("id,title,text,class", ["text"], "class", None),
+        ("id,title,text,class", ["title", "text"], "class", None),
         ("premise,hypothesis,label", ["premise", "hypothesis"], "label", None),
         ("idx,sentence_1,sentence_2,score", ["sentence_1", "sentence_2"], "score", None),
         ("sentence,question,label", ["question", "sentence"], "label", None),
@@ -61,6 +62,9 @@ def test_usual_names(header: str, texts: list[str], label: str | None, target: s
         ("a,b", {"label_column": "b"}, ["a"], "b", None, True),
         ("label,text,class", {"label_column": "class"}, ["text"], "class", None, True),
         ("label,text,class", {"text_columns": ["label"]}, ["label"], "class", None, True),
+        ("x,TEXT,La bel", {"text_columns": ["text"], "label_column": "la-bel"}, ["TEXT"], "La bel", None, False),
+        ("label,TEXT,Label", {"text_columns": ["text"], "label_column": "Label"}, ["TEXT"], "Label", None, False),
+        ("Label,TEXT,class", {"text_columns": ["text"], "label_column": "LABEL"}, ["TEXT"], "Label", None, False),
         ("a,b,c", {"source_column": "c", "target_column": "a"}, ["c"], None, "a", False),
         ("a,b", {"source_column": "b"}, ["b"], None, "a", True),
         ("a,b", {"target_column": "b"}, ["a"], None, "b", True),
@@ -82,13 +86,17 @@ def test_given_names(
     found: bool,
     tmp_path: Path,
 ) -> None:
-    assert choose_columns(table(tmp_path, header), **given) == Columns(tuple(texts), label, target, found)
+    labelled = given.get("labelled", True)
+    given = {key: value for key, value in given.items() if key != "labelled"}
+    assert choose_columns(table(tmp_path, header), Data(**given), labelled=labelled) == Columns(
+        tuple(texts), label, target, found
+    )
 
 
 def test_what_is_read_is_said(tmp_path: Path) -> None:
     found = choose_columns(table(tmp_path, "premise,hypothesis,label"))
     assert found.describe() == "columns: text 'premise' and 'hypothesis', label 'label' (inferred from their names)"
-    found = choose_columns(table(tmp_path, "a,b"), source_column="a", target_column="b")
+    found = choose_columns(table(tmp_path, "a,b"), Data(source_column="a", target_column="b"))
     assert found.describe() == "columns: source 'a', target 'b'"
 
 
@@ -96,8 +104,8 @@ def test_what_is_read_is_said(tmp_path: Path) -> None:
     ("header", "given", "parts"),
     [
         ("text,label", {"text_columns": ["txt"]}, ["no column 'txt'; found 'text, label'", "--text-column text?"]),
-        ("text,Label", {"label_column": "label"}, ["no column 'label'", "did you mean --label-column Label?"]),
-        ("a b,c", {"source_column": "a_b"}, ["did you mean --source-column 'a b'?"]),
+        ("text,LABEL,Label", {"label_column": "label"}, ["no column 'label'", "did you mean --label-column Label?"]),
+        ("a b,c", {"source_column": "a_bb"}, ["did you mean --source-column 'a b'?"]),
         ("text,label", {"target_column": "zzz"}, ["no column 'zzz'", "name one of these with --target-column"]),
         ("text,a,b", {}, ["cannot infer which column is the label; found 'text, a, b'", "--label-column"]),
         ("a,b,label", {}, ["cannot infer which column is the text", "--text-column"]),
@@ -109,7 +117,7 @@ def test_what_is_read_is_said(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_told(header: str, given: dict[str, Any], parts: list[str], tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
-        choose_columns(table(tmp_path, header), **given)
+        choose_columns(table(tmp_path, header), Data(**given))
     assert len(caught.value.lines()) == 3
     assert "a.csv" in caught.value.where
     for part in parts:
@@ -126,7 +134,7 @@ def test_what_cannot_be_told(header: str, given: dict[str, Any], parts: list[str
 )
 def test_contradictions(given: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message):
-        choose_columns(table(tmp_path, "a,b,c"), **given)
+        choose_columns(table(tmp_path, "a,b,c"), Data(**given))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +162,7 @@ def test_contradictions(given: dict[str, Any], message: str, tmp_path: Path) -> 
 def test_an_instruction_may_have_an_input(
     header: str, given: dict[str, Any], labelled: bool, expected: tuple[Any, ...], tmp_path: Path
 ) -> None:
-    found = choose_columns(table(tmp_path, header), **given, labelled=labelled)
+    found = choose_columns(table(tmp_path, header), Data(**given), labelled=labelled)
     assert (*found.texts, found.target, found.input, found.found) == expected
     assert found.label is None
     assert found.writes == labelled
@@ -168,14 +176,16 @@ def test_conversations_are_found_by_their_names(name: str, tmp_path: Path) -> No
     assert found == Columns((), found=True, messages=name)
     assert found.writes
     assert found.describe() == f"columns: messages '{name}' (inferred from their names)"
-    named = choose_columns(open_table(str(path), cache=tmp_path), messages_column=name)
+    named = choose_columns(open_table(str(path), cache=tmp_path), Data(messages_column=name))
     assert named == Columns((), messages=name)
-    labelled = choose_columns(open_table(str(path), cache=tmp_path), source_column="prompt", target_column="label")
+    labelled = choose_columns(
+        open_table(str(path), cache=tmp_path), Data(source_column="prompt", target_column="label")
+    )
     assert labelled.messages is None
 
 
 def test_conversations_are_read_alone(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="hold source and target"):
-        choose_columns(table(tmp_path, "a,b"), messages_column="a", source_column="b")
+        choose_columns(table(tmp_path, "a,b"), Data(messages_column="a", source_column="b"))
     with pytest.raises(DataError, match="no column 'c'"):
-        choose_columns(table(tmp_path, "a,b"), messages_column="c")
+        choose_columns(table(tmp_path, "a,b"), Data(messages_column="c"))

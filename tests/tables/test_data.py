@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtool.errors import CheckpointError, UsageError
+from lmtool.errors import CheckpointError, RecipeError, UsageError
 from lmtool.inference.load import load_run
 from lmtool.objective import build_objective
 from lmtool.recipe.load import Setting, load
 from lmtool.recipe.spec.objective import Classification
 from lmtool.run.files import SavedSplit
 from lmtool.tables.data import TableData, open_tables, read_tables
-from lmtool.tables.predict import predict
-from tests.training.tiny import Work, after, lasting, words
+from lmtool.tables.predict import measure_tables, predict
+from lmtool.tables.results import Results
+from tests.training.tiny import Work, after, ended, lasting, warnings_in, words
 
 CLASSES = ("objective={kind: classification, dropout: 0}", "training.epochs=null")
 
@@ -86,6 +87,21 @@ def test_a_scale_that_is_given_is_taken(work: Work) -> None:
     half = head_of(read(work, numbers(work), "objective.task=number", "objective.scale=10"))
     assert half.center == pytest.approx(1000, abs=30)
     assert half.scale == 10
+
+
+@pytest.mark.parametrize("unit", [1e-300, 1e-200, 1e-9, 1.0, 1e10, 3e14])
+def test_numbers_of_any_size_are_learned_and_measured(work: Work, unit: float) -> None:
+    table = write(work.folder / "numbers.csv", [(i % 7 - 3) * unit for i in range(60)])
+    data = read(work, table, "objective.task=number")
+    targets = np.array([row.label for row in data.tasks[0].train])
+    assert float(targets.mean()) == pytest.approx(0, abs=1e-9)
+    assert float(targets.std()) == pytest.approx(1)
+    work.learn_table(work.recipe, table, *CLASSES, "objective.task=number", "training.steps=2")
+    (results,) = measure_tables(load_run(str(work.run())), [str(table)])
+    assert np.isfinite(results.loss)
+    assert all(
+        abs(float(str(cells[0]))) < 100 * unit for _, cells in predict(load_run(str(work.run())), str(table)).rows
+    )
 
 
 def test_a_run_on_numbers_keeps_its_scale(work: Work) -> None:
@@ -161,6 +177,46 @@ def test_each_of_several_tasks_has_rows_of_its_own(work: Work) -> None:
     assert [line.split(":")[0] for line in data.lines] == ["columns", "task one", "columns", "task two"]
 
 
+def moved(path: Path, rows: list[str]) -> str:
+    path.write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def test_rows_that_change_their_part_are_other_data(work: Work) -> None:
+    """The row at the end of one table is moved to the beginning of the next."""
+    rows = [f"{words(1 + i % 5, i)} {i},{'xy'[i % 2]}" for i in range(60)]
+    prints = set()
+    tokenizer = None
+    for first, second in ((40, 50), (39, 50), (40, 49)):
+        train, valid, test = (
+            moved(work.folder / f"{name}.csv", part)
+            for name, part in (("a", rows[:first]), ("b", rows[first:second]), ("c", rows[second:]))
+        )
+        recipe = load(work.recipe, CLASSES, [Setting("data.train", [train], "TABLE")]).recipe
+        beside = recipe.data.model_copy(update={"valid": (valid,), "test": test})
+        data = read_tables(recipe.model_copy(update={"data": beside}), open_tables(beside), tokenizer)
+        tokenizer = data.framing.tokenizer
+        prints.add(data.fingerprint)
+    assert len(prints) == 3
+
+
+def test_what_a_row_gives_is_not_confused_with_the_row_beside_it(work: Work) -> None:
+    """Tokens that move from the source to the target, and from a row to the next, are other data."""
+    model = "model={kind: recurrent, shape: encoder-decoder, d_model: 8, context: 8}"
+    tables = [["a b,c", "d,e f"] * 3, ["a,b c", "d,e f"] * 3, ["a b,c d", "e,f a"] * 3, ["a b,c d e", "f,a"] * 3]
+    prints = set()
+    tokenizer = None
+    for rows in tables:
+        path = work.folder / "pairs.csv"
+        path.write_text("\n".join(["source,target", *rows, "x,y"]) + "\n", encoding="utf-8")
+        flags = [Setting("data.train", [str(path)], "TABLE"), Setting("data.valid", [str(path)], "--valid")]
+        recipe = load(work.recipe, [model, "objective={kind: seq2seq}", "tokenizer={kind: word}"], flags).recipe
+        data = read_tables(recipe, open_tables(recipe.data), tokenizer)
+        tokenizer = data.framing.tokenizer
+        prints.add(data.fingerprint)
+    assert len(prints) == len(tables)
+
+
 # Descriptions and warnings
 
 
@@ -208,3 +264,51 @@ def test_steps_and_validations_follow_from_the_rows(
     assert len(data.tasks[0].train) == 64
     assert data.recipe.training.steps == steps
     assert data.recipe.evaluation.every == every
+
+
+# No row held out
+
+
+def pairs(path: Path, n: int) -> Path:
+    rows = (f"{words(1 + i % 5, i)} {i},{words(1 + i % 3, i + n)}" for i in range(n))
+    path.write_text("\n".join(["prompt,answer", *rows]) + "\n", encoding="utf-8")
+    return path
+
+
+def of_pairs(work: Work, *overrides: str) -> Any:
+    return work.learn_table(work.recipe, pairs(work.folder / "p.csv", 30), "objective.kind=seq2seq", *overrides)
+
+
+def test_rows_that_are_to_be_learnt_are_all_trained_on_and_measured(work: Work) -> None:
+    events = of_pairs(work, "data.valid_fraction=0", "training.epochs=1")
+    assert any("none held out" in line and "data.valid_fraction" in line for line in events[0].data)
+    (results,) = [event for event in events if isinstance(event, Results)]
+    assert (results.part, results.rows) == ("training", 30)
+    assert ended(events).step == 4
+    assert not (work.run() / "split.json").exists()
+    assert json.loads((work.run() / "metrics.json").read_text())["part"] == "training"
+
+
+def test_a_run_with_no_row_held_out_goes_on(work: Work) -> None:
+    settings = ("data.valid_fraction=0", "training.epochs=2")
+    of_pairs(work, *settings)
+    work.run().rename(work.run("whole"))
+
+    table = work.folder / "p.csv"
+    work.learn_table(work.recipe, table, "objective.kind=seq2seq", *settings, stop=after(3))
+    assert warnings_in(work.resume()) == []
+    assert lasting(work.run(), 8) == lasting(work.run("whole"), 8)
+
+
+def test_a_table_beside_it_is_for_validation_all_the_same(work: Work) -> None:
+    valid = pairs(work.folder / "v.csv", 7)
+    events = of_pairs(work, "data.valid_fraction=0", "training.epochs=1", f"data.valid=[{valid}]")
+    (results,) = [event for event in events if isinstance(event, Results)]
+    assert (results.part, results.rows) == ("validation", 7)
+
+
+@pytest.mark.parametrize("settings", [("objective.kind=classification",), ()])
+def test_classes_and_texts_are_held_out(work: Work, settings: tuple[str, ...]) -> None:
+    flags = [Setting("data.train", ["any"], "DATA")]
+    with pytest.raises(RecipeError, match=r"data\.valid_fraction: 0 is for tables of target texts"):
+        load(work.recipe, [*settings, "data.valid_fraction=0"], flags)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtool.recipe.spec.text import Data
+from lmtool.recipe.load import Setting, load
 from lmtool.tables import findings
 from lmtool.tables.data import check_tables
 from lmtool.tables.findings import _near
@@ -48,7 +48,12 @@ def write(path: Path, lines: list[str]) -> str:
 
 
 def kinds(train: str, test: str) -> dict[str, int]:
-    _, notices = check_tables(Data(train=(train,), test=test), None, 0, None, None)
+    _, notices = check_tables(
+        load("linear", (), [Setting("data.train", [train], ""), Setting("data.test", test, "")]).recipe,
+        None,
+        None,
+        None,
+    )
     return {notice.kind: notice.count for notice in notices}
 
 

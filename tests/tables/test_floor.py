@@ -62,8 +62,8 @@ def test_numbers_have_a_ridge_regression(tmp_path: Path) -> None:
     assert found.constant == pytest.approx(0.25)
     assert found.linear < 0.05
     assert found.line().startswith("floor: mean 0.25, ridge regression on words and pairs 0.0")
-    assert "below" not in found.beside({"mse": found.linear * 0.9})
-    assert "is below it" in found.beside({"mse": 0.3})
+    assert "below" not in found.beside({"mse": found.linear * 0.9}, 12)
+    assert "is below it" in found.beside({"mse": 0.3}, 12)
 
 
 @pytest.mark.parametrize(
@@ -124,10 +124,15 @@ def test_a_floor_is_read_back_and_compared() -> None:
     found = Floor("class", "test", "accuracy", 0.223, 0.881, "words and pairs", 10, 10)
     assert Floor(**FloorFigures.model_validate(found.record()).model_dump()) == found
     assert found.line() == "floor: majority 22.3 %, words and pairs 88.1 %"
-    assert found.beside({"accuracy": 0.9}) == f"{found.line()}; this model 90.0 %"
-    below = found.beside({"accuracy": 0.7})
-    assert below.startswith(f"{found.line()}; this model 70.0 % is below it")
-    assert "--recipe linear" in below
-    assert found.beside({"bleu": 3.0}) == found.line()
+    assert found.beside({"accuracy": 0.9}, 10_000) == f"{found.line()}; this model 90.0 %"
+    below = f"{found.line()}; this model 70.0 % is below it"
+    assert found.beside({"accuracy": 0.7}, 1000) == below
+    assert found.beside({"accuracy": 0.7}, 1000, ["--recipe linear", "more --epochs"]) == (
+        f"{below}: lmtool finetune with --recipe linear or more --epochs may do better"
+    )
+    for accuracy in (0.7, 0.9):
+        few = found.beside({"accuracy": accuracy}, 12, ["--recipe linear"])
+        assert few == f"{found.line()}; this model {100 * accuracy:.1f} %; 12 rows are too few to tell which is better"
+    assert found.beside({"bleu": 3.0}, 1000) == found.line()
     other = Floor("class", "test", "accuracy", 0.225, 0.861, "words and pairs", 10, 10)
     assert mean_line([found, other]) == "floor: majority 22.4 %, words and pairs 87.1 %"

@@ -7,9 +7,10 @@ import pytest
 
 from lmtool.errors import UsageError
 from lmtool.inference.load import Loaded, load_run
+from lmtool.recipe.spec.text import Data
 from lmtool.tables import predict as predicting
 from lmtool.tables.predict import answers_tables, measure_tables, predict
-from lmtool.text.table import RowFault, Skipped
+from lmtool.text.table import RowFault
 from tests.compute.together import together
 from tests.training.tiny import Work, words
 
@@ -73,7 +74,7 @@ def test_any_chunks_and_any_number_of_processes_answer_the_same(
     monkeypatch.setattr(predicting, "CHUNK_ROWS", 7)
     assert close(cells(loaded, table), alone)
     for size in (2, 5):
-        for found in together(monkeypatch, size, lambda _: cells(loaded, table), [predicting]):
+        for found in together(monkeypatch, size, lambda _: cells(loaded, table)):
             assert close(found, alone)
 
 
@@ -84,7 +85,7 @@ def test_any_number_of_processes_measures_the_same(work: Work, monkeypatch: pyte
     alone = list(measure_tables(loaded, both))
     assert [results.part for results in alone] == ["table", "table"]
     assert alone[0].record() == alone[1].record()
-    for found in together(monkeypatch, 3, lambda _: list(measure_tables(loaded, both)), [predicting]):
+    for found in together(monkeypatch, 3, lambda _: list(measure_tables(loaded, both))):
         for one, other in zip(found, alone, strict=True):
             assert one.loss == pytest.approx(other.loss, rel=1e-5)
             assert (one.rows, one.step, one.labels) == (24, loaded.step, other.labels)
@@ -97,9 +98,10 @@ def test_bad_rows_are_told_or_counted(work: Work) -> None:
     table.write_text(table.read_text() + "24,a,b,c\n25,the cat,a\n")
     with pytest.raises(RowFault, match="fields"):
         list(predict(loaded, str(table)).rows)
-    skipped = Skipped()
-    assert len(list(predict(loaded, str(table), skipped=skipped).rows)) == 25
-    assert skipped.count == 1
+    found = predict(loaded, str(table), reading=Data(skip_bad_rows=True))
+    assert len(list(found.rows)) == 25
+    assert found.skipped is not None
+    assert found.skipped.count == 1
 
 
 def test_only_what_was_tuned_answers_tables(work: Work) -> None:

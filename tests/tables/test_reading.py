@@ -147,8 +147,8 @@ def test_values_that_are_no_texts_or_labels(row: dict[str, Any], message: str, t
 @pytest.mark.parametrize(
     ("labels", "kind", "message"),
     [
-        (["1", "2", "high", "1"], "number", "the label is 'high', not a finite number"),
-        (["1", "2", "nan", "1"], "number", "the label is 'nan', not a finite number"),
+        (["1", "2", "high", "1"], "number", "the label is 'high', not a number"),
+        (["1", "2", "nan", "1"], "number", "the label is 'nan', not a number"),
     ],
 )
 def test_labels_that_are_not_of_the_given_kind(labels: list[str], kind: Any, message: str, tmp_path: Path) -> None:
@@ -156,6 +156,19 @@ def test_labels_that_are_not_of_the_given_kind(labels: list[str], kind: Any, mes
         labelled(tmp_path, *labels, kind=kind)
     assert "row 3, column 'label'" in caught.value.where
     assert len(labelled(tmp_path, *labels, kind=kind, skip_bad_rows=True)) == 3
+
+
+@pytest.mark.parametrize("huge", ["1e200", "-1e200", "1e308", "1e309", "inf", "-Infinity", "nan", "9" * 400, "1.1e15"])
+@pytest.mark.parametrize("known", [None, LabelMap("number")])
+def test_a_number_that_no_model_can_learn_is_named(huge: str, known: LabelMap | None, tmp_path: Path) -> None:
+    """In a column of numbers, whether it trains a model or measures one."""
+    labels = ["0.5", "1", huge, "1e15", "-1e15", "1e-300"]
+    with pytest.raises(RowFault, match=r"the label is .*, not a number from -1e\+15 to 1e\+15") as caught:
+        labelled(tmp_path, *labels, labels=known)
+    assert "a.csv:4, row 3, column 'label'" in caught.value.where
+    assert len(str(caught.value)) < 400
+    found = labelled(tmp_path, *labels, labels=known, skip_bad_rows=True)
+    assert [item.label for item in found.items] == [0.5, 1.0, 1e15, -1e15, 1e-300]
 
 
 def test_a_list_is_no_single_class(tmp_path: Path) -> None:
@@ -244,7 +257,7 @@ def test_heavy_imbalance(tmp_path: Path) -> None:
 
 
 def test_other_notices(tmp_path: Path) -> None:
-    assert kinds(labelled(tmp_path, "Good", "good", "Good", "good")) == {"classes that differ in case": 2}
+    assert kinds(labelled(tmp_path, "Good", "good", "Good", "good")) == {"similar labels": 2}
     content = "text,label\na,x\n,\nb,y\n, \nc,x\nd,y\n"
     assert kinds(read(tmp_path / "a.csv", content)) == {"blank rows": 2}
     content = "premise,hypothesis,label\na,,x\nb,b,y\nc,c,x\nd,d,y\n"
@@ -273,6 +286,7 @@ def test_the_page_on_tables_names_every_fault_and_notice() -> None:
             "text/table",
             "text/notices",
             "tables/reading",
+            "tables/typos",
             "tables/findings",
             "tables/data",
         )

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from lmtool.tables.rows import EncodedRow, TableExamples
 
@@ -33,6 +34,23 @@ def test_the_order_is_a_function_of_the_seed_and_the_sample() -> None:
 def examples_equal(one: TableExamples, two: TableExamples, sample: int) -> bool:
     a, b = (source.read(np.array([sample]))[0] for source in (one, two))
     return bool(a.rng.random() == b.rng.random()) and len(a.tokens) == len(b.tokens)
+
+
+class Fleeting(dict[int, NDArray[np.int64]]):
+    """Epochs that another thread replaces right after each look."""
+
+    def __contains__(self, epoch: object) -> bool:
+        there = super().__contains__(epoch)
+        self.clear()
+        return there
+
+
+def test_a_thread_may_read_another_epoch() -> None:
+    """As one does that reads ahead, while another names the rows of a step whose loss is not finite."""
+    examples = TableExamples(rows(8), 4, seed=5)
+    expected = examples.documents(np.arange(3))
+    examples._epochs = Fleeting(examples._epochs)
+    assert examples.documents(np.arange(3)) == expected
 
 
 def test_rows_of_like_length_come_together() -> None:

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtool.errors import DataError
+from lmtool.recipe.spec.text import Data
 from lmtool.tables.columns import choose_columns
 from lmtool.tables.reading import read_labelled
 from lmtool.text.corpus import open_corpus
@@ -103,7 +104,6 @@ UNREADABLE = {
     "header.csv": b'id,"text\n1,a\n',
     "nameless.csv": b",,\n1,2,3\n",
     "latin.csv": "id,text\n1,é\n".encode("latin-1"),
-    "utf16.csv": "id,text\n1,a\n".encode("utf-16"),
     "book.csv": b"PK\x03\x04rest",
     "packed.csv": gzip.compress(b"id,text\n1,a\n"),
     "damaged.csv.gz": gzip.compress(delimited([prose(500)]))[:-20],
@@ -177,7 +177,7 @@ def test_a_missing_column_is_told_in_one_way(tmp_path: Path) -> None:
     errors.append((caught.value.what, caught.value.fix))
     assert set(errors) == {("no column 'Texts'; found 'id, text'", "did you mean --column text?")}
     with pytest.raises(DataError) as caught:
-        choose_columns(open_table(str(tmp_path / "a.csv"), cache=tmp_path), text_columns=["Texts"])
+        choose_columns(open_table(str(tmp_path / "a.csv"), cache=tmp_path), Data(text_columns=["Texts"]))
     assert (caught.value.what, caught.value.fix) == (errors[0][0], "did you mean --text-column text?")
 
 

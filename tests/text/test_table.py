@@ -220,10 +220,10 @@ def test_spaces_after_delimiters(tmp_path: Path) -> None:
 
 def test_what_is_asked_for_is_not_guessed(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    table = open_at(path, 'a;b,c\n"x;y",z\n', delimiter=";", quoted=False)
+    table = open_at(path, "a;b,c\nx;y,z\n", delimiter=";")
     assert table.names == ("a", "b,c")
-    assert values(table) == [('"x', 'y",z')]
-    assert "delimiter semicolon, no quoting, UTF-8" in table.describe()
+    assert values(table) == [("x", "y,z")]
+    assert "delimiter semicolon, quotes enclose fields, UTF-8" in table.describe()
     for wrong in (";;", '"', "\n", ""):
         with pytest.raises(UsageError, match="cannot be a delimiter"):
             open_at(path, delimiter=wrong)
@@ -244,6 +244,24 @@ def test_encodings(encoding: str | None, tmp_path: Path) -> None:
     table = open_at(tmp_path / "a.csv", content, encoding=encoding)
     assert table.names == ("text", "label")
     assert values(table) == [("naïve café", "ä")]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
+@pytest.mark.parametrize("ending", [".csv", ".csv.gz"])
+def test_an_encoding_is_inferred_from_all_of_the_text(encoding: str, ending: str, tmp_path: Path) -> None:
+    """The usual one is only that of text which is not valid otherwise, though its first letters may be."""
+    content = ("text,label\n" + "plain,x\n" * 30_000 + "naïve café,ä\n").encode(encoding)
+    (tmp_path / f"a{ending}").write_bytes(gzip.compress(content) if ending.endswith("gz") else content)
+    table = open_table(str(tmp_path / f"a{ending}"), cache=tmp_path, usual_encoding="cp1252")
+    assert table.names == ("text", "label")
+    assert values(table)[-1] == ("naïve café", "ä")
+    assert ("cp1252" in table.describe()) == (encoding == "cp1252")
+
+
+def test_utf_16_is_not_read_as_utf_8(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="the text is UTF-16") as caught:
+        open_at(tmp_path / "a.csv", "text\na\n".encode("utf-16"), encoding="utf-8")
+    assert caught.value.fix == "omit --encoding"
 
 
 def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
@@ -273,7 +291,6 @@ def test_blanks_around_names_and_columns_without_one(tmp_path: Path) -> None:
         ("a.csv", b"te\0xt,label\na,b\n", ["a NUL byte", "a.csv:1, the header, column 1", "utf-16"]),
         ("a.csv", "text\nä\n".encode("cp1252"), ["not valid UTF-8: byte 0xe4", "a.csv:2", "--encoding cp1252"]),
         ("a.csv", "text\nä".encode()[:-1], ["not valid UTF-8", "a.csv:2"]),
-        ("a.csv", "text\na\n".encode("utf-16"), ["UTF-16", "--encoding utf-16"]),
         ("a.csv", b"PK\x03\x04rest", ["a workbook or archive", "save the sheet as CSV"]),
         ("a.csv", gzip.compress(b"a,b\n1,2\n", mtime=0), ["gzip, not text", ".gz"]),
         ("a.xlsx", b"PK\x03\x04rest", ["not a table by its name", "save the sheet as CSV"]),

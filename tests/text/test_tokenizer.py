@@ -1,6 +1,11 @@
 """Tokenizers of every kind: special tokens, losslessness, deterministic training, saving."""
 
 import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -9,7 +14,9 @@ from hypothesis import strategies as st
 
 from lmtool.errors import CheckpointError, UsageError
 from lmtool.recipe.spec.text import BpeTokenizer, CharTokenizer, TokenizerSpec, WordPieceTokenizer, WordTokenizer
-from lmtool.text.tokenizer import SPECIALS, Tokenizer
+from lmtool.text.chat import ChatFormat, Message
+from lmtool.text.encoder import LONG_TEXT
+from lmtool.text.tokenizer import SPECIALS, Tokenizer, without_surrogates
 from tests.text.texts import HOSTILE, prose
 
 SPECS = {
@@ -51,6 +58,57 @@ def test_bpe_is_lossless(name: str) -> None:
 @settings(deadline=None)
 def test_bpe_is_lossless_for_any_text(text: str) -> None:
     assert BPE.decode(BPE.encode(text)) == text
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_long_text_has_the_ids_of_the_reference(tokenizer: Tokenizer, name: str) -> None:
+    text = (HOSTILE[name] + prose(300)) * 20
+    assert len(text) > LONG_TEXT
+    expected = tokenizer._inner.encode(without_surrogates(text), add_special_tokens=False).ids
+    assert tokenizer.encode(text) == expected
+
+
+@contextmanager
+def one_thread_beside() -> Iterator[list[None]]:
+    """A list that grows whenever another thread runs, which it does only while this one lets it."""
+    turns: list[None] = []
+    interval, ended = sys.getswitchinterval(), threading.Event()
+
+    def run() -> None:
+        while not ended.is_set():
+            turns.append(None)
+            time.sleep(0)
+
+    thread = threading.Thread(target=run)
+    sys.setswitchinterval(1e6)
+    try:
+        thread.start()
+        yield turns
+    finally:
+        ended.set()
+        sys.setswitchinterval(interval)
+        thread.join()
+
+
+@pytest.mark.parametrize("name", ["bpe", "wordpiece", "word"])
+def test_other_threads_run_while_a_long_text_is_encoded(name: str) -> None:
+    tokenizer, text = TOKENIZERS[name], prose(4000) * 5
+    chat = ChatFormat.of(tokenizer)
+    calls: list[Callable[[], object]] = [
+        lambda: tokenizer.encode(text),
+        lambda: tokenizer.encode_with_places(text),
+        lambda: chat.prompt([Message(role="user", content=text)]),
+    ]
+    for call in calls:
+        call()
+        with one_thread_beside() as turns:
+            for _ in range(100):
+                before = len(turns)
+                call()
+                if len(turns) > before:
+                    break
+            else:
+                pytest.fail("no other thread ran")
 
 
 def test_characters_are_lossless_but_for_the_unknown() -> None:

@@ -110,7 +110,14 @@ def before_the_first_checkpoint(work: Work) -> dict[str, Any]:
     def train() -> None:
         from lmtool.training import fit
 
-        fit.multiplier = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        genuine = fit.multiplier
+
+        def dies(*arguments: Any) -> float:
+            if (run / "run.json").exists():  # not where the speed is measured before
+                os.kill(os.getpid(), signal.SIGKILL)
+            return genuine(*arguments)
+
+        fit.multiplier = dies
         work.pretrain(name="early")
 
     def resume() -> None:

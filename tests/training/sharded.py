@@ -8,14 +8,10 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from lmtool.compute.device import Compute
-from lmtool.compute.processes import World, is_main, joined
+from lmtool.compute.processes import is_main
 from lmtool.compute.shards import is_sharded
 from lmtool.inference import load, perplexity
 from lmtool.inference.sharding import Sharding
-from lmtool.training import start
 from tests.compute.forked import forked
 from tests.training.tiny import Work
 
@@ -71,11 +67,21 @@ def tuned(work: Work, *overrides: str, name: str) -> list[Any]:
     return work.finetune(*lora, *overrides, source=work.run("adamw"), table=work.folder / "table.csv", name=name)
 
 
+def uneven(work: Work, *overrides: str, name: str) -> list[Any]:
+    """The run `adamw`, fine-tuned on rows of one word and of many, of which a micro-batch has as many as fit."""
+    table = work.folder / "uneven.csv"
+    still = ("objective.dropout=0", "training.micro_tokens=20", *SHORT)
+    return work.finetune(*still, *overrides, source=work.run("adamw"), table=table, name=name)
+
+
+TUNED = {"lora": tuned, "uneven": uneven}
+
+
 def session(work: Work, name: str) -> None:
     """The sharded session of a name; after "resume:", the continuation of a run by 2 steps; after "eval:", its measure
     where it does not fit into one process."""
-    if name == "lora":
-        tuned(work, SHARDED, name="sharded lora")
+    if name in TUNED:
+        TUNED[name](work, SHARDED, name=f"sharded {name}")
     elif name.startswith("eval:"):
         measured(work, name.removeprefix("eval:"))
     elif name.startswith("resume:"):
@@ -106,15 +112,8 @@ def measured(work: Work, name: str) -> None:
 
 def main(folder: str, names: list[str]) -> None:
     """All sessions in one group of processes."""
-    with joined(Compute(torch.device("cpu"), "float32")) as world:
-
-        @contextmanager
-        def already_joined(compute: Compute) -> Iterator[World]:
-            yield world
-
-        start.joined = perplexity.joined = already_joined
-        for name in names:
-            session(Given(Path(folder)), name)
+    for name in names:
+        session(Given(Path(folder)), name)
 
 
 if __name__ == "__main__":

@@ -4,17 +4,23 @@ import itertools
 import math
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lmtool.recipe.load import load
+from lmtool.compute.processes import World
+from lmtool.inference.base import read_tokenizer
+from lmtool.recipe.load import Setting, load
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.training import length
-from lmtool.training.events import Plan, Resized, Stepped
+from lmtool.run.directory import Run
+from lmtool.tables.data import open_tables, read_tables
+from lmtool.training import length, start
+from lmtool.training.data import read_text
+from lmtool.training.events import Plan, Resized, Stepped, Timed
 from lmtool.training.fit import fit
 from lmtool.training.schedule import Pace
-from tests.training.tiny import Work, ended, words
+from tests.training.tiny import Work, after, ended, no_report, words
 
 WORD_VECTORS = {
     "skip-gram": ("model={kind: skipgram, d_model: 8}", "objective={kind: skip-gram}"),
@@ -82,9 +88,8 @@ def test_a_run_with_a_time_is_reproduced_by_its_steps(work: Work, monkeypatch: p
 
 def planned(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     """Runs with a time are planned with so many steps."""
-    real = length._measure
     monkeypatch.setattr(length, "PROBE_SECONDS", 0.0)
-    monkeypatch.setattr(length, "_measure", lambda *args: real(*args)._replace(steps=steps))
+    monkeypatch.setattr(length, "_steps_in", lambda *args: steps)
 
 
 @pytest.mark.parametrize("last", [14, 60])
@@ -128,3 +133,132 @@ def test_word_vectors_have_a_length_too(work: Work, kind: str, budget: str, monk
     assert ended(told).step == recipe_of(work).training.steps
     if "epochs" in budget:
         assert [event.epochs for event in told if isinstance(event, Plan)] == [2]
+
+
+# How long it takes is told before the first step
+
+
+def time_told(events: list[Any]) -> Timed:
+    (told,) = [event for event in events if isinstance(event, Timed)]
+    first = next((n for n, event in enumerate(events) if isinstance(event, Stepped)), len(events))
+    assert events.index(told) < first
+    return told
+
+
+def pairs_of_any_length(work: Work, n: int = 120) -> Path:
+    """Questions of one word to thirty, and answers."""
+    rows = (f"{words(1 + 29 * i // n, i)},{words(1 + i % 5, i)}" for i in range(n))
+    table = work.folder / "pairs.csv"
+    table.write_text("\n".join(["prompt,answer", *rows]) + "\n", encoding="utf-8")
+    return table
+
+
+def charged(monkeypatch: pytest.MonkeyPatch, per_token: float, validation: float = 0.0) -> None:
+    """Measured steps take so many seconds for each token, and validations so many."""
+    real = fit
+
+    def slow(*args: Any, **options: Any) -> Any:
+        for step in real(*args, **options):
+            yield replace(step, seconds=per_token * step.tokens)
+
+    monkeypatch.setattr(length, "fit", slow)
+    monkeypatch.setattr(length, "_seconds", lambda action: validation)
+
+
+@pytest.mark.parametrize("shape", ["decoder", "encoder-decoder"])
+def test_the_time_of_rows_of_any_length_is_that_of_all_of_them(
+    work: Work, monkeypatch: pytest.MonkeyPatch, shape: str
+) -> None:
+    charged(monkeypatch, 0.01)
+    parts = ("model.context=256", f"model.shape={shape}", "objective.kind=seq2seq", "tokenizer.kind=char")
+    events = work.learn_table(work.recipe, pairs_of_any_length(work), *parts, "training.steps=60")
+    computed = sum(event.step.tokens for event in events if isinstance(event, Stepped))
+    assert time_told(events).seconds == pytest.approx(0.01 * computed, rel=0.15)
+
+
+def test_validations_and_the_last_measurement_take_time(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    charged(monkeypatch, 1e-9, validation=7.0)
+    # twelve steps, a validation after each four; no comparison with n-grams
+    assert time_told(work.pretrain(stop=after(5))).seconds == pytest.approx(21)
+    # one of them is over
+    assert time_told(work.resume()).seconds == pytest.approx(14)
+    assert time_told(work.finetune(source=work.run())).seconds > 21
+
+
+def test_a_speed_counts_what_is_computed(work: Work) -> None:
+    """All the tokens of the rows, padded to the longest of them; a source beside them."""
+    table = work.folder / "even.csv"
+    table.write_text("text,label\n" + "".join(f"abc{i % 10}{'z' * (i % 8 == 0)},{'ab'[i % 2]}\n" for i in range(80)))
+    events = work.learn_table(work.recipe, table, "objective.kind=classification", "training.batch_size=72")
+    data = read_back(work)
+    longest = max(len(row.tokens) for row in data.tasks[0].train)
+    assert {event.step.tokens for event in events if isinstance(event, Stepped)} == {72 * longest}
+
+
+def read_back(work: Work) -> Any:
+    recipe = recipe_of(work)
+    return read_tables(recipe, open_tables(recipe.data), read_tokenizer(Run.open(work.run())), None)
+
+
+def test_a_loss_on_few_tokens_computes_them_all(work: Work) -> None:
+    """As plans count them: 8 rows of 16, of which 15 % are predicted."""
+    masked = ("model.shape=encoder", "objective.kind=masked")
+    steps = [event.step for event in work.pretrain(*masked) if isinstance(event, Stepped)]
+    assert {step.tokens for step in steps} == {8 * 16}
+
+
+# Tables have minutes too
+
+
+def test_minutes_of_a_table_follow_from_the_measured_speed(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    work.pretrain(name="base")
+    charged(monkeypatch, 0.01)
+    now = itertools.count(0, 0.001)
+    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
+    others = ("schedule={kind: cosine, warmup_steps: 0}", "evaluation.patience=null")
+    for minutes in (0.5, 1.0):
+        told = work.finetune(f"training.minutes={minutes}", *others, source=work.run("base"), name=f"for-{minutes}")
+        computed = sum(event.step.tokens for event in told if isinstance(event, Stepped))
+        assert 0.01 * computed == pytest.approx(60 * minutes, rel=0.2)
+        assert any(line.startswith("length: ") and f"{minutes:g} minutes" in line for line in told[0].data)
+
+
+@pytest.mark.parametrize("key", ["training.steps=9", "training.minutes=5"])
+def test_who_sets_a_length_of_a_table_sets_the_length(work: Work, key: str) -> None:
+    """No passes of the rule, or of the recipe, end it before."""
+    work.pretrain(name="base")
+    flags = [Setting("data.train", [str(pairs_of_any_length(work))], "TABLE")]
+    rule = start.plan_finetuning(str(work.run("base")), None, (key,), flags)
+    assert rule.resolved.recipe.training.epochs is None
+    both = start.plan_finetuning(str(work.run("base")), None, (key, "training.epochs=3"), flags)
+    assert both.resolved.recipe.training.epochs == 3
+    none = start.plan_finetuning(str(work.run("base")), None, (), flags)
+    assert none.resolved.recipe.training.epochs is not None
+    assert load("linear", [key]).recipe.training.epochs is None
+
+
+# Less than a pass
+
+
+@pytest.mark.parametrize("step_seconds", [0.02, 1.0, 300.0])
+@pytest.mark.parametrize("validation", [0.0, 2.0])
+def test_the_minutes_that_are_named_are_enough_for_a_pass(work: Work, step_seconds: float, validation: float) -> None:
+    work.text.write_text(words(3000))
+    for settings in (("training.steps=1",), ("training.minutes=0.0001",), ("training.tokens=200",)):
+        resolved = load(work.recipe, settings, [Setting("data.train", [str(work.text)], "TEXT")])
+        data = read_text(resolved.recipe, None, World(), no_report)
+        speed = length.Speed("token", 3.0, step_seconds, 128.0, validation, 5.0)
+        planned, _, _ = length.with_length(data, speed)
+        minutes = length.timed(planned, speed, draft=data.recipe).whole_pass
+        assert minutes is not None
+        training = resolved.recipe.training.model_copy(update={"minutes": minutes, "tokens": None})
+        longer, _, _ = length.with_length(
+            data.with_recipe(data.recipe.model_copy(update={"training": training})), speed
+        )
+        whole = math.ceil(data.per_epoch / 8)
+        assert whole <= longer.recipe.training.steps
+        # no more than it takes, where minutes are not too coarse to say it
+        if step_seconds >= 1:
+            assert longer.recipe.training.steps <= 1.2 * whole
+        assert length.timed(longer, speed, draft=data.recipe).whole_pass is None
+        assert length.timed(planned, speed, done=1).whole_pass is None

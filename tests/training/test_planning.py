@@ -16,7 +16,7 @@ from lmtool.objective import build as build_objective
 from lmtool.objective.base import Example
 from lmtool.recipe.load import Setting, load
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.training import planning
+from lmtool.training import length, planning
 from lmtool.training.data import read_text
 from lmtool.training.fit import fit
 from lmtool.training.optimizer import Optimizers
@@ -151,7 +151,7 @@ def test_steps_are_measured_on_rows_of_the_text(tmp_path: Path, monkeypatch: pyt
         widths.extend(len(example.tokens) for example in examples.read(np.arange(20)))
         return fit(lm, objective, optimizers, examples, *rest)
 
-    monkeypatch.setattr(planning, "fit", recorded)
+    monkeypatch.setattr(length, "fit", recorded)
     assert forecast(data.recipe, data).basis == "measured"
     assert max(widths) < T
     assert len(widths) == 20
@@ -162,7 +162,7 @@ def test_every_family_is_planned(name: str) -> None:
     found = planned(load(name, ["training.batch_size=4"]).recipe)
     assert found.parameters > 0
     assert found.flops_per_token > 0
-    assert found.optimal_tokens == 20 * found.parameters
+    assert found.optimal_tokens == (None if name in ("dan", "tagger", "seq2seq") else 20 * found.parameters)
 
 
 def test_what_cannot_be_planned() -> None:

@@ -87,7 +87,7 @@ def test_two_processes(work: Work) -> None:
 
 HEADS = (
     "model={kind: transformer, shape: encoder, n_layers: 1, d_model: 16, n_heads: 2, context: 16, n_segments: 2, "
-    "next_sentence_head: true}",
+    "next_sentence_head: true, dropout: 0}",
     "objective={kind: masked, next_sentence: false}",
     *TOGETHER[1:],
 )

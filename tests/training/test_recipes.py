@@ -107,7 +107,7 @@ def test_a_shipped_recipe_for_tables_trains_and_answers(
     events = work.learn_table(name, table, *small(name), "training.epochs=null")
     assert ended(events).step == 2
     assert without_gradient == set()
-    assert_loads(work.run(), built[0])
+    assert_loads(work.run(), built[-1])
     for command in (["eval", str(work.run()), str(table), "--json"], ["predict", str(work.run()), str(table)]):
         first, second = (CliRunner().invoke(app, command) for _ in range(2))
         assert first.exit_code == 0, first.output
@@ -123,7 +123,7 @@ def test_a_shipped_recipe_trains_measures_and_writes(
     assert ended(events).step == 2
     assert without_gradient == set()
     assert metrics(work.run())[-1]["valid_loss"] > 0
-    model = assert_loads(work.run(), built[0])
+    model = assert_loads(work.run(), built[-1])
 
     measured = CliRunner().invoke(app, ["eval", str(work.run()), str(work.text), "--json"])
     if resolved.recipe.objective.kind == "replaced-tokens":

@@ -7,6 +7,7 @@ import os
 import time
 import tracemalloc
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,31 @@ def test_every_process_reads_the_same_whatever_the_pace(
             both += texts_of(data, other, np.arange(8 * step + 4, 8 * step + 8))
     assert both == alone
     assert len(set(alone)) > 300
+
+
+def test_threads_open_each_block_once(work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One reads the next batch while others mark where the last one was, and name its documents."""
+    data = read_text(streamed(work).recipe, None, World(), no_report)
+    with data.flowing(World(), CPU):
+        alone = examples_of(data)
+        expected = [(texts_of(data, alone, np.arange(at, at + 8)), alone.mark(at + 8)) for at in range(0, 640, 8)]
+        documents = alone.documents(np.arange(600, 640))
+    find = BlockStores.store
+
+    def slowly(self: BlockStores, number: int) -> Any:
+        found = find(self, number)
+        time.sleep(0.002)
+        return found
+
+    monkeypatch.setattr(BlockStores, "store", slowly)
+    with data.flowing(World(), CPU), ThreadPoolExecutor(3) as threads:
+        examples = examples_of(data)
+        for at, (texts, mark) in zip(range(0, 640, 8), expected, strict=True):
+            reading = threads.submit(texts_of, data, examples, np.arange(at, at + 8))
+            marking = [threads.submit(examples.mark, at + 8) for _ in range(2)]
+            assert [one.result() for one in marking] == [mark] * 2
+            assert reading.result() == texts
+        assert examples.documents(np.arange(600, 640)) == documents
 
 
 def test_a_process_that_waits_is_told_when_the_one_that_tokenizes_ends(work: Work, folder: Path) -> None:

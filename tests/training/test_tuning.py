@@ -263,7 +263,7 @@ def test_what_cannot_learn_so_is_refused(settings: list[str], message: str) -> N
 
 def test_what_learns_is_no_matter_of_resuming(work: Work, base: Path) -> None:
     work.finetune(source=base, stop=after(4), name="run")
-    with pytest.raises(CheckpointError, match=r"tuning.freeze none -> body"):
+    with pytest.raises(UsageError, match=r"tuning.freeze none -> body"):
         work.resume("tuning.freeze=body")
 
 

@@ -105,7 +105,7 @@ def test_coverage_counts_running_words(work: Work) -> None:
 def test_an_upper_case_word_takes_the_vector_of_its_lower_case_form(work: Work) -> None:
     path, table = vectors(work, "cat Mat mat cat")
     work.text.write_text("Cat mat Mat sat CAT\n\n" * 30, encoding="utf-8")
-    told = learn(work, f"{FAMILIES['lstm']}, embeddings: '{path}'}}", "tokenizer={kind: word}", *STILL)
+    told = learn(work, f"{FAMILIES['lstm']}, embeddings: '{path}'}}", "tokenizer.lowercase=false", *STILL)
     tokenizer, found = embeddings(work.run())
     for word, row in {"Cat": 0, "CAT": 0, "Mat": 1, "mat": 2}.items():
         np.testing.assert_allclose(found[tokenizer.encode(word)[0]], table[row], atol=1e-6)
@@ -159,7 +159,7 @@ def test_runs_of_word_vectors_are_beginnings(kind: str, objective: str, work: Wo
     [
         ("lstm", ("model.d_model=5",), UsageError, "4 numbers, and model.d_model is 5"),
         ("narrow transformer", ("model.embedding_width=5",), UsageError, "and model.embedding_width is 5"),
-        ("lstm", ("tokenizer={kind: char}",), UsageError, "of the tokens of a word tokenizer, not of a char one"),
+        ("lstm", ("tokenizer={kind: wordpiece}",), UsageError, "tokens of a word tokenizer, not of a wordpiece one"),
         ("lstm", ("model.embeddings=nowhere.txt",), DataError, "no file and no run of word vectors"),
         ("lstm", ("model.embeddings=none.txt",), DataError, "none of the 1. words"),
         ("lstm", ("model.embeddings=null", "model.freeze_embeddings=true"), RecipeError, "keep random vectors"),

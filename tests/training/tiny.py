@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from lmtool.recipe.load import Setting, load
 from lmtool.run.checkpoint import inspect
 from lmtool.tables.results import Results
-from lmtool.training import events, start
+from lmtool.training import events, length, start
 from lmtool.training.comparison import TextResults
 
 RECIPE = """\
@@ -66,6 +67,11 @@ class MemoryStore:
 
     def document_at(self, token: int) -> NDArray[np.int64]:
         return np.searchsorted(self._ends, token, side="right")
+
+
+def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first step no validation is timed: those of a script are all of the training."""
+    monkeypatch.setattr(length, "_seconds", lambda action: 0.0)
 
 
 def no_report(stage: str, done: int, total: int) -> None:

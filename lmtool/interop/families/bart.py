@@ -140,7 +140,8 @@ class Bart(BartLike):
 
     def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
         if not isinstance(model.position, LearnedPosition):
-            raise Inexpressible("model.position.kind", f"{model.position.kind}, where bart has learned")
+            why = f"{model.position.kind}, where bart has learned"
+            raise Inexpressible("model.position.kind", why, {"position": LearnedPosition(offset=2)})
         size = (model.position.size or model.context + model.position.offset) - 2
         return {**super()._config(model, objective), "max_position_embeddings": size}
 
@@ -165,7 +166,8 @@ class Sinusoidal(BartLike):
 
     def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
         if not isinstance(model.position, SinusoidalPosition):
-            raise Inexpressible("model.position.kind", f"{model.position.kind}, where {self.model_type} has sinusoidal")
+            why = f"{model.position.kind}, where {self.model_type} has sinusoidal"
+            raise Inexpressible("model.position.kind", why, {"position": SinusoidalPosition()})
         return {**super()._config(model, objective), "max_position_embeddings": model.context}
 
     def _alike(self, model: Transformer) -> dict[str, Any]:

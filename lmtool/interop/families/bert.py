@@ -7,7 +7,7 @@ from lmtool.interop.families.config import Config, Inexpressible
 from lmtool.interop.families.encoder import Encoder
 from lmtool.interop.families.layouts import Weight
 from lmtool.interop.families.modules import Modules, parameters_of, read_activation, write_activation
-from lmtool.recipe.spec.objective import AnyObjective, Classification, Masked
+from lmtool.recipe.spec.objective import AnyObjective, HeadSpec, Masked
 from lmtool.recipe.spec.position import LearnedPosition
 from lmtool.recipe.spec.transformer import Transformer
 
@@ -49,11 +49,11 @@ class PostNormEncoder(Encoder):
             "dropout": config.take(key("hidden_dropout_prob"), float, 0.1),
         }
 
-    def _classifier(self, config: Config) -> dict[str, Any]:
+    def _dropout(self, config: Config) -> float:
         dropout = config.optional(self.keys.get("classifier_dropout", "classifier_dropout"), float)
         if dropout is None:
             dropout = config.take(self.keys.get("hidden_dropout_prob", "hidden_dropout_prob"), float, 0.1)
-        return {**super()._classifier(config), "dropout": dropout}
+        return dropout
 
     def _offset(self, config: Config) -> int:
         """The row of the first position."""
@@ -64,9 +64,11 @@ class PostNormEncoder(Encoder):
 
     def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
         if not isinstance(model.position, LearnedPosition):
-            raise Inexpressible("model.position.kind", f"{model.position.kind}, where {self.model_type} has learned")
+            why = f"{model.position.kind}, where {self.model_type} has learned"
+            raise Inexpressible("model.position.kind", why, {"position": LearnedPosition()})
         if isinstance(objective, Masked) and self.lm_gelu and model.activation != "gelu":
-            raise Inexpressible("model.activation", f"{model.activation}, where the head of {self.model_type} has gelu")
+            why = f"{model.activation}, where the head of {self.model_type} has gelu"
+            raise Inexpressible("model.activation", why, {"activation": "gelu"})
         config = {
             **super()._config(model, objective),
             "num_hidden_layers": model.n_layers,
@@ -78,7 +80,7 @@ class PostNormEncoder(Encoder):
             "hidden_dropout_prob": model.dropout,
             "attention_probs_dropout_prob": model.dropout,
         }
-        if isinstance(objective, Classification):
+        if isinstance(objective, HeadSpec):
             config["classifier_dropout"] = objective.dropout
         # DistilBERT has neither
         if self._has_segments():
@@ -184,7 +186,9 @@ class Roberta(PostNormEncoder):
         config = super()._config(model, objective)
         assert isinstance(model.position, LearnedPosition)
         if not model.position.offset:
-            raise Inexpressible("model.position.offset", "0, where roberta's is the padding token's id and 1")
+            position = model.position.model_copy(update={"offset": 1, "size": config["max_position_embeddings"]})
+            why = "0, where roberta's is the padding token's id and 1"
+            raise Inexpressible("model.position.offset", why, {"position": position})
         return {**config, "pad_token_id": model.position.offset - 1}
 
 

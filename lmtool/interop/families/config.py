@@ -147,9 +147,21 @@ class Config:
 
 
 class Inexpressible(Exception):
-    """A family cannot express a recipe. key: the key that stands in the way. why: in a few words."""
+    """A family cannot express a recipe.
 
-    def __init__(self, key: str, why: str) -> None:
+    key: the key that stands in the way. why: in a few words. update: values of the section of the key, of which the
+    family can express a recipe as far as this key goes. obstacles: all keys that stand in the way, and why.
+    """
+
+    def __init__(self, key: str, why: str, update: Mapping[str, Any] | None = None) -> None:
         super().__init__(f"{key}: {why}")
         self.key = key
-        self.why = why
+        self.update = update
+        self.obstacles = {key: why}
+
+    @classmethod
+    def of(cls, obstacles: Mapping[str, str]) -> "Inexpressible":
+        """One of several obstacles, the first of which is its key."""
+        made = cls(*next(iter(obstacles.items())))
+        made.obstacles = dict(obstacles)
+        return made

@@ -9,7 +9,7 @@ from lmtool.interop.families.family import Described, Family
 from lmtool.interop.families.layouts import Weight
 from lmtool.interop.families.modules import Modules, layers, parameters_of
 from lmtool.interop.families.tasks import read_task
-from lmtool.recipe.spec.objective import AnyObjective, Classification
+from lmtool.recipe.spec.objective import AnyObjective, Classification, Embedding, TokenHead
 from lmtool.recipe.spec.transformer import Transformer
 
 SEVERAL_PARTS: Mapping[str, tuple[object, ...]] = dict.fromkeys(
@@ -89,20 +89,27 @@ class Decoder(Family):
         return rates.pop() if len(rates) == 1 else 0.0
 
     def _architecture(self, model: Transformer, objective: AnyObjective) -> str:
-        return self.name + ("ForSequenceClassification" if isinstance(objective, Classification) else self.causal)
+        match objective:
+            case Classification():
+                return f"{self.name}ForSequenceClassification"
+            case Embedding():
+                return f"{self.name}Model"
+            case TokenHead():
+                raise Inexpressible("objective.kind", f"{objective.kind}, which is of encoders there")
+        return self.name + self.causal
 
     def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
         if isinstance(objective, Classification) and objective.task == "number":
             for key, value in (("center", 0.0), ("scale", 1.0)):
                 if getattr(objective, key) != value:
                     why = f"{getattr(objective, key)}, where {self.model_type} has scores without a bias"
-                    raise Inexpressible(f"objective.{key}", why)
+                    raise Inexpressible(f"objective.{key}", why, {key: value})
         values = {"d_ff": 4 * model.d_model, **model.model_dump(exclude_none=True)}
         return {
             **{theirs: values[ours] for ours, theirs in self.sizes.items()},
             **dict.fromkeys(self.dropouts, model.dropout),
             self.eps: model.norm.eps,
-            "tie_word_embeddings": model.tie_embeddings,
+            "tie_word_embeddings": model.tie_embeddings or isinstance(objective, Embedding),
             **self._own_config(model),
         }
 
@@ -119,7 +126,7 @@ class Decoder(Family):
         if isinstance(objective, Classification):
             body = [replace(weight, ours=f"body.{weight.ours}") for weight in found]
             return [*body, Weight("head.weight", ("score.weight",))]
-        if not model.tie_embeddings:
+        if not model.tie_embeddings and not isinstance(objective, Embedding):
             found.append(Weight("head.own", (self.output,)))
         return found
 

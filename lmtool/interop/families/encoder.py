@@ -2,23 +2,40 @@
 
 import re
 from abc import abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from lmtool.interop.families.config import Config
+from lmtool.interop.families.config import Config, Inexpressible
 from lmtool.interop.families.family import Described, Family
 from lmtool.interop.families.layouts import SAME, Copied, Layout, Rescaled, Weight, ZeroRow
 from lmtool.interop.families.modules import Modules, layers, parameters_of
-from lmtool.interop.families.tasks import read_task
+from lmtool.interop.families.tasks import read_labels, read_task
 from lmtool.printable import plain
-from lmtool.recipe.spec.objective import AnyObjective, Classification, Embedding, Masked
+from lmtool.recipe.spec.objective import (
+    AnyObjective,
+    Classification,
+    Embedding,
+    HeadSpec,
+    Masked,
+    QuestionAnswering,
+    Tagging,
+    TokenHead,
+)
 from lmtool.recipe.spec.transformer import Transformer
 
 UNSUPPORTED = ("ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice", "ForNextSentencePrediction")
-"""Ends of the names of architectures with heads that no recipe has, though their tensors may look like another's."""
+"""Ends of the names of architectures whose tensors may look like those of another head."""
+
+PublishedHead = Literal["masked", "classification", "tagging", "question-answering", "embedding"]
+
+TOKEN_HEADS: Mapping[PublishedHead, tuple[str, str]] = {
+    "tagging": ("ForTokenClassification", "classifier"),
+    "question-answering": ("ForQuestionAnswering", "qa_outputs"),
+}
+"""Heads that score tokens: the end of the name of the class, and the module of the scores."""
 
 
 class Encoder(Family):
@@ -31,6 +48,7 @@ class Encoder(Family):
         matrix, where it is not that of `lm_output`.
     pooler: a module of the body that only its own heads read.
     dense, dense_norm, scores: modules of the classifier; it has the nonlinearity `dense_kind`.
+    scores_tokens: it has the heads of `TOKEN_HEADS`.
     """
 
     shape = "encoder"
@@ -47,6 +65,7 @@ class Encoder(Family):
     dense_norm: ClassVar[str | None] = None
     dense_kind: ClassVar[Literal["tanh", "relu", "gelu"]]
     scores: ClassVar[str]
+    scores_tokens: ClassVar[bool] = True
     renamed = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
 
     def describe(self, config: Config, names: Collection[str]) -> Described:
@@ -58,16 +77,23 @@ class Encoder(Family):
         tied = config.take("tie_word_embeddings", bool, True)
         objective: dict[str, Any] = {"kind": head}
         if head == "classification":
-            objective |= self._classifier(config)
+            objective |= {**read_task(config), **self._classifier(config), "dropout": self._dropout(config)}
+        if head in TOKEN_HEADS:
+            objective["dropout"] = self._dropout(config)
+        if head == "tagging":
+            objective["labels"] = read_labels(config)
         if head == "masked":
             bias = model.pop("head_bias", True)
             model |= {"head_transform": True, "head_bias": bias, "tie_embeddings": tied}
             model["next_sentence_head"] = self._has_next_sentence(names)
         return Described(model, objective)
 
-    def _head(self, config: Config, names: Collection[str]) -> Literal["masked", "classification", "embedding"]:
+    def _head(self, config: Config, names: Collection[str]) -> PublishedHead:
         """Which head the tensors are of. Raises CheckpointError when it is another one."""
         architecture = config.architecture()
+        for kind, (ending, scores) in TOKEN_HEADS.items():
+            if self.scores_tokens and architecture.endswith(ending) and f"{scores}.weight" in names:
+                return kind
         if architecture.endswith(UNSUPPORTED):
             raise config.refusal(f"a recipe has no head as {plain(architecture)[:60]}")
         if f"{self.scores}.weight" in names and f"{self.dense}.weight" in names:
@@ -84,13 +110,13 @@ class Encoder(Family):
         return False
 
     def _classifier(self, config: Config) -> dict[str, Any]:
-        return {
-            **read_task(config),
-            "pool": "first",
-            "dense": self.dense_kind,
-            "dense_norm": self.dense_norm is not None,
-            "bias": True,
-        }
+        """Pooling and dense layer of the classifier."""
+        norm = self.dense_norm is not None
+        return {"pool": "first", "dense": self.dense_kind, "dense_norm": norm, "bias": True}
+
+    @abstractmethod
+    def _dropout(self, config: Config) -> float:
+        """The dropout of a head."""
 
     @abstractmethod
     def _model(self, config: Config, head: str) -> dict[str, Any]:
@@ -102,6 +128,11 @@ class Encoder(Family):
                 return f"{self.name}ForSequenceClassification"
             case Masked():
                 return f"{self.name}ForMaskedLM"
+            case Tagging() | QuestionAnswering() if self.scores_tokens:
+                return self.name + TOKEN_HEADS[objective.kind][0]
+            case TokenHead():
+                what = f"{objective.kind}, for which {self.model_type} has another head"
+                raise Inexpressible("objective.kind", what)
         return f"{self.name}Model"
 
     def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
@@ -119,11 +150,12 @@ class Encoder(Family):
 
     def weights(self, model: Transformer, objective: AnyObjective) -> list[Weight]:
         found = [*self._body(model)]
-        if isinstance(objective, Classification):
-            return [
-                *(Weight(f"body.{one.ours}", one.theirs, one.layout) for one in found),
-                *self._classifier_weights(model, objective),
-            ]
+        if isinstance(objective, HeadSpec):
+            body = (Weight(f"body.{one.ours}", one.theirs, one.layout) for one in found)
+            if isinstance(objective, Classification):
+                return [*body, *self._classifier_weights(model, objective)]
+            scores = TOKEN_HEADS[objective.kind][1]
+            return [*body, *(Weight(f"head.{kind}", (f"{scores}.{kind}",)) for kind in ("weight", "bias"))]
         if isinstance(objective, Masked):
             found += parameters_of(model, {"head.dense": (self.lm_dense,), "head.norm": (self.lm_norm,)})
             if not model.tie_embeddings:

@@ -1,8 +1,8 @@
 """A published family of models, as the recipe language describes it: configuration and weights, in both directions."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from pydantic import TypeAdapter, ValidationError
@@ -18,9 +18,11 @@ from lmtool.recipe.spec.objective import (
     Causal,
     Classification,
     Embedding,
+    HeadSpec,
     Prefix,
     Seq2Seq,
     SpanCorruption,
+    TokenHead,
 )
 from lmtool.recipe.spec.position import LearnedPosition, RotaryPosition
 from lmtool.recipe.spec.transformer import Transformer, WindowPattern
@@ -28,10 +30,12 @@ from lmtool.recipe.spec.transformer import Transformer, WindowPattern
 
 @dataclass(frozen=True)
 class Described:
-    """Sections `model` and `objective` of the recipe of a published model, as plain values."""
+    """Sections of the recipe of a published model, as plain values. beside: its head lies beside its body."""
 
     model: dict[str, Any]
     objective: dict[str, Any]
+    data: dict[str, Any] = field(default_factory=dict)
+    beside: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,34 +75,71 @@ class Family(ABC):
         """The inverse of `describe`, for a model with a `vocab_size`.
 
         What is published is described again, and compared in all keys that change the outputs: nothing is exported as
-        something else. Raises Inexpressible with the first key that stands in the way.
+        something else. An `Embedding` asks for the body alone. Raises Inexpressible with all keys that stand in the
+        way: beyond one that the configuration has no value for, the others are those of the nearest recipe.
         """
+        obstacles: dict[str, str] = {}
+        changed: set[str] = set()
+        nearest, head = model, objective
+        while True:
+            try:
+                published = self._published(nearest, head)
+                described = self._again(published.config, nearest, head)
+                break
+            except Inexpressible as error:
+                if error.update is None or error.key in changed:
+                    raise Inexpressible.of(obstacles | error.obstacles) from error
+                changed.add(error.key)
+                if f"{error.key.rpartition('.')[0]}.kind" not in obstacles:
+                    obstacles |= error.obstacles
+                if error.key.startswith("model."):
+                    nearest = nearest.model_copy(update=error.update)
+                else:
+                    head = head.model_copy(update=error.update)
+        for key, why in self._differences(model, objective, *described):
+            obstacles.setdefault(key, why)
+        # values that follow from others differ with these
+        follow = {f"model.{key}" for key, value in model if value is None}
+        obstacles = {key: why for key, why in obstacles.items() if key not in follow} or obstacles
+        if obstacles:
+            raise Inexpressible.of(obstacles)
+        return published
+
+    def _published(self, model: Transformer, objective: AnyObjective) -> Published:
+        """Raises Inexpressible for what the configuration has no value for."""
         if model.shape != self.shape:
             raise Inexpressible("model.shape", f"{model.shape}, where {self.model_type} has {self.shape}")
         if model.vocab_size is None:
             raise Inexpressible("model.vocab_size", "not given, and the tokenizer's is not known here")
         if not model.inner_width:
-            raise Inexpressible("model.d_ff", f"0, where {self.model_type} has feed-forward networks")
+            why = f"0, where {self.model_type} has feed-forward networks"
+            raise Inexpressible("model.d_ff", why, {"d_ff": 4 * model.d_model})
         architecture = self._architecture(model, objective)
         config = {
             "architectures": [architecture],
             "model_type": self.model_type,
             "vocab_size": model.vocab_size,
-            **(write_task(objective) if isinstance(objective, Classification) else {}),
+            **write_task(objective),
             **self._config(model, objective),
         }
-        found, head = self._again(config, model, objective)
-        unread = OF_HEAD if isinstance(objective, Classification | Embedding) else frozenset()
-        wanted = model.model_copy(update=self._alike(model))
-        _compare(self.model_type, "model", _meaning(wanted, unread), _meaning(found, unread))
-        _compare(self.model_type, "objective", _meaning_of_head(wanted, objective), _meaning_of_head(found, head))
         return Published(architecture, config)
+
+    def _differences(
+        self, model: Transformer, objective: AnyObjective, described: Transformer, head: AnyObjective
+    ) -> Iterator[tuple[str, str]]:
+        """Keys of a recipe in which what is published computes something else, and why."""
+        unread = OF_HEAD if isinstance(objective, HeadSpec | Embedding) else frozenset()
+        wanted = model.model_copy(update=self._alike(model))
+        yield from _compared(self.model_type, "model", _meaning(wanted, unread), _meaning(described, unread))
+        if not isinstance(objective, Embedding):
+            meanings = _meaning_of_head(wanted, objective), _meaning_of_head(described, head)
+            yield from _compared(self.model_type, "objective", *meanings)
 
     @abstractmethod
     def weights(self, model: Transformer, objective: AnyObjective) -> list[Weight]:
         """All tensors that the objective reads; theirs are named with `prefix`.
 
-        A classifier has those of its head and, named `body.`, of its model, whose own head is not read.
+        An objective with a head has those of the head and, named `body.`, of its model, whose own head is not read.
         """
 
     def constants(self, model: Transformer, objective: AnyObjective) -> dict[str, Tensor]:
@@ -170,6 +211,8 @@ def _meaning_of_head(model: Transformer, objective: AnyObjective) -> dict[str, A
     """What of an objective changes the outputs, with `auto` decided."""
     if isinstance(objective, Causal | Seq2Seq | Prefix | SpanCorruption):
         return {"kind": "causal"}
+    if isinstance(objective, TokenHead):
+        return objective.model_dump(include={"kind", "labels", "layers", "crf"})
     if not isinstance(objective, Classification):
         return {"kind": objective.kind}
     return {
@@ -184,15 +227,19 @@ def _meaning_of_head(model: Transformer, objective: AnyObjective) -> dict[str, A
     }
 
 
-def _compare(family: str, where: str, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+def _compared(
+    family: str, where: str, wanted: Mapping[str, Any], found: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Keys that differ, and why; of sections of two kinds only the kind."""
+    is_other_kind = wanted.get("kind") != found.get("kind")
     for key, value in wanted.items():
         other = found.get(key)
-        if value == other:
+        if value == other or (is_other_kind and key != "kind"):
             continue
         if isinstance(value, dict) and isinstance(other, dict):
-            _compare(family, f"{where}.{key}", value, other)
-            continue
-        raise Inexpressible(f"{where}.{key}", f"{_shown(value)}, where {family} has {_shown(other)}")
+            yield from _compared(family, f"{where}.{key}", value, other)
+        else:
+            yield f"{where}.{key}", f"{_shown(value)}, where {family} has {_shown(other)}"
 
 
 def _shown(value: object) -> str:

@@ -73,7 +73,9 @@ class LlamaLike(Decoder):
     def _own_config(self, model: Transformer) -> dict[str, Any]:
         position, rotary = write_rotary(model, self.model_type)
         if position.share != 1:
-            raise Inexpressible("model.position.share", f"{position.share}, where {self.model_type} has 1.0")
+            why = f"{position.share}, where {self.model_type} has 1.0"
+            update = {"position": position.model_copy(update={"share": 1.0})}
+            raise Inexpressible("model.position.share", why, update)
         return {
             "head_dim": model.head_width or model.d_model // model.n_heads,
             "num_key_value_heads": model.n_kv_heads or model.n_heads,

@@ -46,6 +46,7 @@ class ModernBert(Encoder):
     lm_output = "decoder"
     dense_kind = "gelu"
     scores = "classifier"
+    scores_tokens = False
 
     def _model(self, config: Config, head: str) -> dict[str, Any]:
         config.ignore("attention_dropout", "mlp_dropout", "initializer_cutoff_factor", "deterministic_flash_attn")
@@ -101,17 +102,21 @@ class ModernBert(Encoder):
         config.expect("classifier_activation", "gelu")
         config.expect("classifier_pooling", "cls", "mean")
         pool = {"cls": "first", "mean": "mean"}[config.take("classifier_pooling", str, "cls")]
-        dropout = config.take("classifier_dropout", float, 0.0)
-        return {**super()._classifier(config), "pool": pool, "dropout": dropout}
+        return {**super()._classifier(config), "pool": pool}
+
+    def _dropout(self, config: Config) -> float:
+        return config.take("classifier_dropout", float, 0.0)
 
     def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
         if not isinstance(model.position, RotaryPosition):
-            raise Inexpressible("model.position.kind", f"{model.position.kind}, where modernbert has rotary")
+            why = f"{model.position.kind}, where modernbert has rotary"
+            raise Inexpressible("model.position.kind", why, {"position": RotaryPosition(kind="rotary")})
         gate = write_activation(model, self.model_type, GATES)
         window = 128
         if isinstance(model.pattern, WindowPattern):
             if model.pattern.size < 2:
-                raise Inexpressible("model.pattern.size", "1, where modernbert sees a neighbour on each side")
+                update = {"pattern": model.pattern.model_copy(update={"size": 2})}
+                raise Inexpressible("model.pattern.size", "1, where modernbert sees a neighbour on each side", update)
             window = 2 * (model.pattern.size - 1)
         narrow = model.position.window_theta or model.position.theta
         config = {

@@ -44,7 +44,8 @@ def write_activation(model: Transformer, family: str, choices: Mapping[str, str]
         if ours == model.activation:
             return theirs
     listed = ", ".join(dict.fromkeys(choices.values()))
-    raise Inexpressible("model.activation", f"{model.activation}, where {family} has {listed}")
+    update = {"activation": next(iter(choices.values()))}
+    raise Inexpressible("model.activation", f"{model.activation}, where {family} has {listed}", update)
 
 
 def is_gated(model: Transformer) -> bool:

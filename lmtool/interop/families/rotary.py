@@ -70,7 +70,8 @@ def write_rotary(model: Transformer, family: str) -> tuple[RotaryPosition, dict[
     """
     position = model.position
     if not isinstance(position, RotaryPosition):
-        raise Inexpressible("model.position.kind", f"{position.kind}, where {family} has rotary")
+        why = f"{position.kind}, where {family} has rotary"
+        raise Inexpressible("model.position.kind", why, {"position": RotaryPosition(kind="rotary")})
     scaling = _written(position.scaling)
     keys: dict[str, Any] = {"rope_theta": position.theta}
     keys["rope_parameters"] = {"rope_theta": position.theta, **scaling}

@@ -71,7 +71,8 @@ class T5(EncoderDecoder):
 
     def _config(self, model: Transformer, objective: AnyObjective) -> dict[str, Any]:
         if not isinstance(model.position, RelativePosition):
-            raise Inexpressible("model.position.kind", f"{model.position.kind}, where t5 has relative")
+            why = f"{model.position.kind}, where t5 has relative"
+            raise Inexpressible("model.position.kind", why, {"position": RelativePosition(kind="relative")})
         gated = is_gated(model)
         name = write_activation(model, self.model_type, GATES if gated else ACTIVATIONS)
         return {

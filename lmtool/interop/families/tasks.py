@@ -1,9 +1,10 @@
 """Tasks and labels of classifiers in config.json."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from lmtool.interop.families.config import Config, Inexpressible
-from lmtool.recipe.spec.objective import Classification
+from lmtool.recipe.spec.objective import AnyObjective, Classification, Tagging
 
 TASKS = {
     "single_label_classification": "class",
@@ -21,7 +22,7 @@ def read_task(config: Config) -> dict[str, Any]:
 
     Raises CheckpointError when labels lack a name of their own, or when several numbers are predicted.
     """
-    labels = _labels(config)
+    labels = read_labels(config)
     if config.optional("problem_type", str) is None:
         task = "class" if len(labels) > 1 else "number"
     else:
@@ -33,8 +34,15 @@ def read_task(config: Config) -> dict[str, Any]:
     return {"task": task, "center": 0.0, "scale": 1.0}
 
 
-def write_task(objective: Classification) -> dict[str, Any]:
-    """The keys of task and labels. Raises Inexpressible when Transformers would take the labels for another task."""
+def write_task(objective: AnyObjective) -> dict[str, Any]:
+    """The keys of task and labels, if it has any.
+
+    Raises Inexpressible when Transformers would take the labels for another task.
+    """
+    if isinstance(objective, Tagging):
+        return write_labels(objective.labels)
+    if not isinstance(objective, Classification):
+        return {}
     labels = objective.labels
     if objective.task == "auto":
         raise Inexpressible("objective.task", "auto, which a labelled table decides")
@@ -48,12 +56,19 @@ def write_task(objective: Classification) -> dict[str, Any]:
         raise Inexpressible("objective.labels", "two of the same name")
     return {
         "problem_type": next(kind for kind, task in TASKS.items() if task == objective.task),
+        **write_labels(labels),
+    }
+
+
+def write_labels(labels: Sequence[str]) -> dict[str, Any]:
+    """The keys of labels."""
+    return {
         "id2label": {str(i): name for i, name in enumerate(labels)},
         "label2id": {name: i for i, name in enumerate(labels)},
     }
 
 
-def _labels(config: Config) -> list[str]:
+def read_labels(config: Config) -> list[str]:
     """The labels in the order of the scores; as many as Transformers makes up when none are named."""
     named = config.optional("id2label", dict)
     if named is None:

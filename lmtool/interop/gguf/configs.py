@@ -190,6 +190,7 @@ class _Asked:
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = {key: value for key, value in values.items() if value is not None}
         self._read: set[str] = set()
+        self._obstacles: list[str] = []
 
     def take(self, name: str, kind: type[T], default: T | None = None) -> T:
         """The value of a key. Raises UsageError when it is of another type, missing without a default, or not
@@ -205,10 +206,10 @@ class _Asked:
         return found
 
     def expect(self, name: str, *allowed: object) -> None:
-        """Read a key that must be missing or one of these values. Raises UsageError."""
+        """Read a key that must be missing or one of these values, else the next error names it too."""
         self._read.add(name)
         if name in self._values and self._values[name] not in allowed:
-            raise self.refusal(name)
+            self._obstacles.append(name)
 
     def size(self, name: str, default: int | None = None) -> int:
         """The value of a key that is a positive number. Raises UsageError."""
@@ -225,13 +226,16 @@ class _Asked:
         return name in self._values
 
     def check_all_read(self) -> None:
-        """Raise UsageError when a key was not read and is not known to be harmless."""
-        for key in self._values:
-            if key not in self._read and key not in HARMLESS and key not in _UNUSED:
-                raise self.refusal(key)
+        """Raise UsageError for keys of other values than expected, and those not read and not known to be harmless."""
+        unread = [key for key in self._values if key not in self._read and key not in HARMLESS and key not in _UNUSED]
+        if self._obstacles or unread:
+            raise self.refusal(*unread)
 
-    def refusal(self, name: str) -> UsageError:
-        return inexpressible(name, repr(self._values[name]) if name in self._values else "missing")
+    def refusal(self, *names: str) -> UsageError:
+        """An error about these keys, and those of other values than expected."""
+        told = dict.fromkeys((*self._obstacles, *names))
+        values = {name: repr(self._values[name])[:60] if name in self._values else "missing" for name in told}
+        return inexpressible(", ".join(values), ", ".join(values.values()))
 
 
 _UNUSED = frozenset(
@@ -248,9 +252,9 @@ _UNUSED = frozenset(
 def inexpressible(key: str, what: str) -> UsageError:
     """An error about a key of a config.json or tokenizer.json that no GGUF file has."""
     return UsageError(
-        f"GGUF cannot express this model: {key} is {plain(what)[:80]}",
+        f"GGUF cannot express this model: {key} is {plain(what)[:160]}",
         where=key,
-        fix="export it in Transformers' format instead",
+        fix="export it as a directory, by a name that does not end in .gguf",
     )
 
 

@@ -1,5 +1,6 @@
 """GGUF files of llama.cpp: read as a Hugging Face directory of the same model would be, and written from one."""
 
+import json
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from lmtool.interop.gguf.architectures import POSITIONS, TensorPair
 from lmtool.interop.gguf.configs import describe, express, inexpressible
 from lmtool.interop.gguf.container import Container
 from lmtool.interop.gguf.vocabulary import express_tokenizer, read_tokenizer
+from lmtool.interop.notes import NOTE
 from lmtool.printable import plain
 
 Quantization = Literal["f16", "q8_0"]
@@ -39,6 +41,7 @@ class GgufModel:
         self.config, pairs = describe(container)
         tokenizer = read_tokenizer(container, container.values["general.architecture"], self.config["vocab_size"])
         self.config |= tokenizer.ids
+        self.config |= _read_note(container)
         self.tokenizer_json = tokenizer.tokenizer_json
         self.tokenizer_config = tokenizer.tokenizer_config
         self._pairs = {pair.published: pair for pair in pairs}
@@ -81,40 +84,50 @@ def write_gguf(
     made once, and one at a time. quantization: of matrices; vectors and learned positions are float32, and rows of no
     whole blocks of Q8_0 are F16. Raises UsageError naming what GGUF cannot express, and OSError.
     """
-    expressed = express(config)
+    expressed = express({key: value for key, value in config.items() if key != NOTE})
     given = config.get("eos_token_id")
     ends = given if isinstance(given, list) else [] if given is None else [given]
     vocabulary = express_tokenizer(tokenizer_json, tokenizer_config, expressed.architecture, config["vocab_size"], ends)
     for pair in expressed.pairs:
         if pair.published not in tensors and pair.published not in expressed.computed:
             raise inexpressible(pair.published, "missing")
-    temporary = path.with_name(f"{durable.TEMPORARY}{path.name}")
-    writer = GGUFWriter(temporary, expressed.architecture)
+    writer = GGUFWriter(None, expressed.architecture)
     writer.add_type("model")
     writer.add_name(plain(path.stem))
     writer.add_file_type(_FILE_TYPES[quantization])
     writer.add_quantization_version(GGML_QUANT_VERSION)
-    for key, value in (expressed.values | vocabulary).items():
+    note = {NOTE: json.dumps(config[NOTE], ensure_ascii=False)} if NOTE in config else {}
+    for key, value in (expressed.values | vocabulary | note).items():
         _add(writer, key, value)
     kinds = {pair: _kind(pair, _TYPES[quantization]) for pair in expressed.pairs}
     for pair, kind in kinds.items():
         shape = quant_shape_to_byte_shape(pair.shape, kind)
         writer.add_tensor_info(pair.stored, shape, np.dtype(np.uint8), math.prod(shape), kind)
-    try:
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-        for pair, kind in kinds.items():
-            computed = expressed.computed.get(pair.published)
-            writer.write_tensor_data(_encoded(pair, tensors[pair.published]() if computed is None else computed, kind))
-        writer.close()
-        with temporary.open("rb+") as file:
+    with durable.staged(path) as new:
+        try:
+            writer.write_header_to_file(new)
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            for pair, kind in kinds.items():
+                computed = expressed.computed.get(pair.published)
+                tensor = tensors[pair.published]() if computed is None else computed
+                writer.write_tensor_data(_encoded(pair, tensor, kind))
+        finally:
+            writer.close()
+        with new.open("rb+") as file:
             os.fsync(file.fileno())
-        temporary.replace(path)
-        durable.sync_directory(path.parent)
-    finally:
-        writer.close()
-        temporary.unlink(missing_ok=True)
+
+
+def _read_note(container: Container) -> dict[str, Any]:
+    """The note of an export, by its key in config.json, if there is one. Raises CheckpointError when it is none."""
+    written = container.values.get(NOTE)
+    if written is None:
+        return {}
+    try:
+        note = json.loads(written)
+    except (TypeError, ValueError, RecursionError):
+        raise container.damage(f"{NOTE} is not the note of an export") from None
+    return {NOTE: note}
 
 
 def _add(writer: GGUFWriter, key: str, value: Any) -> None:

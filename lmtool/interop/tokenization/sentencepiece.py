@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lmtool import durable
 from lmtool.errors import CheckpointError
 
 SPACE = "\u2581"
@@ -76,11 +77,7 @@ class SentencePieceModel:
 def read_sentencepiece(path: Path, algorithm: Algorithm) -> SentencePieceModel:
     """Read a model file. Raises CheckpointError when it is missing, damaged, or of another algorithm."""
     try:
-        with path.open("rb") as file:
-            data = file.read(LARGEST_FILE + 1)
-        if len(data) > LARGEST_FILE:
-            raise ValueError(f"it has more than {LARGEST_FILE >> 20} MiB")
-        return _model(memoryview(data), algorithm)
+        return _model(memoryview(durable.read(path, LARGEST_FILE)), algorithm)
     except OSError as error:
         raise CheckpointError(f"cannot read the tokenizer: {error.strerror}", where=str(path)) from error
     except ValueError as error:  # also UnicodeDecodeError

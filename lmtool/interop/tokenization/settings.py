@@ -12,11 +12,11 @@ from typing import Any
 
 from tokenizers import AddedToken
 
+from lmtool import durable
 from lmtool.errors import CheckpointError
 from lmtool.printable import plain
-from lmtool.text.tokenizer import LARGEST_VOCABULARY, without_surrogates
+from lmtool.text.tokenizer import LARGEST_FILE, LARGEST_VOCABULARY, without_surrogates
 
-LARGEST_FILE = 256 << 20
 """Bytes of a JSON file; the largest tokenizer.json on the hub have 35 million."""
 
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -168,11 +168,7 @@ def read_settings(folder: Path, model_type: str) -> TokenizerSettings:
 def read_text(path: Path) -> str:
     """The content of a file of text. Raises CheckpointError when it cannot be read or is too large."""
     try:
-        with path.open("rb") as file:
-            data = file.read(LARGEST_FILE + 1)
-        if len(data) > LARGEST_FILE:
-            raise refusal(f"it has more than {LARGEST_FILE >> 20} MiB", str(path))
-        return data.decode("utf-8")
+        return durable.read(path, LARGEST_FILE).decode()
     except OSError as error:
         raise CheckpointError(f"cannot read the tokenizer: {error.strerror}", where=str(path)) from error
     except UnicodeDecodeError as error:

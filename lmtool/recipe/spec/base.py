@@ -1,5 +1,7 @@
 """What all parts of the recipe language share: the base of specs, and types of values."""
 
+import math
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -19,6 +21,36 @@ Strings = Annotated[
     BeforeValidator(_listed, json_schema_input_type=str | list[str]),
 ]
 """A list of texts; a single text is a list of one."""
+
+
+LARGEST = 2**53
+"""No integer of a recipe is beyond it, up to which floats hold every one."""
+LARGEST_FLOAT = 1e30
+"""No other number is beyond it: squares of what training computes with it are finite in float64."""
+
+
+def unfit(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Path and mistake of each text and number that no recipe can hold.
+
+    Such as a lone surrogate, by which Python has the bytes of a file name that are not UTF-8.
+    """
+    match value:
+        case Mapping():
+            for name, item in value.items():
+                yield from unfit(name, (*path, name))
+                yield from unfit(item, (*path, name))
+        case list() | tuple():
+            for item in value:
+                yield from unfit(item, path)
+        case str() if any("\ud800" <= character <= "\udfff" for character in value):
+            yield path, "holds a character that UTF-8 cannot encode"
+        case int() | float() if not is_fit(value) and (isinstance(value, int) or math.isfinite(value)):
+            yield path, f"the number is too large; at most {LARGEST if isinstance(value, int) else LARGEST_FLOAT}"
+
+
+def is_fit(number: float) -> bool:
+    """Whether a number is finite, and one that all code can hold."""
+    return abs(number) <= (LARGEST if isinstance(number, int) else LARGEST_FLOAT)
 
 
 class Spec(BaseModel):

@@ -5,7 +5,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from lmtool.recipe.spec.base import Spec
+from lmtool.recipe.spec.base import Spec, unfit
 from lmtool.recipe.spec.objective import (
     AnyObjective,
     Causal,
@@ -79,6 +79,13 @@ class Recipe(Spec):
             return self.data
         return self.data.model_copy(update={"stream": False})
 
+    @model_validator(mode="before")
+    @classmethod
+    def _is_in_range(cls, content: object) -> object:
+        if mistakes := [f"{'.'.join(map(str, path))} {what}" for path, what in unfit(content)]:
+            raise ValueError("\n".join(mistakes).encode(errors="backslashreplace").decode())
+        return content
+
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         mistakes = []
@@ -128,6 +135,8 @@ class Recipe(Spec):
             mistakes += _teaching_mistakes(self.model, self.objective, self.training)
         mistakes += _feature_mistakes(self.model, self.objective)
         mistakes += _length_mistakes(self.model, self.objective, self.training)
+        if self.data.valid_fraction == 0 and not isinstance(self.objective, Seq2Seq):
+            mistakes.append("data.valid_fraction 0 is for tables of target texts, with objective seq2seq")
         reveals = isinstance(self.model, Transformer) and not self.model.causal_mask
         if self.evaluation.baseline and reveals:
             mistakes.append("evaluation.baseline compares losses, which are no measure without model.causal_mask")
@@ -223,8 +232,7 @@ def _length_mistakes(model: Model, objective: AnyObjective, training: Training) 
         given = [key for key in ("epochs", "tokens", "minutes") if getattr(training, key) is not None]
         return [f"training.{key} is for gradients; a model of kind {model.kind} reads a text once" for key in given]
     if isinstance(objective, HeadSpec | Seq2Seq):
-        given = [key for key in ("tokens", "minutes") if getattr(training, key) is not None]
-        return [f"training.{key} is for text; on tables take training.epochs" for key in given]
+        return ["training.tokens is for text; on tables take training.epochs"] if training.tokens is not None else []
     return []
 
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from lmtool.recipe.spec.base import Fraction, Spec, Strings
 
@@ -10,7 +10,7 @@ from lmtool.recipe.spec.base import Fraction, Spec, Strings
 class TokenizerSpec(Spec):
     """Base of all trained tokenizers."""
 
-    sentinels: NonNegativeInt = 0
+    sentinels: Annotated[int, Field(ge=0, le=10_000)] = 0
     """Sentinel tokens for removed spans (T5 has 100)."""
     sample_mb: PositiveInt = 100
     """Maximum megabytes of text, spread over the corpus, to train the tokenizer on."""
@@ -112,8 +112,9 @@ class Data(Spec):
     """How a .txt file is split into documents; auto splits at blank lines when every paragraph is on one line."""
     split: Literal["auto", "document", "slice"] = "auto"
     """Hold out whole documents, or the final slice of one long text; auto slices when there is one document."""
-    valid_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    """Fraction of the documents, or of the characters, held out for validation."""
+    valid_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Fraction of the documents, characters or rows held out for validation. 0, for tables of target texts: all rows
+    are trained on, and validation measures how well these are learnt."""
     isolate_documents: bool = False
     """Mask attention across documents packed into a row."""
     stream: bool | Literal["auto"] = "auto"

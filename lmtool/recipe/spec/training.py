@@ -19,8 +19,8 @@ class Training(Spec):
     tokens: PositiveInt | None = None
     """Tokens of text to train on, which then determine the steps."""
     minutes: PositiveFloat | None = None
-    """Wall-clock time of a run on text, which then determines the steps, by the speed that is measured at the start; of
-    epochs, tokens and minutes the one that ends first."""
+    """Wall-clock time of a run, which then determines the steps, by the speed that is measured at the start; of epochs,
+    tokens and minutes the one that ends first."""
     batch_size: Annotated[int, Field(gt=0, le=2**24)]
     """Sequences in one optimizer step, over all devices."""
     micro_batch: PositiveInt | Literal["auto"] = "auto"
@@ -251,14 +251,6 @@ class Evaluation(Spec):
     where the model continues texts; [] writes no samples."""
     sample_tokens: PositiveInt = 64
     """Length of those samples."""
-
-    @model_validator(mode="after")
-    def _prompts_are_text(self) -> Self:
-        try:
-            "".join(self.prompts or ()).encode()
-        except UnicodeEncodeError as error:
-            raise ValueError("prompts hold a character that UTF-8 cannot encode") from error
-        return self
 
 
 class Checkpointing(Spec):

@@ -25,7 +25,7 @@ async function* events(response) {
   let held = "";
   for (;;) {
     const { done, value } = await reader.read();
-    if (done) return;
+    if (done) throw new Error("The answer broke off.");
     const lines = (held + value).split("\n\n");
     held = lines.pop();
     for (const line of lines) {
@@ -92,9 +92,9 @@ function read(choice) {
   }));
 }
 
-function showTalk() {
+function showTalk(messages = said) {
   at("talk").replaceChildren(
-    ...said.map((message) => {
+    ...messages.map((message) => {
       const turn = document.createElement("p");
       turn.className = `turn ${message.role}`;
       turn.dir = "auto";
@@ -102,20 +102,22 @@ function showTalk() {
       return turn;
     }),
   );
-  at("clear").hidden = !said.length;
+  at("clear").hidden = !messages.length;
 }
 
-async function generate(seed) {
+// Only an answer makes a message part of the conversation; until then it is lost nowhere.
+async function generate(seed, again = false) {
   const talks = chats();
-  const prompt = at("prompt").value;
+  const answersAgain = talks && again && said.length > 0;
+  const prompt = answersAgain ? "" : at("prompt").value;
+  const messages = answersAgain ? said.slice(0, -1) : [...said, { role: "user", content: prompt }];
   let body = { ...settings(seed), prompt, logprobs: 5 };
   if (talks) {
-    if (prompt.trim()) said.push({ role: "user", content: prompt });
-    if (!said.length) return tell("Write a message first.", true);
-    at("prompt").value = "";
-    body = { ...settings(seed), messages: said, logprobs: true, top_logprobs: 5 };
+    if (!answersAgain && !prompt.trim()) return tell("Write a message first.", true);
+    if (!answersAgain) at("prompt").value = "";
+    body = { ...settings(seed), messages, logprobs: true, top_logprobs: 5 };
+    showTalk(messages);
   }
-  showTalk();
   at("written").replaceChildren();
   at("readout").value = "";
   at("result").hidden = false;
@@ -131,6 +133,7 @@ async function generate(seed) {
   const began = performance.now();
   let n = 0;
   let text = "";
+  let failed = false;
   try {
     const path = talks ? "v1/chat/completions" : "v1/completions";
     const response = await ask(path, {
@@ -154,13 +157,16 @@ async function generate(seed) {
       }
     }
     const seconds = (performance.now() - began) / 1000;
+    if (talks && !text) throw new Error("The answer has no text.");
     tell(`Seed ${seed}, ${n} tokens, ${(n / seconds).toFixed(1)} tokens/s`);
   } catch (error) {
-    if (error.name === "AbortError") tell(`Seed ${seed}, stopped after ${n} tokens`);
-    else tell(error.message, true);
+    failed = error.name !== "AbortError";
+    if (failed) tell(error.message, true);
+    else tell(`Seed ${seed}, stopped after ${n} tokens`);
   }
-  if (talks && text) {
-    said.push({ role: "assistant", content: text });
+  if (talks) {
+    if (text && !failed) said.splice(0, Infinity, ...messages, { role: "assistant", content: text });
+    else at("prompt").value = [prompt, at("prompt").value].filter((one) => one.trim()).join("\n");
     showTalk();
   }
   busy(false);
@@ -170,6 +176,7 @@ function busy(now) {
   at("go").disabled = now;
   at("halt").disabled = !now;
   at("again").disabled = now;
+  at("clear").disabled = now;
   for (const way of document.querySelectorAll("[name=way]")) way.disabled = now;
 }
 
@@ -213,12 +220,8 @@ at("door").addEventListener("submit", (event) => {
 });
 at("halt").addEventListener("click", () => stopping.abort());
 at("again").addEventListener("click", () => {
-  if (chats()) {
-    while (said.length && said[said.length - 1].role === "assistant") said.pop();
-    at("prompt").value = "";
-  }
   at("seed").value = "";
-  generate(drawn());
+  generate(drawn(), true);
 });
 at("clear").addEventListener("click", () => {
   said.length = 0;

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lmtool.interop.families.config import Config
 from lmtool.interop.families.family import Family
 from lmtool.model import LanguageModel, build
-from lmtool.recipe.spec.objective import AnyObjective
+from lmtool.recipe.spec.objective import AnyObjective, HeadSpec
 from lmtool.recipe.spec.transformer import Transformer
 
 VOCAB = 13
@@ -77,7 +77,7 @@ class Brought:
         read = {name for one in self.weights for name in one.theirs}
         redundant = re.compile("|".join(family.redundant) or "$.")
         assert all(redundant.fullmatch(name) for name in self.theirs.keys() - read)
-        body = "body." if self.objective.kind == "classification" else ""
+        body = "body." if isinstance(self.objective, HeadSpec) else ""
         self.of_head = {name: tensor for name, tensor in ours.items() if not name.startswith(body)}
         of_body = {name.removeprefix(body): tensor for name, tensor in ours.items() if name.startswith(body)}
         self.model.load_state_dict(of_body)

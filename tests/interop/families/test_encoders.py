@@ -20,7 +20,7 @@ from lmtool.interop.families.layouts import ZeroRow
 from lmtool.interop.families.modernbert import ModernBert
 from lmtool.model import build
 from lmtool.recipe.load import load
-from lmtool.recipe.spec.objective import AnyObjective, Classification, Embedding, Masked
+from lmtool.recipe.spec.objective import AnyObjective, Classification, Embedding, Masked, Tagging
 from lmtool.recipe.spec.transformer import Transformer
 from tests.interop.families.peers import (
     JUNK,
@@ -409,15 +409,42 @@ def test_heads_that_a_family_cannot_express(changes: dict[str, Any], key: str) -
     assert refusal.value.key == key
 
 
-OTHERS: list[tuple[Family, str, dict[str, Any]]] = [
+OF_TOKENS: list[tuple[Family, str, dict[str, Any]]] = [
     (Bert(), "BertForTokenClassification", BERT),
     (Bert(), "BertForQuestionAnswering", BERT),
-    (Bert(), "BertForNextSentencePrediction", BERT),
     (Roberta(), "RobertaForTokenClassification", BERT),
-    (Roberta(), "RobertaForMultipleChoice", BERT),
+    (Roberta(), "RobertaForQuestionAnswering", BERT),
     (DistilBert(), "DistilBertForTokenClassification", DISTIL),
     (DistilBert(), "DistilBertForQuestionAnswering", DISTIL),
     (Electra(), "ElectraForTokenClassification", BERT),
+    (Electra(), "ElectraForQuestionAnswering", BERT),
+]
+"""Without their class they look like heads that no recipe has."""
+
+
+@pytest.mark.parametrize(("family", "architecture", "config"), OF_TOKENS)
+def test_heads_that_score_tokens(family: Family, architecture: str, config: dict[str, Any], tmp_path: Path) -> None:
+    tags = architecture.endswith("TokenClassification")
+    peer = peer_of(architecture, {**config, "num_labels": 3 if tags else 2})
+    ours = Brought(family, peer)
+    assert ours.objective.kind == ("tagging" if tags else "question-answering")
+    if isinstance(ours.objective, Tagging):
+        assert ours.objective.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    again = ours.published(tmp_path)
+    assert_same_tensors(again, peer)
+    tokens_BT = rows(family, peer)
+    found = theirs(peer, tokens_BT, KEEP)
+    wanted = found.logits if tags else torch.stack((found.start_logits, found.end_logits), -1)
+    with torch.no_grad():
+        hidden_BTD = ours.model(batch_of(peer, tokens_BT, KEEP)).hidden_BTD
+    scores = F.linear(hidden_BTD, ours.of_head["head.weight"], ours.of_head["head.bias"])
+    assert_close(scores[KEEP], wanted[KEEP])
+
+
+OTHERS: list[tuple[Family, str, dict[str, Any]]] = [
+    *OF_TOKENS,
+    (Bert(), "BertForNextSentencePrediction", BERT),
+    (Roberta(), "RobertaForMultipleChoice", BERT),
     (Electra(), "ElectraForMultipleChoice", BERT),
 ]
 
@@ -434,7 +461,7 @@ def test_other_heads_by_their_tensors(family: Family, architecture: str, config:
 @pytest.mark.parametrize(
     ("family", "architecture", "config"),
     [
-        *OTHERS,
+        *OTHERS[len(OF_TOKENS) :],
         # with the tensors of a classifier
         (Bert(), "BertForMultipleChoice", BERT),
         (DistilBert(), "DistilBertForMultipleChoice", DISTIL),

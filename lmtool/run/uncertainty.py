@@ -1,0 +1,39 @@
+"""How far a figure on so many rows may be from that on all rows there could be."""
+
+import math
+
+SHARES = ("accuracy", "subset_accuracy", "exact", "f1", "micro_f1", "macro_f1")
+"""Figures that are shares of rows, or means of numbers from 0 to 1, which vary at most as much."""
+
+CORRELATIONS = ("correlation", "pearson", "spearman")
+
+FACTOR = 2.0
+"""Standard errors of a difference within which two figures are not told apart: a level of about 5 %."""
+
+
+def standard_error(metric: str, value: float, rows: int) -> float | None:
+    """Standard error of a figure on so many rows; None where it does not follow from the figure.
+
+    Of shares that of a binomial with four more rows, half of them right, which is not zero where all rows are right
+    (Agresti and Coull 1998); of correlations by normal theory.
+    """
+    metric = metric.replace("-", "_")
+    if rows < 1 or not -1 <= value <= 1:
+        return None
+    if metric in CORRELATIONS:
+        return (1 - value**2 + 1 / rows) / math.sqrt(rows)
+    if metric not in SHARES or value < 0:
+        return None
+    share = (value * rows + 2) / (rows + 4)
+    return math.sqrt(share * (1 - share) / (rows + 4))
+
+
+def are_alike(metric: str, one: tuple[float, int], other: tuple[float, int]) -> bool:
+    """Whether two figures, each a value and its rows, differ by no more than chance might make them.
+
+    Where both are of the same rows they may be told apart by fewer; so this errs on the side of doubt.
+    """
+    error, other_error = standard_error(metric, *one), standard_error(metric, *other)
+    if error is None or other_error is None:
+        return False
+    return abs(one[0] - other[0]) <= FACTOR * math.hypot(error, other_error)

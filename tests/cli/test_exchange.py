@@ -1,0 +1,91 @@
+"""`lmtool export`: from a fine-tuned published model to a directory or a file, and back."""
+
+import csv
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from lmtool.interop.reference import is_published
+from tests.cli.conftest import CommandLine
+from tests.interop import test_importing
+from tests.interop.test_heads import BODIES
+from tests.interop.test_importing import peer_in
+
+SHORT = ("-s", "training.epochs=1", "-s", "training.device=cpu")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LMTOOL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("LMTOOL_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setattr(test_importing, "CASES", {**test_importing.CASES, **BODIES})
+    return tmp_path
+
+
+def sentence_transformers(folder: Path, body: str = "bert") -> Path:
+    """A small model as that library publishes them, with the mean of all positions."""
+    peer_in(folder, body)
+    kinds = ["Transformer", "Pooling"]
+    modules = [{"path": f"{i}_{kind}" * (i > 0), "type": f"st.models.{kind}"} for i, kind in enumerate(kinds)]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    return folder
+
+
+def reviews(path: Path, n: int = 60) -> Path:
+    rng = random.Random(1)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["review", "label"])
+        for _ in range(n):
+            good = rng.random() < 0.5
+            writer.writerow([f"It rained and the {rng.choice(['boats', 'sea'])} {'stayed' if good else 'went'}", good])
+    return path
+
+
+@pytest.mark.parametrize("body", ["bert", "modernbert", "electra"])
+def test_a_published_encoder_is_tuned_exported_and_read_back(body: str, folder: Path, lmtool: CommandLine) -> None:
+    """The form is told before the first step; the directory predicts as the run, and can be tuned further."""
+    base, table = sentence_transformers(folder / "published", body), reviews(folder / "reviews.csv")
+    tuned = lmtool.succeeds("finetune", table, "--from", base, *SHORT)
+    line = next(line for line in tuned.err.splitlines() if line.startswith("export: "))
+    assert "with its head in head.safetensors, which no class has: objective." in line
+    assert tuned.err.index(line) < tuned.err.index("step 1/")
+    exported = lmtool.succeeds("export", "last", folder / "out")
+    assert line.removeprefix("export: ") in exported.err.replace("exported as", "as")
+    wanted = lmtool.succeeds("predict", "last", table).out
+    assert lmtool.succeeds("predict", folder / "out", table).out == wanted
+    found, figures = (json.loads(lmtool.succeeds("eval", run, table, "--json").out) for run in (folder / "out", "last"))
+    assert found["accuracy"] == figures["accuracy"]
+    assert found["loss"] == pytest.approx(figures["loss"])
+    again = lmtool.succeeds("finetune", table, "--from", folder / "out", *SHORT, "-o", folder / "again")
+    assert "the head is reused" in again.err
+
+
+def test_what_cannot_be_exported_is_told_before_training(folder: Path, lmtool: CommandLine) -> None:
+    linear = lmtool.succeeds("finetune", reviews(folder / "reviews.csv"), "--recipe", "linear")
+    assert "export: not possible, no published family has averaging models" in linear.err
+    assert linear.err.index("export: ") < linear.err.index("step 1/")
+    lmtool.refuses(2, "export", "last", folder / "out", words=["no published family has averaging models"])
+
+
+def llama(folder: Path) -> Path:
+    peer_in(folder, "llama")
+    return folder
+
+
+def test_a_name_that_ends_in_gguf_is_of_a_file(folder: Path, lmtool: CommandLine) -> None:
+    base = llama(folder / "published")
+    lmtool.succeeds("export", base, folder / "a.gguf")
+    assert is_published(str(folder / "a.gguf"))
+    lmtool.succeeds("export", base, folder / "b.GGUF", "--gguf", "f16")
+    assert len((folder / "a.gguf").read_bytes()) == len((folder / "b.GGUF").read_bytes())
+    lmtool.succeeds("export", base, folder / "c.gguf", "--gguf", "q8_0")
+    assert len((folder / "c.gguf").read_bytes()) < len((folder / "a.gguf").read_bytes())
+    for options in (["--adapters"], ["--dtype", "float16"], ["--shard-size", "1"]):
+        lmtool.refuses(2, "export", base, folder / "d.gguf", *options, words=[options[0], "GGUF"])
+        lmtool.refuses(2, "export", base, folder / "d", "--gguf", "f16", *options, words=[options[0], "GGUF"])
+    assert not (folder / "d.gguf").exists()

@@ -1,0 +1,130 @@
+"""Commands that are killed while they write: what the same command does then, and what is left."""
+
+import io
+import os
+import signal
+import stat
+import sys
+import tempfile
+
+import pytest
+
+from lmtool.durable import TEMPORARY
+from tests.run.killing import in_child
+
+TABLE = "text\n" + "".join(f"The baker sold map {i}.\n" for i in range(50))
+COMMANDS = {
+    "export": ("export", "last", "out/model"),
+    "export --gguf": ("export", "last", "out/model.gguf", "--gguf", "f16"),
+    "import": ("import", "published", "-o", "out/model", "-q"),
+    "embed": ("embed", "last", "texts.csv", "-o", "out/vectors.npz"),
+    "embed lines": ("embed", "last", "texts.csv", "-o", "out/vectors.jsonl"),
+    "predict": ("predict", "tuned", "texts.csv", "-o", "out/predicted.csv"),
+    "merge": ("runs", "merge", "adapted", "-o", "out/merged"),
+}
+"""Commands that write something large, into the folder out."""
+
+
+@pytest.fixture
+def folder(lmtool, run, home):
+    """What the commands name."""
+    (home / "out").mkdir()
+    (home / "texts.csv").write_text(TABLE)
+    return home
+
+
+def prepare(lmtool, name):
+    """The runs and models that a command needs besides the last run."""
+    rows = "".join(f"{'good' if i % 2 else 'bad'} map {i},{'ab'[i % 2]}\n" for i in range(40))
+    few = ("-q", "-s", "training.epochs=null", "-s", "training.steps=2", "-o")
+    if name == "import":
+        lmtool.succeeds("export", "last", "published")
+    if name in ("predict", "merge"):
+        with open("table.csv", "w") as file:
+            file.write(f"text,label\n{rows}")
+        lora = ("--lora-rank", 2) if name == "merge" else ()
+        lmtool.succeeds(
+            "finetune", "table.csv", "--from", "last", *lora, *few, "tuned" if name == "predict" else "adapted"
+        )
+
+
+def die_at_sync(lmtool, *arguments):
+    """Call a command in a process that is killed when it has written a large file, and is to sync it."""
+
+    def work():
+        genuine = os.fsync
+
+        def fsync(handle):
+            if stat.S_ISREG(os.fstat(handle).st_mode) and os.fstat(handle).st_size > 2000:
+                os.kill(os.getpid(), signal.SIGKILL)
+            genuine(handle)
+
+        os.fsync = fsync
+        lmtool(*arguments)
+
+    assert os.WIFSIGNALED(os.waitpid(in_child(work), 0)[1])
+
+
+def left_in(folder):
+    return [path for path in folder.rglob("*") if TEMPORARY in str(path) and path.is_file()]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_repeat_works_and_removes_what_the_killed_one_has_left(lmtool, folder, name):
+    prepare(lmtool, name)
+    die_at_sync(lmtool, *COMMANDS[name])
+    assert sum(path.stat().st_size for path in left_in(folder / "out")) > 1000
+    lmtool.succeeds(*COMMANDS[name])
+    assert left_in(folder / "out") == []
+    assert len(list((folder / "out").iterdir())) == 1
+
+
+def test_another_command_that_writes_there_removes_it_too(lmtool, folder):
+    die_at_sync(lmtool, *COMMANDS["export"])
+    assert left_in(folder / "out")
+    lmtool.succeeds(*COMMANDS["embed"])
+    assert left_in(folder / "out") == []
+
+
+def test_an_import_into_the_cache_that_was_killed(lmtool, folder, monkeypatch):
+    monkeypatch.setenv("LMTOOL_CACHE", str(folder / "cache"))
+    lmtool.succeeds("export", "last", "published")
+    die_at_sync(lmtool, "generate", "The", "--run", "published", "--max-new-tokens", 1)
+    assert left_in(folder / "cache")
+    lmtool.succeeds("generate", "The", "--run", "published", "--max-new-tokens", 1)
+    assert left_in(folder / "cache") == []
+
+
+def test_standard_input_of_a_killed_command_is_removed(lmtool, folder, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(folder / "out"))
+
+    def receive():
+        _kill_at_rename()
+        sys.stdin = io.TextIOWrapper(io.BytesIO(TABLE.encode()))
+        lmtool("predict", "tuned", "-", "-o", "predicted.csv")
+
+    prepare(lmtool, "predict")
+    pid = in_child(receive)
+    assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+    assert any((folder / "out").rglob("*.csv"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TABLE.encode())))
+    lmtool.succeeds("predict", "tuned", "-", "-o", "predicted.csv")
+    assert not any((folder / "out").iterdir())
+
+
+def _kill_at_rename():
+    """Kill this process when standard input is a file."""
+
+    def audit(event, arguments):
+        if event == "os.rename" and str(arguments[1]).endswith(".csv"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(audit)
+
+
+def test_nothing_stays_of_an_import_that_fails(lmtool, folder):
+    lmtool.succeeds("export", "last", "published")
+    (folder / "published" / "tokenizer.json").write_text("{}")
+    before = sorted((folder / "runs").iterdir())
+    assert lmtool("import", "published").code == 4
+    assert sorted((folder / "runs").iterdir()) == before

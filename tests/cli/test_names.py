@@ -1,0 +1,218 @@
+"""Whatever names a model takes all that names one: each option and each key of a recipe, by each kind of name."""
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import lmtool as api
+from lmtool.cli import app
+from lmtool.interop import importing
+from lmtool.interop.exporting import export, export_gguf
+from lmtool.interop.reference import RESOLVED, imports_folder, pointer_of
+from lmtool.recipe.dump import dump
+from lmtool.recipe.grammar import keys, owners
+from lmtool.recipe.load import load
+from lmtool.recipe.spec.recipe import Recipe
+from lmtool.run.directory import Run
+from tests.cli.conftest import RUN, SENTENCES, CommandLine
+
+FOLDERS = {
+    "directory": f"elsewhere/{RUN}",
+    "checkpoint": f"elsewhere/{RUN}/checkpoints/step-000004",
+    "published directory": "hf",
+}
+NAMES = {
+    "name": RUN,
+    "last": "last",
+    "step": f"{RUN}@4",
+    "step of a directory": f"elsewhere/{RUN}/checkpoints/step-4",
+    "GGUF file": "model.gguf",
+    "name on the Hub": "hf:org/name",
+    **FOLDERS,
+}
+"""Each kind of name of a model, with one of them."""
+
+OPTIONS = {
+    "generate run": "generate The --run MODEL",
+    "generate draft": "generate The --run runs/other --draft MODEL",
+    "chat run": "chat MODEL",
+    "serve run": "serve MODEL",
+    "eval run": "eval MODEL text.txt",
+    "eval baseline": "eval runs/other text.txt --baseline MODEL",
+    "predict run": "predict MODEL rows.csv",
+    "embed run": "embed MODEL text.txt",
+    "neighbors run": "neighbors MODEL The",
+    "attention run": "attention MODEL The",
+    "gradients run": "gradients MODEL The",
+    "report runs": "report MODEL",
+    "export run": "export MODEL exported",
+    "check names": "check MODEL",
+    "check tokenizer": "check text.txt --tokenizer MODEL",
+    "tokenize tokenizer": "tokenize --tokenizer MODEL --show The",
+    "runs show run": "runs show MODEL",
+    "runs compare runs": "runs compare runs/other MODEL",
+    "runs merge run": "runs merge MODEL",
+    "resume run": "resume MODEL",
+    "plan source": "plan text.txt --from MODEL",
+    "pretrain source": "pretrain text.txt --from MODEL",
+    "pretrain teacher": "pretrain text.txt --teacher MODEL",
+    "finetune source": "finetune rows.csv --from MODEL",
+    "finetune teacher": "finetune rows.csv --from runs/other --teacher MODEL",
+}
+"""A command for each option that names a model."""
+
+NO_MODELS = {"import model": "what is no run yet", "runs rm runs": "what is to be removed"}
+
+KEYS = {
+    "distillation.teacher": "pretrain text.txt -r tiny",
+    "model.features.run": "finetune rows.csv -r bilstm",
+    "model.embeddings": "pretrain text.txt -r tiny",
+    "tokenizer.path": "tokenize text.txt -r tiny",
+}
+"""A command for each key that names a model, which ends with a recipe that has it."""
+
+KINDS = {"tokenizer.path": {"tokenizer.kind": "file"}}
+"""What belongs to a key."""
+
+OTHER_TEXTS = {"description", "objective.labels", "evaluation.prompts"}
+"""Keys that hold texts and name neither models nor, as those of the data, files and columns."""
+
+
+class OpenedError(BaseException):
+    """Raised when the model is opened; nothing handles it."""
+
+
+@pytest.fixture(scope="session")
+def published(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("published")
+    export(str(trained), folder / "hf", dtype="float32", shard=10**9)
+    export_gguf(str(trained), folder / "model.gguf", "f16")
+    return folder
+
+
+@pytest.fixture
+def models(home: Path, trained: Path, published: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """The directory of the run that each kind of name leads to; a working directory in which they do."""
+    monkeypatch.setenv("LMTOOL_CACHE", str(home / "cache"))
+    for folder in ("runs", "elsewhere"):
+        shutil.copytree(trained, home / folder / RUN)
+    shutil.copytree(trained, home / "runs" / "other")
+    info = home / "runs" / "other" / "run.json"
+    run = Run.open(info.parent)
+    sessions = [session.model_copy(update={"started": "2020-01-01T00:00:00+00:00"}) for session in run.info.sessions]
+    info.write_bytes(run.info.model_copy(update={"sessions": sessions}).sealed())
+    for name in ("hf", "model.gguf"):
+        (home / name).symlink_to(published / name)
+    (home / "text.txt").write_text("\n".join(SENTENCES), encoding="utf-8")
+    (home / "rows.csv").write_text("text,label\n" + "good day,a\nbad day,b\n" * 20, encoding="utf-8")
+    runs = dict.fromkeys(NAMES, home / "runs" / RUN)
+    runs |= dict.fromkeys(("directory", "checkpoint", "step of a directory"), home / "elsewhere" / RUN)
+    runs |= {"published directory": importing.imported("hf"), "GGUF file": importing.imported("model.gguf")}
+    monkeypatch.setattr(importing, "download", lambda reference: (home / "hf", "c0ffee"))
+    runs["name on the Hub"] = importing.imported("hf:org/name")
+    assert runs["name on the Hub"].parent == imports_folder()
+    assert pointer_of("hf:org/name").exists()
+    return runs
+
+
+@pytest.fixture
+def opened(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], object]], set[str]]:
+    """The kinds of names by which a call opens the model that is named."""
+    read, wanted = Run.open, [Path()]
+
+    def open_run(path: Path) -> Run:
+        if os.path.realpath(path) == os.path.realpath(wanted[0]):
+            raise OpenedError
+        return read(path)
+
+    def kinds(call: Callable[[str], object]) -> set[str]:
+        monkeypatch.setattr(Run, "open", open_run)
+        found = set()
+        for kind, name in NAMES.items():
+            wanted[0] = models[kind]
+            try:
+                print(kind, call(name))
+            except OpenedError:
+                found.add(kind)
+        return found
+
+    return kinds
+
+
+def named(metavar: str) -> list[str]:
+    """Each argument and option with a metavar that holds this one."""
+
+    def visit(command: Any, path: tuple[str, ...]) -> Any:
+        for name, sub in getattr(command, "commands", {}).items():
+            yield from visit(sub, (*path, name))
+        yield from (" ".join((*path, param.name)) for param in command.params if metavar in str(param.metavar))
+
+    return list(visit(typer.main.get_command(app), ()))
+
+
+def test_every_option_that_names_a_model_is_known() -> None:
+    assert {*named("RUN"), *named("MODEL")} == OPTIONS.keys() | NO_MODELS.keys()
+
+
+def test_every_key_that_names_a_model_is_known() -> None:
+    texts = {
+        key
+        for key in keys(Recipe)
+        for owner in owners(tuple(key.split(".")))
+        if re.search(r"\bstr\b", str(owner.model_fields[key.split(".")[-1]].annotation))
+    }
+    assert {key for key in texts if not key.startswith("data.")} == RESOLVED.keys() | OTHER_TEXTS
+    assert RESOLVED.keys() == KEYS.keys()
+
+
+NOT_OPENED = {
+    "check names": {"name on the Hub"},  # is of a data set there
+    "tokenize tokenizer": {"directory", "published directory"},  # hold the file
+    "check tokenizer": {"published directory"},
+    "tokenizer.path": {"directory", "published directory"},
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_option_takes_all_that_names_a_model(option: str, opened: Any, lmtool: CommandLine) -> None:
+    words = OPTIONS[option].split()
+    kinds = opened(lambda name: lmtool(*(word.replace("MODEL", name) for word in words)))
+    assert kinds == NAMES.keys() - NOT_OPENED.get(option, set())
+
+
+@pytest.mark.parametrize("place", ["command line", "mapping", "file"])
+@pytest.mark.parametrize("key", KEYS)
+def test_a_key_takes_all_that_names_a_model(key: str, place: str, opened: Any, lmtool: CommandLine, home: Path) -> None:
+    *words, recipe = KEYS[key].split()
+    settings = {**KINDS.get(key, {}), key: "MODEL"}
+
+    def train(name: str) -> object:
+        given = [f"{own}={value}".replace("MODEL", name) for own, value in settings.items()]
+        source, options = recipe, [word for text in given for word in ("-s", text)]
+        if place == "mapping":
+            parts = key.rpartition(".")
+            options[-1] = f"{parts[0]}={{{parts[2]}: '{name}'}}"
+        if place == "file":
+            (home / "own.yaml").write_text(dump(load(recipe, given).recipe), encoding="utf-8")
+            source, options = "own.yaml", []
+        return lmtool(*words, source, *options)
+
+    assert opened(train) == NAMES.keys() - NOT_OPENED.get(key, set())
+
+
+def test_the_default_recipe_takes_all_that_names_a_model(opened: Any, lmtool: CommandLine) -> None:
+    def train(name: str) -> object:
+        return lmtool("pretrain", "text.txt", "-s", f"distillation.teacher={name}")
+
+    assert opened(train) == NAMES.keys()
+
+
+def test_a_program_takes_all_that_names_a_model(opened: Any) -> None:
+    assert opened(api.load) == NAMES.keys()
+    assert opened(lambda name: api.load("runs/other", draft=name)) == NAMES.keys()

@@ -1,0 +1,277 @@
+"""What an option does its key does: on the command line, alone or in a mapping, and in the recipe's file."""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from lmtool.cli import app
+from lmtool.text import survey
+from lmtool.text.prepare import default_cache
+from lmtool.training import checking, planning, start
+from tests.cli.conftest import SENTENCES, CommandLine
+
+MODEL: dict[str, Any] = {"kind": "transformer", "n_layers": 1, "d_model": 16, "n_heads": 2, "context": 16}
+TEXT: dict[str, Any] = {
+    "model": MODEL,
+    "tokenizer": {"kind": "bpe", "vocab_size": 300},
+    "data": {"train": ["text.txt"]},
+    "training": {"steps": 2, "batch_size": 4},
+}
+CLASSES = TEXT | {"objective": {"kind": "classification"}, "data": {"train": ["rows.csv"]}}
+PAIRS = CLASSES | {"objective": {"kind": "seq2seq"}}
+TASKS = {key: part for key, part in PAIRS.items() if key != "data"}
+RECIPES = {"text.yaml": TEXT, "classes.yaml": CLASSES, "pairs.yaml": PAIRS, "tasks.yaml": TASKS}
+
+
+@dataclass(frozen=True)
+class Case:
+    """An option with a value, and the key that it sets. where: recipe files and options that it is tried with."""
+
+    option: str
+    key: str
+    value: object
+    where: tuple[str, ...]
+    typed: str = ""
+
+    @property
+    def words(self) -> list[str]:
+        text = self.typed or str(self.value)
+        if self.option.isupper():
+            return [text]
+        return [self.option] if self.value is True else [self.option, text]
+
+
+PRETRAIN = ("", "-r text.yaml", "--from base", "--from base -r text.yaml")
+PLANNED = ("", "default", "text.yaml", "-r text.yaml", "--from base", "--from base -r text.yaml")
+TOKENIZED = ("text.txt", "text.txt -r text.yaml")
+TALK = ("talk.jsonl -r pairs.yaml", "talk.jsonl --from base")
+TUNED = ("rows.csv --from base",)
+CLASSIFIED = ("rows.csv -r classes.yaml", *TUNED, "rows.csv")
+
+READING = (
+    Case("--text-column", "data.text_columns", ["body"], CLASSIFIED, "body"),
+    Case("--label-column", "data.label_column", "stars", CLASSIFIED),
+    Case("--label-column", "data.label_column", "2024", CLASSIFIED),
+    Case("--source-column", "data.source_column", "body", ("rows.csv -r pairs.yaml --target-column text",)),
+    Case("--target-column", "data.target_column", "body", ("rows.csv -r pairs.yaml --source-column text",)),
+    Case("--messages-column", "data.messages_column", "talk", TALK),
+    Case("--labels", "objective.task", "class", CLASSIFIED),
+    Case("--labels", "objective.task", "multi", CLASSIFIED),
+    Case("--labels", "objective.task", "number", tuple(f"{one} --label-column 2024" for one in CLASSIFIED)),
+    Case("--labels", "objective.kind", "tagging", ("rows.conll -r classes.yaml", "rows.conll --from base"), "tags"),
+    Case(
+        "--labels",
+        "objective.kind",
+        "question-answering",
+        ("answers.json -r classes.yaml", "answers.json --from base"),
+        "answers",
+    ),
+    Case("--encoding", "data.encoding", "latin-1", CLASSIFIED),
+    Case("--delimiter", "data.delimiter", ",", CLASSIFIED),
+    Case("--delimiter", "data.delimiter", "|", ("bars.csv -r classes.yaml", "bars.csv --from base")),
+    Case("--skip-bad-rows", "data.skip_bad_rows", True, CLASSIFIED),
+    Case(
+        "--input-column",
+        "data.input_column",
+        "label",
+        ("rows.csv -r pairs.yaml --source-column text --target-column body",),
+    ),
+)
+"""What finetune and check read tables by."""
+
+CASES: dict[str, tuple[Case, ...]] = {
+    "pretrain": (
+        Case("TEXT", "data.train", ["text.txt"], PRETRAIN, "text.txt"),
+        Case("--valid", "data.valid", ["held.txt"], tuple(f"text.txt {one}" for one in PRETRAIN), "held.txt"),
+        Case("--column", "data.column", "body", tuple(f"body.jsonl {one}" for one in PRETRAIN)),
+        Case("--minutes", "training.minutes", 2.0, tuple(f"text.txt {one}" for one in PRETRAIN)),
+        Case("--epochs", "training.epochs", 3.0, tuple(f"text.txt {one}" for one in PRETRAIN)),
+        Case("--tokens", "training.tokens", 3000, tuple(f"text.txt {one}" for one in PRETRAIN)),
+        Case("--teacher", "distillation.teacher", "base", tuple(f"text.txt {one}" for one in PRETRAIN)),
+    ),
+    "plan": (
+        Case("TEXT|TABLE|RECIPE", "data.train", ["text.txt"], PLANNED, "text.txt"),
+        Case("--text", "data.train", ["text.txt"], PLANNED, "text.txt"),
+        Case("--valid", "data.valid", ["held.txt"], tuple(f"text.txt {one}" for one in PLANNED), "held.txt"),
+        Case("--column", "data.column", "body", tuple(f"body.jsonl {one}" for one in PLANNED)),
+        Case("--minutes", "training.minutes", 2.0, tuple(f"text.txt {one}" for one in PLANNED)),
+        Case("--epochs", "training.epochs", 3.0, tuple(f"text.txt {one}" for one in PLANNED)),
+        Case("--epochs", "training.epochs", 3.0, ("rows.csv", "rows.csv --from base", "rows.csv -r classes.yaml")),
+        Case("--tokens", "training.tokens", 3000, tuple(f"text.txt {one}" for one in PLANNED)),
+    ),
+    "tokenize": (
+        Case("TEXT", "data.train", ["text.txt"], ("", "-r text.yaml"), "text.txt"),
+        Case("--column", "data.column", "body", ("body.jsonl", "body.jsonl -r text.yaml")),
+        Case("--kind", "tokenizer.kind", "wordpiece", TOKENIZED),
+        Case("--vocab-size", "tokenizer.vocab_size", 320, TOKENIZED),
+        Case("--tokenizer", "tokenizer", {"kind": "file", "path": "base"}, TOKENIZED, "base"),
+    ),
+    "check": (
+        Case("--valid", "data.valid", ["held.txt"], ("text.txt",), "held.txt"),
+        Case("--test", "data.test", "rows.csv", ("rows.csv",)),
+        Case("--column", "data.column", "body", ("body.jsonl",)),
+        *(replace(case, where=(re.sub(r" (-r|--from) \S+", "", case.where[0]),)) for case in READING),
+    ),
+    "finetune": (
+        Case("TABLE", "data.train", ["rows.csv"], ("-r classes.yaml", "--from base", ""), "rows.csv"),
+        Case("--task", "data.tasks", ["a:pairs.csv"], ("-r tasks.yaml", "--from base"), "a:pairs.csv"),
+        Case(
+            "--task-test",
+            "data.task_tests",
+            ["a:pairs.csv"],
+            ("--task a:pairs.csv -r tasks.yaml", "--task a:pairs.csv --from base"),
+            "a:pairs.csv",
+        ),
+        Case("--valid", "data.valid", ["rows.csv"], CLASSIFIED, "rows.csv"),
+        Case("--test", "data.test", "rows.csv", CLASSIFIED),
+        Case("--epochs", "training.epochs", 2.0, CLASSIFIED),
+        Case("--minutes", "training.minutes", 2.0, CLASSIFIED),
+        Case("--metric", "evaluation.metric", "macro-f1", CLASSIFIED),
+        Case("--patience", "evaluation.patience", 2, CLASSIFIED),
+        Case("--class-weights", "objective.class_weights", "balanced", CLASSIFIED),
+        Case("--freeze", "tuning.freeze", "body", CLASSIFIED),
+        Case("--lora-rank", "tuning.lora.rank", 3, CLASSIFIED),
+        Case("--teacher", "distillation.teacher", "base", CLASSIFIED),
+        *READING,
+    ),
+    "resume": (),
+}  # fmt: skip
+"""Each option of a command that sets keys of a recipe."""
+
+REFUSED = {("--freeze", "rows.csv"), ("--lora-rank", "rows.csv"), ("--lora-rank", "rows.csv -r classes.yaml")}
+"""Options where they have no model to tune, and so their keys."""
+
+OTHERS = {
+    "pretrain": {"--recipe", "--set", "--from", "--output", "--start-or-resume", "--quiet"},
+    "plan": {"--recipe", "--set", "--from", "--devices", "--device-kind", "--utilization", "--json", "--quiet"},
+    "tokenize": {"--output", "--recipe", "--set", "--show", "--html", "--json", "--quiet"},
+    "check": {"RUN|TABLE|TEXT", "--tokenizer", "--set", "--cache", "--strict", "--json", "--quiet"},
+    "finetune": {
+        *("--from", "--recipe", "--set", "--merge", "--seeds", "--output", "--start-or-resume", "--quiet"),
+    },
+    "resume": {"RUN", "--set", "--quiet"},
+}
+"""Options that set no key."""
+
+
+@pytest.fixture
+def files(home: Path, trained: Path) -> Path:
+    shutil.copytree(trained, home / "base")
+    (home / "text.txt").write_text("\n".join(SENTENCES), encoding="utf-8")
+    (home / "held.txt").write_text("\n".join(SENTENCES[::3]), encoding="utf-8")
+    lines = [json.dumps({"body": text, "text": text[::-1]}) for text in SENTENCES]
+    (home / "body.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    rows = [f"good {i},fine {i},{'ab'[i % 2]},{'yn'[i % 2]},{i}" for i in range(40)]
+    (home / "rows.csv").write_text("\n".join(["text,body,label,stars,2024", *rows]), encoding="utf-8")
+    (home / "bars.csv").write_text("\n".join(["text|label", *(f"good, {i}|{i % 2}" for i in range(40))]))
+    (home / "pairs.csv").write_text("\n".join(["source,target", *(f"say {i},{i}" for i in range(40))]))
+    talk = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good day"}]
+    (home / "talk.jsonl").write_text("\n".join([json.dumps({"talk": talk, "other": 1})] * 20))
+    (home / "rows.conll").write_text("Anna B-PER\nsold O\nmaps O\n\nTom B-PER\nran O\n\n" * 20)
+    asked = [{"id": str(i), "question": "What?", "answers": [{"text": "maps", "answer_start": 5}]} for i in range(20)]
+    squad = {"version": "1", "data": [{"title": "t", "paragraphs": [{"context": "sold maps", "qas": asked}]}]}
+    (home / "answers.json").write_text(json.dumps(squad))
+    for name, recipe in RECIPES.items():
+        (home / name).write_text(json.dumps(recipe), encoding="utf-8")
+    return home
+
+
+@pytest.fixture
+def resolved(files: Path, lmtool: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The recipe that a command would run, for check what is read and of which kind; or its exit code."""
+    found: list[Any] = []
+    settle = survey.settle
+
+    def keep(planned: Any, *given: Any, **more: Any) -> Iterator[Any]:
+        recipe = settle(planned, cache=default_cache(), report=lambda stage, done, total: None)[0].recipe
+        found.append(recipe)
+        return iter(())
+
+    def settled(planned: Any, *given: Any, **more: Any) -> Any:
+        keep(planned.resolved if isinstance(planned, start.FineTuning) else planned)
+        raise SystemExit
+
+    def looked(data: Any, *given: Any, **more: Any) -> Any:
+        found.append((data, *(one for one in given if isinstance(one, str))))
+        raise SystemExit
+
+    monkeypatch.setattr(start, "pretrain", keep)
+    monkeypatch.setattr(start.FineTuning, "run", lambda self, **given: keep(self.resolved))
+    monkeypatch.setattr(planning, "forecast_of", settled)
+    monkeypatch.setattr(survey, "settle", settled)
+    monkeypatch.setattr(checking, "check_text", looked)
+    monkeypatch.setattr(checking, "check_labelled", looked)
+
+    def call(*words: str) -> Any:
+        found.clear()
+        outcome = lmtool(*words)
+        return found[0] if found else outcome.code
+
+    return call
+
+
+def options(command: Any) -> set[str]:
+    return {param.opts[0] if param.opts[0].startswith("-") else str(param.metavar) for param in command.params}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_option_is_known(name: str) -> None:
+    """Of each command that takes settings of a recipe."""
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    taking = {own for own, command in commands.items() if "--set" in options(command)}
+    assert taking == CASES.keys()
+    assert options(commands[name]) - {"--help"} == {case.option for case in CASES[name]} | OTHERS[name]
+
+
+def in_file(recipe: dict[str, Any], key: str, value: object) -> dict[str, Any]:
+    """A recipe with a value written into it."""
+    part, _, name = key.rpartition(".")
+    if not part:
+        return recipe | {name: value}
+    outer, _, inner = part.partition(".")
+    return recipe | {outer: in_file(recipe.get(outer, {}), f"{inner}.{name}" if inner else name, value)}
+
+
+def spellings(case: Case) -> Iterator[list[str]]:
+    """The overrides that set what an option sets."""
+    if isinstance(case.value, dict):
+        yield [word for name, one in case.value.items() for word in ("-s", f"{case.key}.{name}={one}")]
+        yield ["-s", f"{case.key}={json.dumps(case.value)}"]
+        return
+    yield ["-s", f"{case.key}={case.value if isinstance(case.value, str) else json.dumps(case.value)}"]
+    outer, *inner = case.key.split(".")
+    for n in range(len(inner)):
+        nested: object = case.value
+        for name in reversed(inner[n:]):
+            nested = {name: nested}
+        yield ["-s", f"{'.'.join((outer, *inner[:n]))}={json.dumps(nested)}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "where"),
+    [
+        pytest.param(name, case, where, id=f"{name} {case.option} {case.value}: {where}")
+        for name, cases in CASES.items()
+        for case in cases
+        for where in case.where
+    ],
+)
+def test_an_option_does_what_its_key_does(name: str, case: Case, where: str, resolved: Any, files: Path) -> None:
+    words = where.split()
+    expected = resolved(name, *words, *case.words)
+    for spelled in spellings(case):
+        assert resolved(name, *words, *spelled) == expected
+        assert resolved(name, *spelled, *words) == expected
+    file = next((word for word in words if word.endswith(".yaml")), None)
+    if file is not None:
+        (files / "written.yaml").write_text(json.dumps(in_file(RECIPES[file], case.key, case.value)), encoding="utf-8")
+        found = resolved(name, *("written.yaml" if word == file else word for word in words))
+        assert found == expected
+    assert not isinstance(expected, int) or (expected == 2 and (case.option, where) in REFUSED)

@@ -1,0 +1,94 @@
+"""Values that no option means: numbers beyond all, and what is no text. None of them is an unexpected error."""
+
+import io
+import re
+import sys
+
+import pytest
+import typer
+
+from lmtool.cli import app
+
+NUMBERS = ("9" * 400, "-" + "9" * 400, "1e308", "-1e308", "nan", "inf", "-inf", "-0")
+TEXTS = ("\ud800", "caf\udce9")
+"""Half a character, and the bytes of a name that is not UTF-8."""
+COMMANDS = {
+    "pretrain": ("tales.txt", "-s", "training.steps=1", "-q", "-o", "out"),
+    "plan": ("tiny", "-q"),
+    "resume": ("last", "-q"),
+    "generate": ("The", "--max-new-tokens", "1"),
+    "chat": ("last", "-q", "--max-new-tokens", "1"),
+    "serve": ("last", "--host", "256.256.256.256"),
+    "finetune": ("table.csv", "--from", "last", "-q", "-s", "training.epochs=null", "-s", "training.steps=1"),
+    "predict": ("last", "table.csv"),
+    "eval": ("last", "tales.txt"),
+    "neighbors": ("last", "map"),
+    "gradients": ("last", "The map"),
+    "embed": ("last", "--text", "The map"),
+    "attention": ("last", "The map"),
+    "report": ("last", "-o", "page.html"),
+    "import": ("missing",),
+    "export": ("last", "out"),
+    "check": ("table.csv",),
+    "tokenize": ("tales.txt", "-o", "out", "-q"),
+    "runs ls": (),
+    "runs show": ("last",),
+    "runs compare": ("last", "last"),
+    "runs merge": ("last",),
+    "runs rm": (),
+    "recipes ls": (),
+    "recipes show": ("tiny",),
+    "recipes draw": ("tiny",),
+    "recipes schema": (),
+}
+"""Arguments with which each command begins to work."""
+
+
+def commands(group, name=""):
+    for part, command in getattr(group, "commands", {}).items():
+        yield from commands(command, f"{name} {part}".strip())
+    if not hasattr(group, "commands"):
+        yield name, command_options(group)
+
+
+def command_options(command):
+    return [
+        max(option.opts, key=len)
+        for option in command.params
+        if option.opts[0].startswith("-") and not getattr(option, "is_flag", False)
+    ]
+
+
+OPTIONS = dict(commands(typer.main.get_command(app)))
+
+
+def test_every_command_is_here():
+    assert set(OPTIONS) == set(COMMANDS)
+
+
+@pytest.fixture
+def folder(lmtool, run, home, corpus, monkeypatch):
+    (home / "tales.txt").write_bytes(corpus.read_bytes())
+    (home / "table.csv").write_text("text,label\n" + "".join(f"a map {i},{'xy'[i % 2]}\n" for i in range(20)))
+    return home
+
+
+@pytest.mark.parametrize(("name", "option"), [(name, option) for name in COMMANDS for option in OPTIONS[name]])
+def test_no_value_of_an_option_is_an_unexpected_error(lmtool, folder, monkeypatch, name, option):
+    told = lmtool(*name.split(), *COMMANDS[name], f"{option}=x").err
+    for value in NUMBERS if re.search("valid (int|float|number)|is not a (whole )?number", told) else TEXTS:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+        outcome = lmtool(*name.split(), *COMMANDS[name], f"{option}={value}")
+        assert outcome.code != 1, (value, outcome)
+        assert outcome.code == 2 or value in ("-0", *TEXTS), (value, outcome)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_argument_is_an_unexpected_error(lmtool, folder, monkeypatch, name):
+    words = COMMANDS[name]
+    for i, word in enumerate(words):
+        if not word.startswith("-") and (i == 0 or not words[i - 1].startswith("-")):
+            for value in (*TEXTS, "9" * 400, "", "nan"):
+                monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+                outcome = lmtool(*name.split(), *words[:i], value, *words[i + 1 :])
+                assert outcome.code != 1, (value, outcome)

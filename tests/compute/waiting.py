@@ -1,0 +1,28 @@
+"""Two processes in training, of which one waits for the other without end: run as `-m tests.compute.waiting`.
+
+Each first prints its rank and its process id.
+"""
+
+import os
+import sys
+import time
+
+from lmtool.cli.signals import StopAtStep
+from lmtool.compute import watching
+from lmtool.compute.processes import joined
+from tests.compute.forked import forked
+from tests.compute.test_processes import CPU
+
+
+def wait() -> None:
+    with joined(CPU) as world:
+        StopAtStep(notify=False).open()
+        os.write(1, f"{world.rank} {os.getpid()}\n".encode())
+        if world.is_main:
+            world.wait()
+        time.sleep(1e6)
+
+
+if __name__ == "__main__":
+    watching.PATIENCE_SECONDS = 0.3
+    sys.exit(forked(2, wait))

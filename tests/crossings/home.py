@@ -1,0 +1,129 @@
+"""A folder with everything that a crossing trains on: texts, tables of each kind of rows, word vectors, a tokenizer."""
+
+import csv
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.faults.commands import lmtool
+from tests.faults.home import import_all, made, settings
+from tests.training.tiny import documents, words
+
+RECIPE = """\
+model: {kind: transformer, n_layers: 1, d_model: 16, n_heads: 2, context: 16}
+tokenizer: {kind: char}
+training: {steps: 6, batch_size: 6, device: cpu, precision: float32}
+optimizer: {kind: adamw, lr: 0.003}
+schedule: {kind: linear, warmup_steps: 3}
+evaluation: {every: 3, tokens: 200, prompts: []}
+checkpoint: {every: 2, keep_optimizer: true}
+"""
+STEPS = 6
+SHORT = ("training.epochs=null", f"training.steps={STEPS}", "training.batch_size=6", "evaluation.every=3")
+SHORT += ("evaluation.epochs=null", "checkpoint.every=2", "checkpoint.keep_optimizer=true", "training.device=cpu")
+SHORT += ("training.precision=float32", "schedule.warmup_steps=3", "evaluation.prompts=[]")
+"""Overrides that train a run from another one as briefly as the recipe does."""
+TABLES = ("labels", "tags", "questions", "pairs", "conversations")
+FORMS = {"cp1252": ".cp1252", "bad rows": ".bad"}
+"""Values of the axis `table` whose .csv file has another name."""
+PARTS = {"": 36, ".valid": 9, ".test": 7}
+"""Rows of the table to train on, to validate on, and to test on."""
+
+_STOCK = ("cat", "dog", "mat", "ran", "sat", "home", "away", "naïve")
+
+
+def build(folder: Path) -> Path:
+    """The home, of which crossings take copies; also imports what the commands import, so that forks need not."""
+    home = folder / "home"
+    home.mkdir(parents=True)
+    (home / "text.txt").write_text(documents(40), encoding="utf-8")
+    (home / "other.txt").write_text(documents(30, seed=5), encoding="utf-8")
+    (home / "tiny.yaml").write_text(RECIPE, encoding="utf-8")
+    rng = random.Random(3)
+    tokens = sorted({*words(200).split(), *words(200)})
+    vectors = [" ".join([token, *(f"{rng.gauss(0, 0.1):.4f}" for _ in range(16))]) for token in tokens if token != " "]
+    (home / "vectors.vec").write_text("\n".join([f"{len(vectors)} 16", *vectors]) + "\n", encoding="utf-8")
+    for kind in TABLES:
+        for part, n_rows in PARTS.items():
+            _write_table(home, kind, part, [_row(kind, random.Random(f"{kind}{part}{i}"), i) for i in range(n_rows)])
+    for command in (
+        ("tokenize", "text.txt", "--kind", "bpe", "--vocab-size", "300", "-o", "tokens", "-q"),
+        ("pretrain", "text.txt", "--recipe", "tiny.yaml", "-o", "runs/lm", "-q"),
+        ("finetune", "labels.csv", "--from", "runs/lm", "-o", "runs/tuned", "-q", *settings(SHORT)),
+        ("eval", "runs/tuned", "labels.csv", "--json"),
+        ("generate", "the", "--run", "runs/lm", "--max-new-tokens", "2"),
+        ("export", "runs/lm", "exported", "-q"),
+        ("report", "runs/lm"),
+        ("plan", "tiny.yaml", "--text", "text.txt", "-q"),
+    ):
+        made(lmtool(home, *command, modules=folder / "modules"))
+        import_all((folder / "modules").read_text().splitlines())
+    import_all(["torch._dynamo", "torch.distributed.fsdp"])  # which several processes of a run import
+    return home
+
+
+def table_of(kind: str, form: str, part: str = "") -> str:
+    """The file of a table. form: a value of the axis `table`."""
+    if kind == "tags":
+        return f"tags{part}.conll" if form != "jsonl" else f"tags{part}.jsonl"
+    if kind == "questions":
+        return f"questions{part}.json" if form != "jsonl" else f"questions{part}.jsonl"
+    if kind == "conversations" or form == "jsonl":
+        return f"{kind}{part}.jsonl"
+    return f"{kind}{part}{FORMS.get(form, '')}.csv"
+
+
+def _row(kind: str, rng: random.Random, number: int) -> dict[str, object]:
+    """A row; its length is between one word and more than a context."""
+    text = " ".join(rng.choice(_STOCK) for _ in range(rng.choice((1, 2, 3, 5, 9, 17))))
+    match kind:
+        case "labels":
+            topics = [topic for topic in ("pets", "places") if rng.random() < 0.6]
+            colour = ("red", "green", "blue")[number % 3]
+            label = "ab"[number % 2]
+            return {"text": text, "label": label, "topics": ";".join(topics), "stars": number % 5, "colour": colour}
+        case "tags":
+            tokens = text.split()
+            return {"tokens": tokens, "tags": ["B-PET" if token in ("cat", "dog") else "O" for token in tokens]}
+        case "questions":
+            answer = rng.choice(text.split())
+            answers = {"text": [answer], "answer_start": [text.index(answer)]}
+            return {"question": f"who {number % 7}", "context": text, "answers": answers}
+        case "conversations":
+            return {
+                "messages": [
+                    {"role": "user", "content": text},
+                    {"role": "assistant", "content": " ".join(reversed(text.split()[:3]))},
+                ]
+            }
+    return {"source": text, "target": " ".join(reversed(text.split()[:4]))}
+
+
+def _write_table(home: Path, kind: str, part: str, rows: Sequence[dict[str, object]]) -> None:
+    lines = [json.dumps(row) for row in rows]
+    (home / f"{kind}{part}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    if kind == "tags":
+        blocks = ["\n".join(f"{w} {t}" for w, t in zip(row["tokens"], row["tags"], strict=True)) for row in rows]  # type: ignore[call-overload]
+        (home / f"tags{part}.conll").write_text("\n\n".join(blocks) + "\n", encoding="utf-8")
+    elif kind == "questions":
+        paragraphs = [{"context": row["context"], "qas": [_question(row, i)]} for i, row in enumerate(rows)]
+        content = {"version": "2.0", "data": [{"title": "t", "paragraphs": paragraphs}]}
+        (home / f"questions{part}.json").write_text(json.dumps(content), encoding="utf-8")
+    elif kind != "conversations":
+        for form in ("", *FORMS.values()):
+            encoding = "cp1252" if form == ".cp1252" else "utf-8"
+            with (home / f"{kind}{part}{form}.csv").open("w", encoding=encoding, newline="") as file:
+                writer = csv.DictWriter(file, list(rows[0]))
+                writer.writeheader()
+                writer.writerows(rows)
+                if form == ".bad":
+                    file.write("too,few\n" if len(rows[0]) != 2 else "one\n")
+
+
+def _question(row: dict[str, object], number: int) -> dict[str, object]:
+    answers = row["answers"]
+    assert isinstance(answers, dict)
+    (text,), (start,) = answers["text"], answers["answer_start"]
+    given = [] if number % 6 == 5 else [{"text": text, "answer_start": start}]
+    return {"id": str(number), "question": row["question"], "answers": given, "is_impossible": not given}

@@ -1,0 +1,299 @@
+"""Every process enters every collective as often as all others, in the same order, whatever its rows.
+
+Rows are of very unequal length, so that shares of a batch are as well. Threads stand for processes; see
+`tests.compute.together`. What they learn and measure is what one process does.
+"""
+
+import itertools
+import json
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmtool.compute.processes import World
+from lmtool.inference import load
+from lmtool.inference.embedding import embed
+from lmtool.inference.load import load_run
+from lmtool.inference.perplexity import measure
+from lmtool.tables.predict import measure_tables, predict
+from lmtool.tables.prompting import measure_prompts
+from lmtool.tables.suite import measure_folder
+from lmtool.text import streaming
+from lmtool.training import length
+from tests.compute.together import meet
+from tests.training import test_families as families
+from tests.training.test_objectives import BERT, ELECTRA
+from tests.training.tiny import Work, after, metrics, words
+
+SIZE = 3
+SHARED = "training.shard=full"
+UNEVEN = ("training.steps=6", "training.batch_size=12", "training.micro_tokens=20", "evaluation.every=3")
+"""Half of the rows of a batch may be alone in a micro-batch, or one with two others."""
+
+ENCODER, LUONG = (f"model={{{families.TRANSFORMER}, shape: {shape}}}" for shape in ("encoder", "encoder-decoder"))
+HEAD = (ENCODER, "objective.kind=classification")
+
+TEXTS: dict[str, Sequence[str]] = families.ON_TEXT | {
+    "decoder": ("evaluation.prompts=[the]", "checkpoint.background=true"),
+    "muon": ("optimizer={kind: muon, lr: 0.02}",),
+    "next sentences": BERT,
+    "replaced tokens": ELECTRA,
+    "sampled tokens": ("objective.scheduled_sampling={growth: linear, k: 0.001}",),
+    "streamed": ("data.stream=true",),
+    "a head without a loss": (BERT[0], "objective.kind=masked"),
+    "gradual": ("tuning.unfreeze_every=2",),
+}
+TABLES: dict[str, Sequence[str]] = families.ON_TABLES | {
+    "numbers": (*HEAD, "objective.task=number"),
+    "several labels": (*HEAD, "objective.task=multi"),
+    "classes beside a language model": ("objective={kind: classification, lm_weight: 0.5}",),
+    "balanced classes": (*HEAD, "objective.class_weights=balanced"),
+    "tags": (ENCODER, "objective.kind=tagging"),
+    "tags of a crf": (ENCODER, "objective={kind: tagging, crf: true}"),
+    "questions": (ENCODER, "objective.kind=question-answering"),
+    "answers of an encoder-decoder": (LUONG, "objective.kind=seq2seq"),
+}
+SAYS = {"numbers": lambda i: i % 5, "several labels": lambda i: ["a;b", "b", ";"][i % 3]}
+AT_ONCE = (
+    "decoder",
+    "next sentences",
+    "sampled tokens",
+    "skip-gram",
+    "3-gram",
+    "classes of an encoder",
+    "tags",
+    "questions",
+)
+"""Those of each kind that are tested every time."""
+
+
+def is_shardable(overrides: Sequence[str]) -> bool:
+    return all("kind: transformer" in part for part in overrides if part.startswith("model="))
+
+
+def cases(recipes: dict[str, Sequence[str]]) -> list[Any]:
+    return [
+        pytest.param(name, shared, id=f"{name}, {'shared' if shared else 'replicated'}", marks=marks)
+        for name, overrides in recipes.items()
+        for shared in ((), (SHARED,))[: 1 + is_shardable(overrides)]
+        for marks in [() if name in AT_ONCE else (pytest.mark.slow,)]
+    ]
+
+
+def still(overrides: Sequence[str]) -> list[str]:
+    """The same without dropout, which is another in each process."""
+    dropped = [part.replace("dropout: 0.1", "dropout: 0").replace("dropout=0.1", "dropout=0") for part in overrides]
+    return [*dropped, *UNEVEN, *(["model.dropout=0"] if "model=" not in "".join(overrides) else [])]
+
+
+def texts(n: int) -> list[str]:
+    """Texts of one word, of some, and of more than a context has."""
+    return [words((1, 2, 5, 1, 14, 3)[i % 6], i) for i in range(n)]
+
+
+def table(work: Work, name: str, n: int = 40) -> Path:
+    """A table that suits a recipe of TABLES."""
+    rows: list[dict[str, Any]]
+    kind = "".join(TABLES[name])
+    if "tagging" in kind:
+        rows = [{"tokens": text.split(), "tags": [word[:1] for word in text.split()]} for text in texts(n)]
+    elif "question-answering" in kind:
+        rows = [
+            {"question": "who", "context": text, "answers": {"text": [text.split()[0]], "answer_start": [0]}}
+            for text in texts(n)
+        ]
+    elif "seq2seq" in kind:
+        rows = [{"source": text, "target": words(1 + i % 3, i)} for i, text in enumerate(texts(n))]
+    else:
+        says = SAYS.get(name, lambda i: "ab"[i % 2])
+        rows = [{"text": text, "label": says(i)} for i, text in enumerate(texts(n))]
+    path = work.folder / f"{name}.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def near(found: Any) -> Any:
+    """The same values; numbers that are not whole up to rounding."""
+    match found:
+        case dict():
+            return {key: near(value) for key, value in found.items()}
+        case list() | tuple():
+            return type(found)(map(near, found))
+        case float():
+            return pytest.approx(found, rel=1e-3, abs=1e-4)
+    return found
+
+
+def learns_alike(work: Work, patch: pytest.MonkeyPatch, learn: Any, *, size: int = SIZE) -> list[Hashable]:
+    """Assert that several processes learn and measure what one does; returns the collectives that they entered.
+
+    learn: called with the name of a run and further overrides.
+    """
+    learn(name="one")
+    _, entered = meet(patch, size, lambda _: learn(name="many"))
+    found, expected = metrics(work.run("many")), metrics(work.run("one"))
+    assert [record["step"] for record in found] == [record["step"] for record in expected]
+    for key in ("loss", "valid_loss"):
+        assert [record[key] for record in found] == near([record[key] for record in expected]), key
+    return entered
+
+
+@pytest.mark.parametrize(("name", "shared"), cases(TEXTS))
+def test_text(work: Work, monkeypatch: pytest.MonkeyPatch, name: str, shared: Sequence[str]) -> None:
+    monkeypatch.setattr(streaming, "UNIT", 300)
+    monkeypatch.setattr(streaming, "BLOCK", 1500)
+    work.text.write_text("\n\n".join(texts(120)), encoding="utf-8")
+    overrides = still(TEXTS[name])
+
+    def learn(*, name: str) -> None:
+        work.pretrain(*overrides, *(shared if name == "many" else ()), name=name)
+
+    entered = learns_alike(work, monkeypatch, learn)
+    assert len(entered) > 6
+
+
+@pytest.mark.parametrize(("name", "shared"), cases(TABLES))
+def test_tables(work: Work, monkeypatch: pytest.MonkeyPatch, name: str, shared: Sequence[str]) -> None:
+    """Then their validation rows are fewer than the processes, and rows are answered that are fewer, too."""
+    rows = table(work, name)
+    heads = [] if "seq2seq" in "".join(TABLES[name]) else ["objective.dropout=0"]
+    overrides = [*still(TABLES[name]), *heads, "data.valid_fraction=0.05"]
+
+    def learn(*, name: str) -> None:
+        work.learn_table(work.recipe, rows, *overrides, *(shared if name == "many" else ()), name=name)
+
+    learns_alike(work, monkeypatch, learn)
+    loaded = load_run(str(work.run("one")))
+    for n in (1, 2, 7):
+        few = table(work, name, n)
+        alone = [cells for _, cells in predict(loaded, str(few)).rows]
+        (measured,) = measure_tables(loaded, [str(few)])
+
+        def answer(_: World, few: Path = few) -> tuple[list[Any], float]:
+            cells = [cells for _, cells in predict(loaded, str(few)).rows]
+            (results,) = measure_tables(loaded, [str(few)])
+            return cells, results.loss
+
+        for found, loss in meet(monkeypatch, SIZE, answer)[0]:
+            assert [row[0] for row in found] == [row[0] for row in alone]
+            assert loss == near(measured.loss)
+
+
+@pytest.mark.parametrize("shared", [(), (SHARED,)], ids=["replicated", "shared"])
+def test_a_student(work: Work, monkeypatch: pytest.MonkeyPatch, shared: Sequence[str]) -> None:
+    overrides = still(())
+    work.pretrain(*overrides, "training.steps=1", name="teacher")
+
+    def learn(*, name: str) -> None:
+        given = (*overrides, "distillation.cosine=0.1", *(shared if name == "many" else ()))
+        work.pretrain(*given, name=name, teacher=work.run("teacher"))
+
+    learns_alike(work, monkeypatch, learn)
+
+
+@pytest.mark.parametrize("shared", [(), (SHARED,)], ids=["replicated", "shared"])
+def test_adapters(work: Work, monkeypatch: pytest.MonkeyPatch, shared: Sequence[str]) -> None:
+    overrides = [*still(()), "objective.dropout=0", "tuning.lora={rank: 2, dropout: 0}"]
+    work.pretrain("model.dropout=0", "training.steps=1", name="base")
+    rows = table(work, "classes of an encoder")
+
+    def learn(*, name: str) -> None:
+        given = (*overrides, *(shared if name == "many" else ()))
+        work.finetune(*given, source=work.run("base"), table=rows, name=name)
+
+    learns_alike(work, monkeypatch, learn)
+
+
+def test_so_many_minutes(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process has a clock of its own, by which a validation is fast or slow, and all do as much."""
+    monkeypatch.setattr(length, "PROBE_SECONDS", 0.0)
+    clocks, genuine = itertools.cycle((0.0, 100.0)), length._seconds
+    monkeypatch.setattr(length, "_seconds", lambda action: min(genuine(action), 0) + next(clocks))
+    overrides = ("model.dropout=0", "training.minutes=0.01", "training.batch_size=12")
+    meet(monkeypatch, SIZE, lambda _: work.pretrain(*overrides))
+
+
+def test_a_signal_to_one_process_stops_all_and_all_resume(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    overrides = [*still(TEXTS["decoder"]), SHARED]
+    work.pretrain(*overrides, name="one", stop=after(4))
+
+    def interrupted(world: World) -> None:
+        work.pretrain(*overrides, name="many", stop=after(4) if world.rank == 1 else lambda: False)
+
+    meet(monkeypatch, SIZE, interrupted)
+    assert metrics(work.run("many"))[-1]["step"] == 4
+    for name, size in (("one", 1), ("many", SIZE)):
+        meet(monkeypatch, size, lambda _, name=name: work.resume(name=name))
+    for key in ("loss", "valid_loss"):
+        found, expected = ([record[key] for record in metrics(work.run(name))] for name in ("many", "one"))
+        assert found == near(expected)
+    meet(monkeypatch, SIZE, lambda _: work.resume(name="many"))  # it is over
+
+
+ASKED: dict[str, Sequence[str]] = {
+    "decoder": (),
+    "recurrent": ("model={kind: recurrent, d_model: 12, context: 16}",),
+    "masked": (ENCODER, "objective.kind=masked"),
+    "prefix": families.ON_TEXT["prefix"],
+    "3-gram": families.ON_TEXT["3-gram"],
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("lines", [1, 2, 5])
+def test_what_reads_texts(work: Work, monkeypatch: pytest.MonkeyPatch, name: str, lines: int) -> None:
+    """Of one document, of fewer than there are processes, and of some; also where processes share the model."""
+    work.pretrain(*still(ASKED[name]), "training.steps=1", "data.documents=line")
+    run = str(work.run())
+    text = work.folder / "few.txt"
+    text.write_text("".join(f"{line} a\n" for line in texts(lines)), encoding="utf-8")
+
+    def measured(_: World) -> dict[str, object]:
+        return measure(run, [str(text)], context=None, stride=None, device="cpu").record()
+
+    def embedded(_: World) -> list[list[float]]:
+        found = embed(load_run(run), iter(texts(lines)), -1, "mean", truncate=True)
+        return [one.vectors[0].tolist() for one in found]
+
+    reads = [*([] if name == "3-gram" else [embedded]), measured]
+    expected = [read(World()) for read in reads]
+    for memory in (None, 1):
+        monkeypatch.setattr(load, "device_memory", lambda _, memory=memory: memory)
+        for read, alone in zip(reads, expected, strict=True):
+            found, entered = meet(monkeypatch, SIZE, read)
+            assert found == [near(alone)] * SIZE
+        assert (("root",) in entered) is (memory == 1 and name in ("decoder", "prefix"))
+
+
+@pytest.mark.parametrize("n", [1, 2, 7])
+def test_prompts_are_shared(work: Work, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    """Each is scored by one process, and all have the same figures."""
+    work.pretrain("model.dropout=0", "model.context=64")
+    loaded = load_run(str(work.run()))
+    rows = table(work, "classes of an encoder", n + 1)
+
+    def prompted(_: World) -> tuple[dict[str, Any], int]:
+        tokens: list[int] = []
+        found = measure_prompts(
+            loaded, str(rows), "{text}:", calibrate=True, report=lambda _, __, total: tokens.append(total)
+        )
+        return found.record(), max(tokens, default=0)
+
+    expected, whole = prompted(World())
+    told, _ = meet(monkeypatch, SIZE, prompted)
+    assert [record for record, _ in told] == [expected] * SIZE
+    assert sum(tokens for _, tokens in told) == whole
+
+
+def test_a_folder_of_tables(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = table(work, "classes of an encoder")
+    work.learn_table(work.recipe, rows, *still(HEAD), "objective.dropout=0", "training.steps=1")
+    few = {str(n): str(table(work, "classes of an encoder", n).rename(work.folder / f"{n}.jsonl")) for n in (1, 2, 7)}
+
+    def measured(_: World) -> dict[str, Any]:
+        return measure_folder(few, {"": str(work.run())}, load_run).record()
+
+    expected = measured(World())
+    assert meet(monkeypatch, SIZE, measured)[0] == [near(expected)] * SIZE

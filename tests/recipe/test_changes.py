@@ -1,0 +1,72 @@
+"""What may change when a run is resumed: every key of the language has a rule, and the page on resuming tells it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmtool.recipe.changes import RESUMING, Rule, changes, rule_of, unchangeable, yardstick
+from lmtool.recipe.dump import leaves
+from lmtool.recipe.grammar import keys, owners, parts
+from lmtool.recipe.load import load, shipped
+from lmtool.recipe.spec.recipe import Recipe
+
+PAGE = Path(__file__).parents[2] / "docs" / "resume.md"
+WHOLE = {"model", "objective", "tokenizer", "tuning", "distillation", "optimizer", "schedule"}
+"""Parts that are fixed as a whole, with every key that they will have: they say what is trained, and by what rule."""
+
+
+def plain_keys() -> list[str]:
+    """Each key that holds a plain value, of every kind of every part."""
+    fields = {key: [owner.model_fields[key.split(".")[-1]] for owner in owners(tuple(key.split(".")))] for key in ALL}
+    return [key for key, found in fields.items() if not all(map(parts, found))]
+
+
+ALL = list(dict.fromkeys(keys(Recipe)))
+PLAIN = plain_keys()
+
+
+def test_every_key_has_one_rule() -> None:
+    """A new key has none, and is to have one."""
+    assert len(PLAIN) > 200
+    for key in PLAIN:
+        assert (key in RESUMING) != (key.split(".")[0] in WHOLE), f"give {key} a rule in lmtool/recipe/changes.py"
+    assert RESUMING.keys() == WHOLE | {key for key in PLAIN if key.split(".")[0] not in WHOLE}
+
+
+def test_what_is_fixed_as_a_whole_may_not_change() -> None:
+    assert not any(RESUMING[part].may_change for part in WHOLE)
+    assert all(rule.note and not rule.resets for rule in RESUMING.values() if not rule.may_change)
+
+
+def changed(recipe: Any, path: tuple[str, ...]) -> Any:
+    """The same with another value at a path."""
+    name, *rest = path
+    value = changed(getattr(recipe, name), tuple(rest)) if rest else ("another", getattr(recipe, name))
+    return recipe.model_copy(update={name: value})
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_a_change_is_named_and_judged_by_its_rule(name: str) -> None:
+    recipe = load(name).recipe
+    measured = yardstick(recipe.model_dump())
+    for path in leaves(recipe):
+        key, other = ".".join(map(str, path)), changed(recipe, tuple(map(str, path)))
+        found = changes(recipe, other)
+        assert [*found] == [key], key
+        assert unchangeable(found) == ([] if rule_of(key).may_change else [key])
+        assert (yardstick(other.model_dump(warnings=False)) != measured) == ("best" in rule_of(key).resets)
+
+
+def row(key: str, rule: Rule) -> str:
+    name = f"{key}.*" if key in WHOLE else key
+    resets = {"best": "best step and patience", "scores": "final scores"}
+    told = ", ".join(resets[one] for one in rule.resets) or ("nothing" if rule.may_change else "")
+    return f"| `{name}` | {'yes' if rule.may_change else 'no'} | {told} | {rule.note} |"
+
+
+def test_the_page_has_every_rule() -> None:
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    begin = lines.index("| key | may change | resets | note |") + 2
+    expected = [row(key, rule) for key, rule in RESUMING.items()]
+    assert lines[begin : begin + len(expected) + 1] == [*expected, ""], "\n".join(expected)

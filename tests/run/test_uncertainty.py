@@ -1,0 +1,42 @@
+"""Standard errors against what repeated draws of rows vary by."""
+
+import numpy as np
+import pytest
+
+from lmtool.run.uncertainty import are_alike, standard_error
+
+
+@pytest.mark.parametrize("n", [12, 50, 1000])
+@pytest.mark.parametrize("p", [0.5, 0.8, 0.95])
+def test_the_error_of_a_share_is_how_far_it_varies(n: int, p: float) -> None:
+    right = np.random.default_rng(0).binomial(n, p, 20_000) / n
+    errors = [standard_error("accuracy", float(share), n) or 0.0 for share in right]
+    assert 0.8 < np.mean(errors) / right.std() < 1.6
+
+
+def test_the_error_of_a_correlation_is_how_far_it_varies() -> None:
+    rng, n = np.random.default_rng(0), 60
+    found = []
+    for _ in range(2000):
+        x = rng.standard_normal(n)
+        found.append(np.corrcoef(x, 0.6 * x + 0.8 * rng.standard_normal(n))[0, 1])
+    errors = [standard_error("correlation", float(r), n) or 0.0 for r in found]
+    assert np.mean(errors) == pytest.approx(np.std(found), rel=0.2)
+
+
+def test_the_error_falls_with_the_rows_and_is_never_zero() -> None:
+    errors = [standard_error("accuracy", 1.0, n) for n in (1, 12, 100, 10_000)]
+    assert all(error is not None and error > 0 for error in errors)
+    assert errors == sorted(errors, reverse=True)
+    assert standard_error("accuracy", 0.5, 0) is None
+    for metric, value in (("loss", 1.3), ("bleu", 30.0), ("mse", 0.2), ("accuracy", 1.5)):
+        assert standard_error(metric, value, 12) is None
+
+
+def test_few_rows_do_not_tell_figures_apart_and_many_do() -> None:
+    assert are_alike("accuracy", (0.75, 12), (0.5, 12))
+    assert are_alike("accuracy", (1.0, 12), (0.9167, 12))
+    assert not are_alike("accuracy", (0.75, 1200), (0.5, 1200))
+    assert are_alike("accuracy", (0.75, 1200), (0.5, 4))
+    assert are_alike("accuracy", (0.751, 1200), (0.75, 1200))
+    assert not are_alike("loss", (0.75, 12), (0.5, 12))

@@ -1,0 +1,201 @@
+"""Labels that seem to be misspelt: which are told, and that long or many labels cost no more than reading them."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lmtool.tables import metrics, reading
+from lmtool.tables.labels import LONGEST_LABEL, LabelMap
+from lmtool.tables.metrics import class_lines, confusion_matrix
+from lmtool.tables.reading import LabelledTexts
+from lmtool.tables.typos import misspelt
+from lmtool.text.table import RowFault
+from tests.tables.labelled import labelled, read
+
+
+@pytest.mark.parametrize(
+    ("rare", "common"),
+    [
+        ("postive", "positive"),
+        ("posittive", "positive"),
+        ("positave", "positive"),
+        ("positvie", "positive"),
+        ("Positive", "positive"),
+        ("POSTIVE", "positive"),
+        ("ham", "HAM"),
+        ("X", "x"),
+        ("science-fiction", "science fiction"),
+        ("scifi", "sci-fi"),
+        ("très bein", "très bien"),
+        ("отрицательны", "отрицательный"),
+        ("Straße", "STRASSE"),
+        ("topic 1 sport", "topic 1 sports"),
+    ],
+)
+def test_a_label_that_is_nearly_a_commoner_one(rare: str, common: str) -> None:
+    assert misspelt({common: 20, rare: 2, "something else": 30}) == {rare: common}
+    assert misspelt({common: 2, rare: 20}) == {common: rare}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("x", "y"),
+        ("cat", "car"),
+        ("en", "es"),
+        ("1", "2"),
+        ("class 1", "class 2"),
+        ("level10", "level1"),
+        ("grade A", "grade B"),
+        ("type_a", "type_b"),
+        ("C", "C+"),
+        ("positive", "negative"),
+        ("male", "female"),
+        ("not", "no"),
+    ],
+)
+def test_labels_that_are_as_they_should_be(one: str, other: str) -> None:
+    assert misspelt({one: 20, other: 2}) == {}
+
+
+def test_of_two_as_common_letters_make_two_labels_and_case_does_not() -> None:
+    assert misspelt({"fiction": 5, "friction": 5}) == {}
+    assert misspelt({"good": 5, "Good": 5}) == {"Good": "good"}
+
+
+def test_the_commonest_of_several_is_meant() -> None:
+    assert misspelt({"positive": 50, "postive": 3, "Positive": 9, "positve": 1}) == {
+        "Positive": "positive",
+        "postive": "positive",
+        "positve": "positive",
+    }
+
+
+def test_very_many_and_very_alike_labels_are_compared_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lmtool.tables import typos
+
+    compared = []
+    real = typos._is_one_letter
+    monkeypatch.setattr(typos, "_is_one_letter", lambda *pair: compared.append(pair) or real(*pair))
+    names = [f"word{chr(0x4E00 + i)}ending" for i in range(5000)]
+    found = misspelt({name: 5000 - i for i, name in enumerate(names)})
+    assert set(found.values()) == {names[0]}
+    assert len(found) == 4999
+    assert len(compared) < 50 * len(names)
+
+
+# In tables
+
+
+def notices(found: LabelledTexts) -> dict[str, Any]:
+    return {notice.kind: notice for notice in found.notices}
+
+
+def test_misspelt_labels_are_told_with_counts_and_lines(tmp_path: Path) -> None:
+    found = labelled(tmp_path, *["positive"] * 9, "postive", *["negative"] * 9, "Negative", "postive")
+    notice = notices(found)["similar labels"]
+    assert notice.count == 3
+    assert str(notice) == (
+        "3 rows with labels that differ in a letter or in case from commoner ones: "
+        "'postive' (2 rows: line 11, line 22), did you mean 'positive' (9 rows)? "
+        "'Negative' (1 row: line 21), did you mean 'negative' (9 rows)?"
+    )
+    assert found.counts()["Negative"] == 1
+    assert found.skipped.count == 0
+
+
+def test_many_misspelt_labels_are_counted(tmp_path: Path) -> None:
+    wrong = [f"positiv{letter}" for letter in "abcdfgh"]
+    (notice,) = labelled(tmp_path, *["positive"] * 9, *(name for name in wrong for _ in range(9))).notices or (None,)
+    assert notice is None  # none is commoner
+    found = labelled(tmp_path, *["positive"] * 9, *(name for name in wrong for _ in range(5)), "other", "other")
+    text = str(notices(found)["similar labels"])
+    assert text.startswith("35 rows with labels")
+    assert "line 11, line 12, line 13, …" in text
+    assert text.endswith("; and 4 more labels")
+
+
+def test_of_a_table_without_lines_rows_are_named(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from lmtool.tables.columns import choose_columns
+    from lmtool.text.table import open_table
+
+    pq.write_table(
+        pa.table({"text": list("abcde"), "label": ["good", "good", "good", "Good", "Good"]}), tmp_path / "a.parquet"
+    )
+    table = open_table(str(tmp_path / "a.parquet"), cache=tmp_path)
+    found = reading.read_labelled(table, choose_columns(table))
+    assert "(2 rows: row 4, row 5)" in str(notices(found)["similar labels"])
+
+
+def test_an_imbalance_counts_similar_labels_together(tmp_path: Path) -> None:
+    assert set(notices(labelled(tmp_path, *["positive"] * 20, "postive", *["negative"] * 19))) == {"similar labels"}
+    found = labelled(tmp_path, *["positive"] * 19, "postive", "negative", "Negative")
+    text = str(notices(found)["heavy imbalance"])
+    assert "'positive' has 20 rows, 'negative' has 2" in text
+    assert "similar labels counted together" in text
+
+
+def test_a_class_with_one_row_that_resembles_no_other_is_still_refused(tmp_path: Path) -> None:
+    with pytest.raises(RowFault, match="the class 'neutral' has one row"):
+        labelled(tmp_path, *["positive"] * 3, "postive", "neutral")
+
+
+def test_several_labels_a_row_are_compared_too(tmp_path: Path) -> None:
+    found = labelled(tmp_path, *["drama;comedy"] * 5, "dramma;comedy", "comedy")
+    assert "'dramma' (1 row: line 7), did you mean 'drama' (5 rows)?" in str(notices(found)["similar labels"])
+
+
+# Long labels
+
+
+@pytest.mark.parametrize("known", [None, LabelMap("class", ("a", "b"))])
+def test_a_label_as_long_as_a_text_is_no_label(known: LabelMap | None, tmp_path: Path) -> None:
+    long = "all work and no play " * 2400
+    with pytest.raises(RowFault, match="the label has 50,399 characters") as caught:
+        labelled(tmp_path, "a", "b", long, "a", "b", long[:-9], long, labels=known)
+    assert "a.csv:4, row 3, column 'label'" in caught.value.where
+    assert "--label-column" in caught.value.fix
+    assert len(str(caught.value)) < 400
+    assert len(labelled(tmp_path, "a", "b", long, "a", "b", skip_bad_rows=True)) == 4
+
+
+def test_a_label_may_be_a_sentence(tmp_path: Path) -> None:
+    longest = "x" * LONGEST_LABEL
+    several = ";".join(f"label {i}" for i in range(LONGEST_LABEL))
+    assert len(labelled(tmp_path, longest, longest, "b", "b")) == 4
+    assert len(labelled(tmp_path, several, several)) == 2
+
+
+def test_a_tag_has_a_length_too(tmp_path: Path) -> None:
+    with pytest.raises(RowFault, match="the label has 2,000 characters"):
+        read(tmp_path / "a.conll", f"the X\ncat {'Y' * 2000}\n\nthe X\ncat Y\n", columns={"kind": "words"})
+
+
+def test_long_names_are_cut_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: Counter[str] = Counter()
+    real = metrics.unicodedata.east_asian_width
+    monkeypatch.setattr(
+        metrics.unicodedata, "east_asian_width", lambda character: seen.update([character]) or real(character)
+    )
+    names = ["日本" * 25_000, "e" + "\u0301" * 50_000]
+    lines = class_lines(metrics.class_metrics(confusion_matrix(np.arange(2), np.arange(2), 2)), names)
+    assert lines[1].startswith("日本" * 7 + "…")
+    assert all(len(line) < 300 for line in lines)
+    assert seen.total() < 2_000
+
+
+def test_an_unknown_label_is_compared_with_the_known_ones_for_the_first_rows_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr("lmtool.tables.labels.get_close_matches", lambda *given, **n: asked.append(given) or [])
+    known = LabelMap("class", tuple(f"class {i}" for i in range(50)))
+    found = labelled(tmp_path, *(f"unknown {i}" for i in range(500)), "class 1", labels=known, skip_bad_rows=True)
+    assert found.skipped.count == 500
+    assert len(asked) <= 20

@@ -1,0 +1,141 @@
+"""Files that are written aside, and what killed processes have left of them; files that are read whole."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from lmtool import durable
+from lmtool.durable import TEMPORARY
+from tests.run.killing import die_at_event, in_child
+
+
+def left_in(folder: Path) -> list[Path]:
+    """Folders with content; a process that is killed before it has one may leave an empty one."""
+    return [path for path in folder.glob(f"{TEMPORARY}*") if any(file.stat().st_size for file in path.iterdir())]
+
+
+def write(path: Path, content: bytes = b"whole" * 1000) -> None:
+    with durable.staged(path) as new:
+        durable.write_new(new, [content[:2500], content[2500:]])
+
+
+def test_the_name_appears_with_the_whole_content(tmp_path: Path) -> None:
+    with durable.staged(tmp_path / "a") as new:
+        new.write_bytes(b"1")
+        assert not (tmp_path / "a").exists()
+    assert (tmp_path / "a").read_bytes() == b"1"
+    with durable.staged(tmp_path / "a") as new:
+        new.write_bytes(b"2")
+    assert (tmp_path / "a").read_bytes() == b"2"
+    with durable.staged(tmp_path / "folder") as new:
+        new.mkdir()
+        (new / "b").write_bytes(b"3")
+    assert (tmp_path / "folder" / "b").read_bytes() == b"3"
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "folder"}
+
+
+def test_a_link_stays_one_and_the_longest_name_is_written(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real" / "file")
+    write(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real" / "file").stat().st_size == 5000
+    write(tmp_path / ("x" * 255))
+
+
+def test_an_error_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "mine").touch()
+    with pytest.raises(OSError, match=r"not empty|exists"), durable.staged(tmp_path / "folder") as new:
+        new.mkdir()
+    with pytest.raises(KeyError), durable.staged(tmp_path / "a") as new:
+        raise KeyError(new)
+    assert [path.name for path in tmp_path.rglob("*")] == ["folder", "mine"]
+
+
+def test_a_kill_at_any_moment_leaves_the_old_or_the_new_file_and_a_repeat_nothing_else(tmp_path: Path) -> None:
+    event = killed = 0
+    while True:
+        event += 1
+        folder = tmp_path / str(event)
+        folder.mkdir()
+        (folder / "a").write_bytes(b"old")
+
+        def work(folder: Path = folder, event: int = event) -> None:
+            die_at_event(event, folder)
+            write(folder / "a")
+
+        _, status = os.waitpid(in_child(work), 0)
+        killed += os.WIFSIGNALED(status)
+        assert (folder / "a").read_bytes() in (b"old", b"whole" * 1000)
+        write(folder / "b")  # another file: whatever is written there next
+        assert left_in(folder) == []
+        if not os.WIFSIGNALED(status):
+            break
+    assert killed >= 8
+
+
+def test_what_a_living_process_writes_is_never_touched(tmp_path: Path) -> None:
+    """Nor anything else that is named so, such as a run of which somebody chose the name."""
+    (tmp_path / f"{TEMPORARY}run").mkdir()
+    (tmp_path / f"{TEMPORARY}run" / ".lock").write_text("1")
+    ready, begun = os.pipe()
+    wait, go = os.pipe()
+
+    def work() -> None:
+        with durable.staged(tmp_path / "a") as new:
+            new.write_bytes(b"half")
+            os.write(begun, b".")
+            os.read(wait, 1)
+            new.write_bytes(b"whole")
+
+    pid = in_child(work)
+    os.read(ready, 1)
+    for _ in range(3):
+        write(tmp_path / "a")
+    assert len(left_in(tmp_path)) == 2
+    os.write(go, b".")
+    assert os.waitpid(pid, 0)[1] == 0
+    assert (tmp_path / "a").read_bytes() == b"whole"
+    assert [path.name for path in left_in(tmp_path)] == [f"{TEMPORARY}run"]
+    for handle in (ready, begun, wait, go):
+        os.close(handle)
+
+
+def test_several_may_write_the_same(tmp_path: Path) -> None:
+    """At once, while others of them are killed and their folders removed."""
+
+    def work(n: int = 8) -> None:
+        for _ in range(n):
+            write(tmp_path / "a")
+
+    pids = [in_child(work) for _ in range(4)]
+    doomed = in_child(lambda: work(10_000))
+    statuses = [os.waitpid(pid, 0)[1] for pid in pids]
+    os.kill(doomed, signal.SIGKILL)
+    os.waitpid(doomed, 0)
+    assert statuses == [0] * 4
+    write(tmp_path / "a")
+    assert left_in(tmp_path) == []
+
+
+def test_only_regular_files_of_the_expected_size_are_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"12345")
+    (tmp_path / "link").symlink_to("file")
+    assert durable.read(tmp_path / "file", 5) == durable.read(tmp_path / "link") == b"12345"
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(1 << 36)
+    for name, limit, what in (
+        ("file", 4, "more than 4 bytes"),
+        ("sparse", durable.LARGEST, "more than"),
+        ("pipe", 5, "no regular file"),
+        ("device", 5, "no regular file"),
+        (".", 5, "Is a directory"),
+        ("missing", 5, "No such file"),
+    ):
+        with pytest.raises(OSError, match=what):
+            durable.read(tmp_path / name, limit)
