@@ -20,7 +20,7 @@ from lmtool.batch import Batch
 from lmtool.cli import app
 from lmtool.inference.load import load_run
 from lmtool.interop.importing import imported
-from lmtool.tables.predict import classify
+from lmtool.tables.predict import TextClassifier
 from tests.interop.test_heads import executed
 
 pytestmark = pytest.mark.real
@@ -103,8 +103,9 @@ def test_minilm_is_tuned_exported_and_opened(minilm: Path, tmp_path: Path, monke
         result = CliRunner().invoke(app, command)
         assert result.exit_code == 0, result.output
     texts = [text for pair in PARAPHRASES for text in pair]
-    wanted = classify(load_run(str(tmp_path / "run"), device="cpu"), [(text,) for text in texts])
-    assert classify(load_run(str(imported(str(tmp_path / "out"))), device="cpu"), [(text,) for text in texts]) == wanted
+    rows = [(text,) for text in texts]
+    wanted = TextClassifier.of(load_run(str(tmp_path / "run"), device="cpu")).classify(rows)
+    assert TextClassifier.of(load_run(str(imported(str(tmp_path / "out"))), device="cpu")).classify(rows) == wanted
     found = executed(tmp_path / "out", texts=texts)["probabilities"]
     np.testing.assert_allclose(found, [[*one.probabilities.values()] for one in wanted], atol=1e-4)
 

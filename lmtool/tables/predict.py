@@ -133,6 +133,10 @@ class TextClassifier:
         """The texts of rows, of the columns that `texts_of_a_row` names, as token ids."""
         return self.task.encode([LabelledText(texts, None, None, row) for row, texts in enumerate(rows)])
 
+    def classify(self, rows: Sequence[tuple[str, ...]]) -> list[Judgement]:
+        """The answer for the texts of each row."""
+        return self.judge(self.encode(rows))
+
     def judge(self, rows: Sequence[EncodedRow]) -> list[Judgement]:
         """The answer for each row."""
         with joined(self.loaded.compute) as world:

@@ -15,7 +15,7 @@ from lmtool.inference.load import Loaded, load_run
 from lmtool.interop.exporting import export
 from lmtool.interop.importing import imported
 from lmtool.recipe.spec.recipe import Recipe
-from lmtool.tables.predict import classify, predict
+from lmtool.tables.predict import TextClassifier, predict
 from tests.interop import test_importing
 from tests.interop.runs import made
 from tests.interop.test_importing import BERT, END, FRAMED, PLAIN, ROBERTA, S, byte_level, peer_in, word_pieces
@@ -140,8 +140,8 @@ def test_classifiers_of_any_head(body: str, kind: str, tmp_path: Path, monkeypat
     export(str(run), tmp_path / "out")
     loaded, again = load_run(str(run), device="cpu"), back(tmp_path / "out")
     rows = [(text,) for text in ROWS]
-    wanted = classify(loaded, rows)
-    assert classify(again, rows) == wanted
+    wanted = TextClassifier.of(loaded).classify(rows)
+    assert TextClassifier.of(again).classify(rows) == wanted
     if HEADS[kind]["task"] == "number":
         close(executed(tmp_path / "out", texts=ROWS)["numbers"], [float(one.label) for one in wanted])
     else:
@@ -175,7 +175,9 @@ def test_a_head_beside_its_body_has_its_labels(tmp_path: Path, monkeypatch: pyte
     again, wanted = back(tmp_path / "out"), load_run(str(run), device="cpu")
     assert again.recipe.objective == wanted.recipe.objective
     rows = [(text,) for text in ROWS]
-    for found, one in zip(classify(again, rows), classify(wanted, rows), strict=True):
+    for found, one in zip(
+        TextClassifier.of(again).classify(rows), TextClassifier.of(wanted).classify(rows), strict=True
+    ):
         assert found.probabilities == pytest.approx(one.probabilities, abs=0.05)
     assert "head.safetensors" in (tmp_path / "out" / "README.md").read_text()
 
@@ -187,9 +189,9 @@ def test_two_texts_a_row(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     run = tuned(tmp_path, "bert", monkeypatch, head(**HEADS[kind]), text_columns=columns)
     export(str(run), tmp_path / "out")
     rows = list(zip(ROWS, ROWS[1:] + ROWS[:1], strict=True))
-    wanted = classify(load_run(str(run), device="cpu"), rows)
+    wanted = TextClassifier.of(load_run(str(run), device="cpu")).classify(rows)
     assert back(tmp_path / "out").recipe.data.text_columns == columns
-    assert classify(back(tmp_path / "out"), rows) == wanted
+    assert TextClassifier.of(back(tmp_path / "out")).classify(rows) == wanted
     found = executed(tmp_path / "out", texts=rows)["probabilities"]
     close(found, [list(one.probabilities.values()) for one in wanted])
 
@@ -204,7 +206,7 @@ def test_a_context_shorter_than_the_positions(
     loaded, again = load_run(str(run), device="cpu"), back(tmp_path / "out")
     assert again.recipe.model.longest_row == 20
     rows = [(text,) for text in ROWS]
-    assert classify(again, rows) == classify(loaded, rows)
+    assert TextClassifier.of(again).classify(rows) == TextClassifier.of(loaded).classify(rows)
 
 
 def damaged(folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Path:

@@ -159,7 +159,7 @@ def charged(monkeypatch: pytest.MonkeyPatch, per_token: float, validation: float
 
     def slow(*args: Any, **options: Any) -> Any:
         for step in real(*args, **options):
-            yield replace(step, seconds=per_token * step.tokens)
+            yield replace(step, seconds=per_token * step.computed)
 
     monkeypatch.setattr(length, "fit", slow)
     monkeypatch.setattr(length, "_seconds", lambda action: validation)
@@ -172,7 +172,7 @@ def test_the_time_of_rows_of_any_length_is_that_of_all_of_them(
     charged(monkeypatch, 0.01)
     parts = ("model.context=256", f"model.shape={shape}", "objective.kind=seq2seq", "tokenizer.kind=char")
     events = work.learn_table(work.recipe, pairs_of_any_length(work), *parts, "training.steps=60")
-    computed = sum(event.step.tokens for event in events if isinstance(event, Stepped))
+    computed = sum(event.step.computed for event in events if isinstance(event, Stepped))
     assert time_told(events).seconds == pytest.approx(0.01 * computed, rel=0.15)
 
 
@@ -192,7 +192,7 @@ def test_a_speed_counts_what_is_computed(work: Work) -> None:
     events = work.learn_table(work.recipe, table, "objective.kind=classification", "training.batch_size=72")
     data = read_back(work)
     longest = max(len(row.tokens) for row in data.tasks[0].train)
-    assert {event.step.tokens for event in events if isinstance(event, Stepped)} == {72 * longest}
+    assert {event.step.computed for event in events if isinstance(event, Stepped)} == {72 * longest}
 
 
 def read_back(work: Work) -> Any:
@@ -204,7 +204,7 @@ def test_a_loss_on_few_tokens_computes_them_all(work: Work) -> None:
     """As plans count them: 8 rows of 16, of which 15 % are predicted."""
     masked = ("model.shape=encoder", "objective.kind=masked")
     steps = [event.step for event in work.pretrain(*masked) if isinstance(event, Stepped)]
-    assert {step.tokens for step in steps} == {8 * 16}
+    assert {step.computed for step in steps} == {8 * 16}
 
 
 # Tables have minutes too
@@ -218,7 +218,7 @@ def test_minutes_of_a_table_follow_from_the_measured_speed(work: Work, monkeypat
     others = ("schedule={kind: cosine, warmup_steps: 0}", "evaluation.patience=null")
     for minutes in (0.5, 1.0):
         told = work.finetune(f"training.minutes={minutes}", *others, source=work.run("base"), name=f"for-{minutes}")
-        computed = sum(event.step.tokens for event in told if isinstance(event, Stepped))
+        computed = sum(event.step.computed for event in told if isinstance(event, Stepped))
         assert 0.01 * computed == pytest.approx(60 * minutes, rel=0.2)
         assert any(line.startswith("length: ") and f"{minutes:g} minutes" in line for line in told[0].data)
 
