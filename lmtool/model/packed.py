@@ -70,9 +70,16 @@ def _product(weight: Tensor, precision: str, device: torch.device) -> Product:
     if precision == "int8":
         return _Int8(weight)
     dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(precision, torch.float32)
-    if device.type == "cpu" and dtype != torch.float16 and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return _OneDnn(weight.to(dtype))
-    return _Plain(weight.to(dtype))
+    if device.type != "cpu" or dtype == torch.float16 or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return _Plain(weight.to(dtype))
+    if dtype == torch.bfloat16 and not _multiplies_bfloat16():
+        return _Widened(weight.to(dtype))
+    return _OneDnn(weight.to(dtype))
+
+
+def _multiplies_bfloat16() -> bool:
+    """Whether oneDNN has products in bfloat16, as with AVX-512; those of PyTorch alone are slow."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _head_product(weight: Tensor, precision: str, device: torch.device) -> Product:
@@ -93,6 +100,18 @@ class _Plain:
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         dtype = self.weight.dtype
         return F.linear(x.to(dtype), self.weight, None if bias is None else bias.to(dtype))
+
+
+class _Widened:
+    """A product of values in the weight's dtype, computed in float32 and rounded to that dtype."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        dtype = self.weight.dtype
+        bias = None if bias is None else bias.to(dtype).float()
+        return F.linear(x.to(dtype).float(), self.weight.float(), bias).to(dtype)
 
 
 class _OneDnn:

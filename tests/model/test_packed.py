@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from lmtool.batch import Batch
 from lmtool.model import LanguageModel
+from lmtool.model import packed as packing
 from lmtool.model.packed import LEVELS, PackedMatrix, _Int8, pack
 from tests.model import tiny
 from tests.model.tiny import FAMILIES
@@ -129,6 +130,15 @@ def test_any_number_of_rows(precision: str) -> None:
         together = model(Batch(tokens_BT)).hidden_BTD
         alone = model(Batch(tokens_BT[7:8, :3])).hidden_BTD
     torch.testing.assert_close(together[7:8, :3], alone, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("family", SHAPES)
+def test_a_cpu_without_products_in_bfloat16_rounds_the_same(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "_multiplies_bfloat16", lambda: False)
+    model = model_of(family)
+    found = logits(packed(model, "bfloat16"))
+    assert found.dtype == torch.float32
+    assert 1e-5 < away(found, logits(model)) < 0.05
 
 
 @pytest.mark.gpu
