@@ -21,7 +21,7 @@ from lmtool.inference.sharding import Sharding
 from lmtool.model import LanguageModel, lora
 from lmtool.model.classifier import Classifier, HeadedModel
 from lmtool.model.features import find_features
-from lmtool.model.language_model import UnpredictiveModel
+from lmtool.model.language_model import CountingModel, UnpredictiveModel
 from lmtool.model.packed import pack
 from lmtool.model.parameters import depths
 from lmtool.model.replaced import ReplacedTokenDetector
@@ -354,6 +354,8 @@ def _load_body(lm: LanguageModel, base: Base, same_labels: bool) -> str | None:
         return "the generator and the detector are new"
     if not isinstance(lm, HeadedModel):
         _copy(lm, body, checkpoint)
+        if isinstance(lm, CountingModel):
+            lm.n_read.zero_()  # of this text; what was counted of the other one stays
         return None
     _copy(lm.body, body, checkpoint)
     pooler = lm.body.pooler if isinstance(lm.body, TransformerEncoder) else None

@@ -14,7 +14,7 @@ from lmtool.recipe.load import load
 from lmtool.text.prepare import Prepared, default_cache, prepare
 from lmtool.training.windows import Windows
 from tests.reference.ngram import KneserNey
-from tests.training.tiny import MemoryStore, Work, after, ended, lasting, metrics, no_report
+from tests.training.tiny import MemoryStore, Work, after, documents, ended, lasting, metrics, no_report
 
 NGRAM = (
     "model={kind: ngram, order: 3, context: 256}",
@@ -90,6 +90,25 @@ def test_nothing_is_counted_twice(work: Work) -> None:
     work.pretrain(*NGRAM)
     with pytest.raises(UsageError, match="counted after 5 steps"):
         work.resume("training.steps=+5")
+
+
+def test_from_a_run_the_other_text_is_added_whole(work: Work) -> None:
+    """A shorter text, of which all is read."""
+    first = counted(work)
+    work.text.write_text(documents(12, seed=9), encoding="utf-8")
+    work.pretrain(*NGRAM, name="both", source=work.run())
+    recipe = load(work.run("both") / "recipe.yaml").recipe
+    other = prepare(recipe.data, recipe.tokenizer, cache=default_cache(), seed=recipe.seed, report=no_report)
+    model = load_run(str(work.run("both"))).model
+    assert isinstance(model, NGramModel)
+    added = documents_of(other, "train")
+    plain = KneserNey(3, [*documents_of(first, "train"), *added], first.tokenizer.vocab_size)
+    assert int(model.n_read) == sum(map(len, added)) < len(first.train)
+    assert metrics(work.run("both"))[-1]["valid_loss"] == pytest.approx(
+        sum(nats(plain, document) for document in documents_of(other, "valid"))
+        / sum(len(document) - 1 for document in documents_of(other, "valid")),
+        rel=1e-6,
+    )
 
 
 def test_a_model_of_another_order_is_refused(work: Work) -> None:
