@@ -62,6 +62,7 @@ class Sharding:
             try:
                 yield
             finally:
+                self._end_passes()
                 root.reshard()
 
     @contextmanager
@@ -76,10 +77,29 @@ class Sharding:
             with self._compute.autocast():
                 yield
         finally:
+            self._end_passes()
             for part in self._parts:
                 part.reshard()
             root.set_reshard_after_forward(True)
             root.set_reshard_after_forward(False, recurse=False)
+
+    def _end_passes(self) -> None:
+        """Begin the next pass anew: decoding runs some maps of a layer without others, in one process only.
+
+        A layer that waits for the others would otherwise keep its weights, which the processes beside it gather again.
+        """
+        from torch.distributed.fsdp import fully_shard
+
+        for part in self._parts:
+            state = fully_shard.state(part)  # type: ignore[attr-defined]  # of the decorator
+            state._modules_to_run_forward.clear()
+            state._state_ctx.iter_forward_root = None
+            state._comm_ctx.post_forward_order.clear()
+            group = state._fsdp_param_group
+            if group is not None:
+                group._post_forward_indices.clear()
+            for passing in filter(None, (state, group)):
+                passing._training_state = type(passing._training_state).IDLE
 
 
 def _layers(lm: LanguageModel) -> Iterator[list[nn.Module]]:

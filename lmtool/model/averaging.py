@@ -120,6 +120,7 @@ class AveragingModel(SilentModel):
         if self.embedding is not None:
             # small, so that words rare in training have little weight
             nn.init.normal_(self.embedding.weight, std=1 / spec.d_model)
+            self.embedding.requires_grad_(spec.features is None or spec.features.beside)
 
     @torch.no_grad()
     def count(self, batches: Sequence[Batch]) -> None:

@@ -8,11 +8,11 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,12 +21,14 @@ from torch.utils._pytree import tree_leaves
 from lmtool.batch import Batch
 from lmtool.compute.device import DTYPES
 from lmtool.model import LanguageModel, build
+from lmtool.model.features import find_features
 from lmtool.model.layers.attention import always_fused
 from lmtool.model.size import Held
 from lmtool.objective.cross_entropy import chunk_rows, chunked_cross_entropy
 from lmtool.recipe.spec.recipe import Model
 from lmtool.recipe.spec.recurrent import Recurrent
 from lmtool.recipe.spec.transformer import Transformer, WindowPattern
+from lmtool.recipe.spec.words import Averaging
 
 MOST_LAYERS = 8
 """Deeper models are traced with so many layers and with half of them; layers are alike."""
@@ -121,6 +123,8 @@ def _trace(spec: Model, vocab_size: int, rows: Rows, precision: str, on_gpu: boo
         if fake is not None:
             stack.enter_context(fake)
         lm = build(spec, vocab_size).train()
+        if (part := find_features(lm)) is not None:
+            part.attach(cast(LanguageModel, _States(spec)))
         batch = rows.batch if fake is None else _without_storage(rows.batch, fake)
         if on_gpu:
             stack.enter_context(_of_gpu())
@@ -174,6 +178,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         self.peak = self.live
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
+            return 0  # of a tensor without values; such as whether padding moves a window, which it does not at the end
         made = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(made):
             if isinstance(tensor, Tensor):
@@ -199,6 +205,20 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
             self.live -= size
 
         self._seen[key] = weakref.ref(storage, end)
+
+
+class _States(nn.Module):
+    """Stands for the model whose states another one reads as features."""
+
+    def __init__(self, spec: Model) -> None:
+        super().__init__()
+        read = cast(Recurrent | Averaging, spec).features
+        assert read is not None
+        self._width, self._n_layers = read.width or spec.d_model, read.mixed_layers or 1
+
+    def layers(self, batch: Batch) -> list[Tensor]:
+        """The states of each layer (B, T, D)."""
+        return [torch.zeros(*batch.tokens_BT.shape, self._width) for _ in range(self._n_layers)]
 
 
 class _Undropped(TorchFunctionMode):

@@ -210,6 +210,8 @@ def forecast(
     else:
         notes.append("activations are not known for this model; weights, gradients and moments are the most of it")
         fits = None if memory is None else held.sum <= ROOM * memory
+    if getattr(spec, "features", None) is not None:
+        notes.append("memory and operations are without those of the model that it reads features of")
     if isinstance(recipe.objective, ReplacedTokens):
         notes.append("activations are those of the detector; its generator takes some more")
     if isinstance(recipe.objective, SkipGramWindow) and recipe.objective.negatives:

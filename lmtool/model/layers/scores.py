@@ -45,7 +45,7 @@ class Bilinear(Score):
 
     def __init__(self, n_heads: int, width: int) -> None:
         super().__init__(1.0)
-        self.weight_NHH = nn.Parameter(_normal(n_heads, width, width))
+        self.weight_NHH = _normal(n_heads, width, width)
 
     def queries(self, q_BNTH: Tensor) -> Tensor:
         return q_BNTH @ self.weight_NHH
@@ -56,8 +56,8 @@ class ReducedRank(Score):
 
     def __init__(self, n_heads: int, width: int, rank: int) -> None:
         super().__init__(1.0)
-        self.query_NHR = nn.Parameter(_normal(n_heads, width, rank))
-        self.key_NHR = nn.Parameter(_normal(n_heads, width, rank))
+        self.query_NHR = _normal(n_heads, width, rank)
+        self.key_NHR = _normal(n_heads, width, rank)
 
     def queries(self, q_BNTH: Tensor) -> Tensor:
         return q_BNTH @ self.query_NHR
@@ -71,9 +71,9 @@ class Additive(Score):
 
     def __init__(self, n_heads: int, width: int, hidden: int) -> None:
         super().__init__(None)
-        self.query_NHH = nn.Parameter(_normal(n_heads, width, hidden))
-        self.key_NHH = nn.Parameter(_normal(n_heads, width, hidden))
-        self.out_NH1 = nn.Parameter(_normal(n_heads, hidden, 1))
+        self.query_NHH = _normal(n_heads, width, hidden)
+        self.key_NHH = _normal(n_heads, width, hidden)
+        self.out_NH1 = _normal(n_heads, hidden, 1)
 
     def queries(self, q_BNTH: Tensor) -> Tensor:
         return q_BNTH @ self.query_NHH
@@ -102,6 +102,8 @@ def build_score(kind: ScoreName, n_heads: int, width: int, rank: int, hidden: in
             return Additive(n_heads, width, hidden)
 
 
-def _normal(n_heads: int, n_rows: int, n_columns: int) -> Tensor:
+def _normal(n_heads: int, n_rows: int, n_columns: int) -> nn.Parameter:
     """Initial weights that preserve the variance of their inputs."""
-    return nn.init.normal_(torch.empty(n_heads, n_rows, n_columns), std=n_rows**-0.5)
+    weight = nn.Parameter(torch.empty(n_heads, n_rows, n_columns))
+    nn.init.normal_(weight, std=n_rows**-0.5)
+    return weight

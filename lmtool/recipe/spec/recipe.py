@@ -116,6 +116,9 @@ class Recipe(Spec):
             mistakes.append(f"training.carry_state is for a recurrent decoder, not for a {self.model.title}")
         if self.training.carry_state and isinstance(self.model, Recurrent) and self.model.attention is not None:
             mistakes.append("training.carry_state would carry all past states of model.attention, more at each step")
+        if self.training.carry_state and isinstance(self.objective, HeadSpec | Seq2Seq):
+            kind = self.objective.kind
+            mistakes.append(f"training.carry_state carries the state along a text; objective {kind} reads rows")
         if self.training.carry_state and self.data.mixture:
             mistakes.append("training.carry_state carries the state along one text; data.mixture has several")
         if self.data.mixture and isinstance(self.objective, HeadSpec | Seq2Seq | WeightedCounts):
