@@ -78,6 +78,13 @@ def test_heads(of: str, position: str) -> None:
     assert_rows_of(with_head(of, spec), lambda: with_head(of, spec))
 
 
+@pytest.mark.parametrize("score", ["bilinear", "reduced-rank", "additive"])
+def test_heads_above_scores_with_weights(score: str) -> None:
+    spec = tiny.spec(**{**tiny.BERT, "next_sentence_head": False, "score": score})
+    torch.manual_seed(3)
+    assert_rows_of(with_head("tagging", spec), lambda: with_head("tagging", spec))
+
+
 def test_a_head_on_embeddings_of_ngrams() -> None:
     spec = tiny.spec(ngram_embedding={"min_count": 2, "entries": 40})
     torch.manual_seed(3)

@@ -55,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(
                 f"{len(campaign.covered)} pairs ran, {n_refused} are refused, {late} of them not by the language alone"
             )
+    print(file=sys.stderr)
     for message in dict.fromkeys(language.unnamed):
         print(f"refused without the name of a key: {message}")
     print(f"{', '.join(f'{what} {n}' for what, n in campaign.did.most_common())}")
@@ -78,6 +79,7 @@ class Rounds:
         cases = [(campaign, number) for number in range(len(rows))]
         for case in run_all(self._folder, cases, self._seed, self._workers, float("inf")):
             self.tried += 1
+            print(f"\r{self.tried} crossings", end="", file=sys.stderr, flush=True)
             result = json.loads(case.did[-1]) if case.did else {"row": {}, "refused": []}
             self.refused |= {frozenset((a, b) for a, b in pair) for pair in result["refused"]}
             if result["row"]:

@@ -268,7 +268,7 @@ def uses(row: Row) -> Iterator[tuple[str, tuple[str, ...], bool]]:
     how = (
         ("the [MASK] sat", "--mask", "[MASK]")
         if row["task"].startswith("bert")
-        else ("the cat", "--greedy", "--max-new-tokens", "3")
+        else ("the cat", "--greedy", "--max-new-tokens", "3", "--overflow", "cut")
     )
     yield "generate", ("generate", *how, "--run", WHOLE), task.writes and not labels
     if task.table is not None:

@@ -271,3 +271,11 @@ def test_a_step_trains_what_the_closed_form_says() -> None:
         reference.softmax_gradient(weight, reference.average(row, np.eye(VOCAB)), label)[1] for row, label in rows
     )
     torch.testing.assert_close(built.head.weight.grad, torch.tensor(gradient).float(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_embeddings_that_nothing_reads_are_not_trained(beside: bool) -> None:
+    """Processes would wait for their gradients."""
+    built = model(features={"run": "other", "width": 4, "mixed_layers": 2, "beside": beside})
+    assert built.embedding is not None
+    assert built.embedding.weight.requires_grad is beside

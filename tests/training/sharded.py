@@ -74,7 +74,13 @@ def uneven(work: Work, *overrides: str, name: str) -> list[Any]:
     return work.finetune(*still, *overrides, source=work.run("adamw"), table=table, name=name)
 
 
-TUNED = {"lora": tuned, "uneven": uneven}
+def writing(work: Work, *overrides: str, name: str) -> list[Any]:
+    """An encoder-decoder on pairs of texts. The first process alone writes samples, with parts of each layer."""
+    shape = (UNEVEN, "model.shape=encoder-decoder", "objective.kind=seq2seq", "evaluation.prompts=[the]")
+    return work.learn_table(work.recipe, work.folder / "pairs.csv", *shape, *SHORT, *overrides, name=name)
+
+
+TUNED = {"lora": tuned, "uneven": uneven, "writing": writing}
 
 
 def session(work: Work, name: str) -> None:

@@ -170,6 +170,8 @@ def test_several_processes_are_refused() -> None:
     [
         (["model={kind: recurrent, d_model: 8, context: 8, attention: {}}"], "all past states"),
         ([RNN, "data.isolate_documents=true"], "across documents"),
+        ([RNN, "objective.kind=classification"], "objective classification reads rows"),
+        ([RNN, "objective.kind=seq2seq"], "objective seq2seq reads rows"),
         (["model.n_layers=1"], "for a recurrent decoder"),
     ],
 )
