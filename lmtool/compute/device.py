@@ -3,6 +3,7 @@
 import contextlib
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import torch
@@ -107,3 +108,11 @@ def _auto_precision(device: torch.device) -> str:
             known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
             return "bfloat16" if known.get("avx512_bf16") or known.get("amx_bf16") else "float32"
     return "float32"
+
+
+@cache
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Whether a device has products in bfloat16; without AVX-512 or the like oneDNN has none, and others are slow."""
+    if device.type != "cpu":
+        return True
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # type: ignore[no-untyped-call]

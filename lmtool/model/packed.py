@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lmtool.compute.device import multiplies_bfloat16
 from lmtool.model.language_model import LanguageModel
 from lmtool.model.layers.attention import linears_of
 
@@ -72,14 +73,9 @@ def _product(weight: Tensor, precision: str, device: torch.device) -> Product:
     dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(precision, torch.float32)
     if device.type != "cpu" or dtype == torch.float16 or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return _Plain(weight.to(dtype))
-    if dtype == torch.bfloat16 and not _multiplies_bfloat16():
+    if dtype == torch.bfloat16 and not multiplies_bfloat16(device):
         return _Widened(weight.to(dtype))
     return _OneDnn(weight.to(dtype))
-
-
-def _multiplies_bfloat16() -> bool:
-    """Whether oneDNN has products in bfloat16, as with AVX-512; those of PyTorch alone are slow."""
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _head_product(weight: Tensor, precision: str, device: torch.device) -> Product:
