@@ -379,7 +379,7 @@ def test_muon_equals_torch(shape: tuple[int, int]) -> None:
     torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-3)
 
 
-@pytest.mark.parametrize(("in_bfloat16", "near"), [(True, 1e-4), (False, 6e-4)])
+@pytest.mark.parametrize(("in_bfloat16", "near"), [(True, 1e-4), (False, 2e-3)])
 def test_muon_takes_joined_matrices_apart(in_bfloat16: bool, near: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of a fused matrix are updated as if each part were a matrix of its own, whatever the others' gradients.
 
