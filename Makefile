@@ -20,7 +20,7 @@ help:
 	@echo 'make test-gpu     the tests that need a CUDA device'
 	@echo 'make fuzz         10,000 damaged files for every reader, in at most an hour; FUZZ="--only gguf --seed 1" chooses'
 	@echo 'make test-faults  kills, damage, full disks and other faults, for about twenty-five minutes; docs/trust.md'
-	@echo 'make test-crossings  runs with each pair of features at once, for half an hour; CROSSINGS="--seed 2" chooses'
+	@echo 'make test-crossings  runs with each pair of features at once, for half an hour or more; CROSSINGS="--seed 2" chooses'
 	@echo 'make check        the same as make test'
 	@echo 'make data         write the bundled texts again'
 	@echo 'make pictures     train some small models, and draw the pictures of the documentation again'
