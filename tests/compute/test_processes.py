@@ -161,7 +161,7 @@ def test_a_process_that_waits_for_others_can_be_interrupted(number: signal.Signa
                     break
                 time.sleep(0.02)
             begun.send_signal(number)
-            assert begun.wait(timeout=30) == 128 + number
+            assert begun.wait(timeout=300) == 128 + number
         finally:
             begun.kill()
 
